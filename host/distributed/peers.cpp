@@ -1,13 +1,10 @@
 #include "host/distributed/peers.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <mutex>
 #include <optional>
 #include <poll.h>
@@ -15,11 +12,10 @@
 #include <thread>
 #include <unistd.h>
 
-#include <c10/util/Logging.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "host/distributed/history.h"
+#include "host/distributed/meeting.h"
 #include "host/report/error_line.h"
 
 namespace atelier::distributed {
@@ -37,26 +33,10 @@ constexpr milliseconds kEnd(1500);       // that the main thread has to end the 
 constexpr int kLooksOfSign = 5;          // between two signs of life
 constexpr int kMissedSigns = 20;         // after which a rank is lost, at most
 constexpr int kLeastMissedSigns = 4;
-constexpr std::chrono::hours kForever(24 * 20);  // milliseconds that an int still holds
 
 constexpr const char* kTrouble = "trouble";  // who noticed first
 constexpr const char* kVerdictKey = "verdict";
 constexpr const char* kCalledOff = "called off";  // number of the work
-
-std::string host_name() {
-  std::array<char, 256> name = {};
-  gethostname(name.data(), name.size() - 1);
-  return name.data();
-}
-
-// What tells whether two processes can see each other by number: the machine since it was started,
-// and a container's own numbers.
-std::string process_space() {
-  std::string boot;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  std::error_code failure;
-  return boot + " " + std::filesystem::read_symlink("/proc/self/ns/pid", failure).string();
-}
 
 // A process of this machine, as long as one lives. Of one that cannot be watched it is said that it
 // has not ended.
@@ -117,39 +97,6 @@ std::vector<int> missing(c10d::Store& store, const char* kind, int size) {
   return ranks;
 }
 
-// LibTorch's warnings of lost connections have stacks in them; what failed is told as errors are.
-// TORCH_CPP_LOG_LEVEL brings them back.
-void silence_warnings() {
-  setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);
-  c10::initLogging();
-}
-
-StorePtr open_store(const Ranks& ranks, milliseconds limit) {
-  silence_warnings();
-  const std::string place = ranks.address + ":" + std::to_string(ranks.port);
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(ranks.port);
-  options.isServer = !ranks.has_agent_store && ranks.is_first();
-  options.waitWorkers = false;
-  options.multiTenant = true;
-  options.timeout = limit;
-  StorePtr store;
-  try {
-    store = c10::make_intrusive<c10d::TCPStore>(ranks.address, options);
-  } catch (const std::exception& error) {
-    if (first_line(error).find("EADDRINUSE") != std::string::npos)
-      throw Error(ErrorCode::kEnvironment, place + ": another program listens at this port",
-                  "take another one: MASTER_PORT, or --master_port of launch");
-    throw Error(ErrorCode::kPeerLost,
-                "rank " + std::to_string(ranks.rank) + ": " + place +
-                    ", where the ranks meet: " + first_line(error),
-                "look at what rank 0 said last");
-  }
-  store->setTimeout(kForever);
-  // What an earlier attempt of a restarted run left in the launcher's store is not read.
-  return c10::make_intrusive<c10d::PrefixStore>("atelier/" + std::to_string(ranks.restarts), store);
-}
-
 }  // namespace
 
 struct Peers::Shared {
@@ -187,7 +134,6 @@ struct Peers::Shared {
   Error ask(std::string_view reason);
   int next_rank() const { return (ranks.rank + 1) % ranks.size; }
   void meet(milliseconds limit);
-  Error absent(milliseconds limit) const;
 
   void watch();
   void guard();
@@ -227,37 +173,12 @@ Error Peers::Shared::error_of(const Verdict& known) const {
 }
 
 void Peers::Shared::meet(milliseconds limit) {
-  const auto end = Clock::now() + limit;
-  const std::string space = process_space();
-  store->set(key_of("process", ranks.rank), bytes_of(std::to_string(getpid()) + " " + space));
-  store->set(key_of("come", ranks.rank), bytes_of(host_name()));
-  for (int rank = 0; rank < ranks.size; ++rank) {
-    const auto left = std::chrono::duration_cast<milliseconds>(end - Clock::now());
-    try {
-      store->wait({key_of("come", rank)}, std::max(left, milliseconds(1)));
-      hosts.push_back(text_of(store->get(key_of("come", rank))));
-    } catch (const std::exception&) {
-      throw absent(limit);
-    }
-  }
-  const std::string next = text_of(store->get(key_of("process", next_rank())));
-  if (next.substr(next.find(' ') + 1) == space)
-    next_process = std::make_unique<WatchedProcess>(std::stoi(next));
-}
-
-// The error of a meeting to which not all have come.
-Error Peers::Shared::absent(milliseconds limit) const {
-  std::string names;
-  try {
-    for (const int rank : missing(*store, "come", ranks.size))
-      names += (names.empty() ? "rank " : ", rank ") + std::to_string(rank);
-  } catch (const std::exception&) {
-    names = "rank 0";  // it has come, and gone again
-  }
-  return {ErrorCode::kPeerLost,
-          names + " of " + std::to_string(ranks.size) + " did not come to " + ranks.address + ":" +
-              std::to_string(ranks.port) + " within " + std::to_string(limit.count() / 1000) + " s",
-          "see whether all of them were started, and reach that place"};
+  const Meeting meeting = distributed::meet(ranks, limit);
+  store = meeting.store;
+  for (const Attendee& attendee : meeting.attendees) hosts.push_back(attendee.host);
+  const auto& own = meeting.attendees.at(static_cast<size_t>(ranks.rank));
+  const auto& next = meeting.attendees.at(static_cast<size_t>(next_rank()));
+  if (next.space == own.space) next_process = std::make_unique<WatchedProcess>(next.process);
 }
 
 // The thread's work, until the run is over.
@@ -409,7 +330,6 @@ Peers::Peers(const Ranks& ranks, milliseconds limit, milliseconds exchange)
   if (exchange.count() > 0)
     shared_->most_missed = std::clamp(static_cast<int>(exchange / std::chrono::seconds(1)) + 1,
                                       kLeastMissedSigns, kMissedSigns);
-  shared_->store = open_store(ranks, limit);
   shared_->meet(limit);
   shared_->watched = shared_->store->clone();
   current = shared_;
@@ -501,7 +421,7 @@ bool Peers::is_called_off(int64_t work) const {
 void Peers::give_up(std::string_view reason) {
   std::unique_lock lock(shared_->mutex);
   shared_->is_ours = true;
-  if (shared_->verdict) return;  // the others know already
+  if (shared_->verdict || shared_->stops) return;  // the others know already, or have parted
   shared_->asked = name_of(ranks().rank) + " failed: " + std::string(reason);
   shared_->changed.notify_all();
   shared_->changed.wait_for(lock, kVerdict, [&] { return shared_->verdict.has_value(); });

@@ -29,8 +29,7 @@ namespace atelier::distributed {
 // a rank goes away. say() is for one thread; the others may be called from any.
 class Peers {
  public:
-  // Waits until all ranks are there. Throws Error{kPeerLost} that names those that did not come
-  // within `limit`, and Error{kEnvironment} when the port is taken. A rank that shows nothing for
+  // Waits until all ranks are there, and throws as meet() does. A rank that shows nothing for
   // as long as an `exchange` may take, and for 20 s at most, is lost; 0: for 20 s.
   Peers(const Ranks& ranks, std::chrono::milliseconds limit, std::chrono::milliseconds exchange);
   ~Peers();

@@ -83,7 +83,6 @@ Ranks of_torchrun(Variables& variables) {
   ranks.size = variables.number("WORLD_SIZE", 1);
   ranks.local_rank = variables.number("LOCAL_RANK", 0);
   ranks.local_size = variables.number_or("LOCAL_WORLD_SIZE", 1, ranks.local_rank + 1);
-  ranks.restarts = variables.number_or("TORCHELASTIC_RESTART_COUNT", 0, 0);
   ranks.has_agent_store = variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
   if (ranks.size > 1) {
     variables.number("MASTER_PORT", 1);
@@ -139,7 +138,6 @@ Ranks of_slurm(Variables& variables) {
   ranks.rank = variables.number("SLURM_PROCID", 0);
   ranks.size = variables.number("SLURM_NTASKS", 1);
   ranks.local_rank = variables.number("SLURM_LOCALID", 0);
-  ranks.restarts = variables.number_or("SLURM_RESTART_COUNT", 0, 0);
   const int node = variables.number_or("SLURM_NODEID", 0, 0);
   const auto tasks = variables.text("SLURM_STEP_TASKS_PER_NODE");
   ranks.local_size = tasks ? tasks_on_node(*tasks, node) : ranks.local_rank + 1;

@@ -17,8 +17,6 @@ struct Ranks {
   int port = 29500;
   // The launcher keeps the store at that place; else rank 0 does.
   bool has_agent_store = false;
-  // A group of processes that torchrun started again counts from 1; 0: they were not started again.
-  int restarts = 0;
   std::string launcher = {};  // "torchrun", "srun", "mpirun" or "PyTorchJob"; empty: none
 
   bool is_alone() const { return size == 1; }
@@ -31,7 +29,7 @@ Environment process_environment();
 
 // Reads, in this order:
 //   torchrun and `atelier launch`: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
-//     MASTER_PORT, TORCHELASTIC_USE_AGENT_STORE, TORCHELASTIC_RESTART_COUNT;
+//     MASTER_PORT, TORCHELASTIC_USE_AGENT_STORE;
 //   Kubeflow's PyTorchJob, one process for each pod: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, of
 //     which RANK is the pod's number;
 //   Open MPI: OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE, with MASTER_ADDR and

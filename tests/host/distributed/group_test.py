@@ -164,6 +164,49 @@ class GroupTest(unittest.TestCase):
         said = self.assert_ends(process, 6, begin, promise=4 + 5 + 5)  # loading the program took some of it
         self.assertIn("rank 1, rank 2 of 3 did not come", said)
 
+    def test_a_number_that_two_processes_have(self):
+        port = free_port()
+        begin = time.monotonic()
+        ranks = [self.start(rank, 3, port=port) for rank in (0, 1, 1)]
+        for process in ranks:
+            said = self.assert_ends(process, 2, begin, promise=15)  # loading the program took some of it
+            self.assertRegex(said, rf"two processes are rank 1: process \d+ on {HOST}, and process \d+ on {HOST}")
+
+    def test_a_number_that_a_process_of_a_run_has_already(self):
+        port = free_port()
+        ranks = [self.start(rank, 2, "sleep", port, which=1) for rank in range(2)]
+        self.event_of(ranks[1])
+        _, said = self.start(1, 2, port=port).communicate(timeout=60)
+        self.assertIn("two processes are rank 1", said)
+        for process in ranks:
+            self.assertIsNone(process.poll())
+
+    def test_ranks_that_know_different_numbers_of_processes(self):
+        for sizes in ((2, 3), (3, 2)):
+            with self.subTest(sizes=sizes):
+                port, begin = free_port(), time.monotonic()
+                ranks = [self.start(rank, size, port=port) for rank, size in enumerate(sizes)]
+                for process in ranks:
+                    said = self.assert_ends(process, 2, begin, promise=15)
+                    self.assertIn(f"rank 1 ({HOST}) is one of {sizes[1]} processes, and rank 0 ({HOST}) one of {sizes[0]}",
+                                  said)
+
+    def test_what_an_earlier_start_left_in_a_launchers_store_is_not_met(self):
+        from torch.distributed import TCPStore  # as torchrun's agent keeps it
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        agent = dict(port=store.port, TORCHELASTIC_USE_AGENT_STORE="True")
+        lost = [self.start(rank, 3, "kill", which=1, TORCHELASTIC_RESTART_COUNT="0", **agent) for rank in range(3)]
+        self.assertEqual([process.wait(timeout=60) for process in lost], [6, -signal.SIGKILL, 6])
+        stray = self.start(1, 3, ATELIER_TEST_MEETING="60", **agent)  # nobody answers it
+        time.sleep(1)
+        stray.kill()
+        for counts in (("0", "0"), ("0", "1")):  # agents count for themselves
+            again = [self.start(rank, 2, TORCHELASTIC_RESTART_COUNT=count, **agent) for rank, count in enumerate(counts)]
+            for process in again:
+                told, said = process.communicate(timeout=60)
+                self.assertEqual(process.returncode, 0, said)
+                self.assertIn("whole", told)
+
     def test_a_port_that_is_taken(self):
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))

@@ -156,6 +156,41 @@ class LaunchersTest(unittest.TestCase):
         os.kill(int(listed[1]), signal.SIGKILL)
         said = self.finish(process)
         self.assertIn("is lost", said)
+        self.assert_bits_of_a_whole_run(run, steps)
+
+    def test_torchrun_of_two_machines_goes_on_after_a_process_has_died(self):
+        """Each agent counts restarts for itself: one sees its process die, the other one is asked to come again."""
+        run, steps, head = self.dir / "run", 40, f"localhost:{free_port()}"
+        self.words(self.dir, output_path=run, max_train_steps=steps, save_steps=2)
+        agents = [self.start([EXAMPLES / "torchrun.sh", "run.toml"], NNODES="2", NPROC_PER_NODE="1", HEAD=head)
+                  for _ in range(2)]
+        self.wait_for_step(run, agents[0])
+        os.kill(self.children(agents[1])[0], signal.SIGKILL)
+        said = [self.finish(agent) for agent in agents]
+        self.assertLessEqual(said[0].count("is lost"), 1, said[0])  # those who came again have met
+        self.assertNotIn("is lost", said[1])
+        self.assert_bits_of_a_whole_run(run, steps)
+
+    def test_torchrun_passes_a_signal_on_and_says_nothing_of_it_by_its_code(self):
+        run = self.dir / "run"
+        self.words(self.dir, output_path=run, max_train_steps=100000, save_steps=100000)
+        process = self.start([EXAMPLES / "torchrun.sh", "run.toml"], NPROC_PER_NODE="2")
+        self.wait_for_step(run, process)
+        process.send_signal(signal.SIGUSR1)
+        self.finish(process, code=1)
+        self.assertTrue(state_of(run, max(losses(run))))
+
+    def test_torchrun_starts_again_after_a_signal_to_one_process(self):
+        run, steps = self.dir / "run", 40
+        self.words(self.dir, output_path=run, max_train_steps=steps, save_steps=steps)
+        process = self.start([EXAMPLES / "torchrun.sh", "run.toml"], NPROC_PER_NODE="2")
+        self.wait_for_step(run, process)
+        os.kill(self.children(process)[1], signal.SIGUSR1)
+        said = self.finish(process)
+        self.assertIn("stopped after step", said)
+        self.assert_bits_of_a_whole_run(run, steps)
+
+    def assert_bits_of_a_whole_run(self, run, steps):
         whole = self.dir / "whole"
         program.run_line([program.PROGRAM, "launch", "--nproc_per_node", "2", "--", "train",
                           *self.words(self.dir, output_path=whole, max_train_steps=steps, save_steps=steps)], code=0)

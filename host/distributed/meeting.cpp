@@ -1,0 +1,286 @@
+#include "host/distributed/meeting.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <thread>
+#include <unistd.h>
+
+#include <c10/util/Logging.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "atelier/error.h"
+
+namespace atelier::distributed {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using nlohmann::json;
+using std::chrono::milliseconds;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+constexpr milliseconds kLook(20);       // of rank 0, between two looks at who has come
+constexpr milliseconds kTelling(1000);  // that rank 0 stays to be heard where it keeps the store
+constexpr milliseconds kHearing(5000);  // beyond the limit, until rank 0 has told the others
+constexpr std::chrono::hours kForever(24 * 20);  // milliseconds that an int still holds
+
+constexpr const char* kRounds = "rounds";    // how many rank 0 has drawn
+constexpr const char* kTickets = "tickets";  // how many processes have asked for a round
+constexpr const char* kOutcome = "outcome";  // of a round, as rank 0 tells it
+constexpr const char* kBegun = "begun";      // the round that all had come to, for who is late
+constexpr const char* kAgain = "every process of a run has a number of its own, from 0";
+
+std::string host_name() {
+  std::array<char, 256> name = {};
+  gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+// The machine since it was started, and a container's own numbers of processes.
+std::string process_space() {
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  std::error_code failure;
+  return boot + " " + std::filesystem::read_symlink("/proc/self/ns/pid", failure).string();
+}
+
+std::string first_line(const std::exception& error) {
+  const std::string text = error.what();
+  return text.substr(0, text.find('\n'));  // a stack stands behind it
+}
+
+// LibTorch's warnings of lost connections have stacks in them; what failed is told as errors are.
+// TORCH_CPP_LOG_LEVEL brings them back.
+void silence_warnings() {
+  setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);
+  c10::initLogging();
+}
+
+std::string place_of(const Ranks& ranks) {
+  return ranks.address + ":" + std::to_string(ranks.port);
+}
+
+StorePtr open_store(const Ranks& ranks, milliseconds limit) {
+  silence_warnings();
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(ranks.port);
+  options.isServer = !ranks.has_agent_store && ranks.is_first();
+  options.waitWorkers = false;
+  options.multiTenant = true;
+  options.timeout = limit;
+  StorePtr store;
+  try {
+    store = c10::make_intrusive<c10d::TCPStore>(ranks.address, options);
+  } catch (const std::exception& error) {
+    if (first_line(error).find("EADDRINUSE") != std::string::npos)
+      throw Error(ErrorCode::kEnvironment,
+                  place_of(ranks) + ": another program listens at this port",
+                  "take another one: MASTER_PORT, or --master_port of launch");
+    throw Error(ErrorCode::kPeerLost,
+                "rank " + std::to_string(ranks.rank) + ": " + place_of(ranks) +
+                    ", where the ranks meet: " + first_line(error),
+                "look at what rank 0 said last");
+  }
+  store->setTimeout(kForever);
+  return c10::make_intrusive<c10d::PrefixStore>("atelier", store);
+}
+
+StorePtr store_of_round(const StorePtr& store, const std::string& round) {
+  return c10::make_intrusive<c10d::PrefixStore>("round " + round, store);
+}
+
+std::string key_of(const char* kind, int64_t ticket) {
+  return std::string(kind) + "/" + std::to_string(ticket);
+}
+
+std::string read(c10d::Store& store, const std::string& key) {
+  const std::vector<uint8_t> bytes = store.get(key);
+  return {bytes.begin(), bytes.end()};
+}
+
+// What a process shows of itself. Ticket 0: rank 0, which asks nobody.
+struct Card {
+  int64_t ticket = 0;
+  int rank = 0, size = 1;
+  Attendee attendee;
+
+  static Card of(const Ranks& ranks, int64_t ticket) {
+    return {ticket, ranks.rank, ranks.size, {host_name(), getpid(), process_space()}};
+  }
+  std::string dump() const {
+    const json all = {ticket, rank, size, attendee.host, attendee.process, attendee.space};
+    return all.dump(-1, ' ', false, json::error_handler_t::replace);
+  }
+  static Card parse(const std::string& text) {
+    const json all = json::parse(text);
+    return {all[0], all[1], all[2], {all[3], all[4], all[5]}};
+  }
+  std::string process() const {
+    return "process " + std::to_string(attendee.process) + " on " + attendee.host;
+  }
+  std::string name() const { return "rank " + std::to_string(rank) + " (" + attendee.host + ")"; }
+};
+
+std::string same_rank(const Card& one, const Card& other) {
+  return "two processes are rank " + std::to_string(one.rank) + ": " + one.process() + ", and " +
+         other.process();
+}
+
+std::string other_size(const Card& one, const Card& first) {
+  return one.name() + " is one of " + std::to_string(one.size) + " processes, and " + first.name() +
+         " one of " + std::to_string(first.size);
+}
+
+Error did_not_come(const std::string& names, const Ranks& ranks, milliseconds limit) {
+  return {ErrorCode::kPeerLost,
+          names + " of " + std::to_string(ranks.size) + " did not come to " + place_of(ranks) +
+              " within " + std::to_string(limit.count() / 1000) + " s",
+          "see whether all of them were started, and reach that place"};
+}
+
+// Rank 0's part: it tells those who ask which round this is, and waits for all of them.
+class Reception {
+ public:
+  Reception(StorePtr store, const Ranks& ranks)
+      : store_(std::move(store)), ranks_(ranks), cards_(static_cast<size_t>(ranks.size)) {
+    number_ = store_->add(kRounds, 1);
+    round_ = store_of_round(store_, std::to_string(number_));
+    cards_.front() = Card::of(ranks, /*ticket=*/0);
+  }
+
+  Meeting receive(milliseconds limit) {
+    const auto end = Clock::now() + limit;
+    while (!is_complete() && mistakes_.empty() && Clock::now() < end) {
+      std::this_thread::sleep_for(kLook);
+      look();
+    }
+    if (!mistakes_.empty()) fail({ErrorCode::kInvalidArgument, mistakes_, kAgain});
+    if (!is_complete()) fail(did_not_come(missing(), ranks_, limit));
+    json cards;
+    Meeting meeting = {.store = round_, .attendees = {}};
+    for (const std::optional<Card>& card : cards_) {
+      cards.push_back(card->dump());
+      meeting.attendees.push_back(card->attendee);
+    }
+    round_->set(kOutcome, json{{"cards", cards}}.dump());
+    store_->set(kBegun, std::to_string(number_));
+    answer();  // who has asked before that was there to be read
+    return meeting;
+  }
+
+ private:
+  bool is_complete() const {
+    return std::ranges::all_of(cards_, [](const auto& card) { return card.has_value(); });
+  }
+
+  std::string missing() const {
+    std::string names;
+    for (size_t rank = 0; rank < cards_.size(); ++rank)
+      if (!cards_[rank]) names += (names.empty() ? "rank " : ", rank ") + std::to_string(rank);
+    return names;
+  }
+
+  // Tickets of an earlier round, which nobody waits for any more, may get an answer as well.
+  void answer() {
+    for (const int64_t tickets = store_->add(kTickets, 0); asked_ < tickets;) {
+      store_->compareSet(key_of("answer", ++asked_), std::string(), std::to_string(number_));
+      awaited_.push_back(asked_);
+    }
+  }
+
+  void look() {
+    answer();
+    std::erase_if(awaited_, [&](int64_t ticket) {
+      const std::string key = key_of("card", ticket);
+      if (!round_->check({key})) return false;
+      take(Card::parse(read(*round_, key)));
+      return true;
+    });
+    const bool is_only_round = !ranks_.has_agent_store;
+    if (store_->add(kRounds, 0) != number_ || (is_only_round && number_ != 1))
+      note("two processes are rank 0: one is " + cards_.front()->process());
+  }
+
+  void take(const Card& card) {
+    const Card& first = *cards_.front();
+    if (card.size != first.size) return note(other_size(card, first));
+    std::optional<Card>& place = cards_.at(static_cast<size_t>(card.rank));
+    if (place) return note(same_rank(*place, card));
+    place = card;
+  }
+
+  void note(const std::string& mistake) { mistakes_ += (mistakes_.empty() ? "" : "; ") + mistake; }
+
+  // The others say the same.
+  [[noreturn]] void fail(const Error& error) {
+    const json told = {{"code", static_cast<int>(error.code())},
+                       {"message", error.message()},
+                       {"hint", error.hint()}};
+    round_->set(kOutcome, told.dump(-1, ' ', false, json::error_handler_t::replace));
+    if (!ranks_.has_agent_store) std::this_thread::sleep_for(kTelling);
+    throw Error(error);
+  }
+
+  StorePtr store_, round_;
+  const Ranks& ranks_;
+  int64_t number_ = 0;
+  int64_t asked_ = 0;                       // tickets that are answered
+  std::vector<int64_t> awaited_;            // of which nobody has shown a card yet
+  std::vector<std::optional<Card>> cards_;  // by rank
+  std::string mistakes_;
+};
+
+// What rank 0 writes there. Throws where that is not within `limit`: because rank 0 did not come,
+// or has gone, and the store with it.
+std::string hear(c10d::Store& store, const std::string& key, const Ranks& ranks,
+                 milliseconds limit) {
+  const auto end = Clock::now() + limit;
+  try {
+    store.wait({key}, limit);
+    return read(store, key);
+  } catch (const std::exception&) {
+    if (Clock::now() >= end && key != kOutcome) throw did_not_come("rank 0", ranks, limit);
+    throw Error(ErrorCode::kPeerLost,
+                "rank " + std::to_string(ranks.rank) + ": rank 0, whom all meet at " +
+                    place_of(ranks) + ", has gone away",
+                "look at what rank 0 said last");
+  }
+}
+
+// The part of the others.
+Meeting attend(const StorePtr& store, const Ranks& ranks, milliseconds limit) {
+  const int64_t ticket = store->add(kTickets, 1);
+  const bool is_late = !ranks.has_agent_store && store->check({kBegun});
+  const std::string round =
+      is_late ? read(*store, kBegun) : hear(*store, key_of("answer", ticket), ranks, limit);
+  Meeting meeting = {.store = store_of_round(store, round), .attendees = {}};
+  const Card own = Card::of(ranks, ticket);
+  meeting.store->set(key_of("card", ticket), own.dump());
+  const json told = json::parse(hear(*meeting.store, kOutcome, ranks, limit + kHearing));
+  if (!told.contains("cards"))
+    throw Error(static_cast<ErrorCode>(told["code"].get<int>()), told["message"], told["hint"]);
+  for (const json& text : told["cards"]) {
+    const Card card = Card::parse(text);
+    if (card.rank == own.rank && card.ticket != own.ticket)
+      throw Error(ErrorCode::kInvalidArgument, same_rank(card, own), kAgain);
+    meeting.attendees.push_back(card.attendee);
+  }
+  if (told["cards"].size() != static_cast<size_t>(own.size))
+    throw Error(ErrorCode::kInvalidArgument, other_size(own, Card::parse(told["cards"][0])),
+                kAgain);
+  return meeting;
+}
+
+}  // namespace
+
+Meeting meet(const Ranks& ranks, milliseconds limit) {
+  const StorePtr store = open_store(ranks, limit);
+  return ranks.is_first() ? Reception(store, ranks).receive(limit) : attend(store, ranks, limit);
+}
+
+}  // namespace atelier::distributed
