@@ -54,10 +54,10 @@ std::vector<flags::GivenValue> given_by_pod() {
 }
 
 int processes_of(const std::string& text, report::Problems& problems) {
-  if (text == "auto") {
+  if (text == "auto" || text == "gpu") {  // the second is torchrun's word
     const int gpus = device::open_cuda().device_count;
     if (gpus == 0)
-      problems.add("--nproc_per_node auto: this machine has no GPU that can be used",
+      problems.add("--nproc_per_node " + text + ": this machine has no GPU that can be used",
                    "--nproc_per_node 2");
     return gpus;
   }
@@ -114,14 +114,24 @@ std::vector<std::string> command_of(std::span<const std::string> words,
   return command;
 }
 
-void check_machines(const distributed::LaunchPlan& plan, report::Problems& problems) {
+// Each of several machines has to be told which one it is, and where the first one is.
+void check_machines(const distributed::LaunchPlan& plan, const flags::ParsedFlags& given,
+                    report::Problems& problems) {
   if (plan.node_rank >= plan.nnodes)
     problems.add("--node_rank " + std::to_string(plan.node_rank) + " of --nnodes " +
                      std::to_string(plan.nnodes),
                  "machines count from 0");
-  if (plan.nnodes > 1 && plan.master_port == 0)
-    problems.add("--nnodes " + std::to_string(plan.nnodes) + " needs a port that all machines know",
-                 "--master_addr HOST --master_port 29500, the host of --node_rank 0");
+  if (plan.nnodes == 1) return;
+  std::string missing;
+  for (const char* flag : {"node_rank", "master_addr", "master_port"}) {
+    if (given.is_given(flag) && (flag != std::string_view("master_port") || plan.master_port != 0))
+      continue;
+    missing += (missing.empty() ? "--" : ", --") + std::string(flag);
+  }
+  if (!missing.empty())
+    problems.add("--nnodes " + std::to_string(plan.nnodes) + " needs " + missing,
+                 "on each machine: --node_rank 0, 1, … --master_addr HOST --master_port 29500, the "
+                 "host of --node_rank 0 and a port of it");
 }
 
 }  // namespace
@@ -146,9 +156,10 @@ int run_launch(std::span<const std::string> arguments) {
   if (const auto path = flags::peek_flag(own, "config_file"))
     take_file(*path, given, words, problems);
   const flags::Table table = table_of(options);
-  table.read(flags::parse_flags(launch_command(), own, given, problems), problems);
+  const flags::ParsedFlags parsed = flags::parse_flags(launch_command(), own, given, problems);
+  table.read(parsed, problems);
   options.plan.nproc_per_node = processes_of(options.nproc_per_node, problems);
-  check_machines(options.plan, problems);
+  check_machines(options.plan, parsed, problems);
   options.plan.command = command_of(words, problems);
   problems.throw_if_any();
   return distributed::launch(options.plan);

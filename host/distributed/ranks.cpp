@@ -36,6 +36,9 @@ class Variables {
                        ", no whole number from " + std::to_string(low));
     return value;
   }
+  void text_that_must_be(std::string_view name) {
+    if (!has(name)) missing_.emplace_back(name);
+  }
   int number_or(std::string_view name, int low, int absent) {
     return has(name) ? number(name, low) : absent;
   }
@@ -77,6 +80,12 @@ void read_meeting_place(Variables& variables, Ranks& ranks) {
   ranks.port = variables.number_or("MASTER_PORT", 1, ranks.port);
 }
 
+void require_meeting_place(Variables& variables, const Ranks& ranks) {
+  if (ranks.size == 1) return;
+  variables.number("MASTER_PORT", 1);
+  variables.text_that_must_be("MASTER_ADDR");
+}
+
 Ranks of_torchrun(Variables& variables) {
   Ranks ranks = {.launcher = "torchrun"};
   ranks.rank = variables.number("RANK", 0);
@@ -84,16 +93,20 @@ Ranks of_torchrun(Variables& variables) {
   ranks.local_rank = variables.number("LOCAL_RANK", 0);
   ranks.local_size = variables.number_or("LOCAL_WORLD_SIZE", 1, ranks.local_rank + 1);
   ranks.has_agent_store = variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
-  if (ranks.size > 1) {
-    variables.number("MASTER_PORT", 1);
-    if (!variables.has("MASTER_ADDR")) variables.number("MASTER_ADDR", 0);
-  }
+  require_meeting_place(variables, ranks);
   return ranks;
+}
+
+// torchrun takes words as well, with which the operator counts one process for each pod.
+int processes_of_pod(Variables& variables) {
+  const auto text = variables.text("PET_NPROC_PER_NODE");
+  if (text == "auto" || text == "gpu" || text == "cpu") return 1;
+  return variables.number_or("PET_NPROC_PER_NODE", 1, 1);
 }
 
 Ranks of_pods(Variables& variables) {
   Ranks ranks = {.launcher = "PyTorchJob"};
-  if (variables.number_or("PET_NPROC_PER_NODE", 1, 1) > 1)
+  if (processes_of_pod(variables) > 1)
     throw Error(
         ErrorCode::kInvalidArgument,
         "PET_NPROC_PER_NODE asks for several processes in a pod, of which RANK would be the "
@@ -101,7 +114,19 @@ Ranks of_pods(Variables& variables) {
         "make the pod's command: atelier launch -- train …");
   ranks.rank = variables.number("RANK", 0);
   ranks.size = variables.number("WORLD_SIZE", 1);
+  require_meeting_place(variables, ranks);
   return ranks;
+}
+
+// Several pods to which the operator gives no numbers: it leaves them to torchrun's rendezvous.
+void refuse_pods_without_numbers(const Variables& variables) {
+  const std::string pods = variables.text("PET_NNODES").value_or("1");
+  if (pods == "1") return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "PET_NNODES says that " + formats::quote_and_escape(pods) +
+                  " pods work together, and neither RANK nor WORLD_SIZE says which one this is",
+              "make the pod's command: torchrun --no-python atelier …, or unset PET_NNODES for a "
+              "pod that works alone");
 }
 
 Ranks of_open_mpi(Variables& variables) {
@@ -141,7 +166,13 @@ Ranks of_slurm(Variables& variables) {
   const int node = variables.number_or("SLURM_NODEID", 0, 0);
   const auto tasks = variables.text("SLURM_STEP_TASKS_PER_NODE");
   ranks.local_size = tasks ? tasks_on_node(*tasks, node) : ranks.local_rank + 1;
-  if (const auto hosts = variables.text("SLURM_JOB_NODELIST")) ranks.address = first_host(*hosts);
+  if (const auto hosts = variables.text("SLURM_JOB_NODELIST"))
+    ranks.address = first_host(*hosts);
+  else if (ranks.local_size < ranks.size && !variables.has("MASTER_ADDR"))
+    throw Error(ErrorCode::kInvalidArgument,
+                "srun starts processes on several machines, and neither SLURM_JOB_NODELIST nor "
+                "MASTER_ADDR says where they meet",
+                "set MASTER_ADDR to the host of rank 0");
   ranks.port = kFirstPort + variables.number_or("SLURM_JOB_ID", 0, 0) % kPorts;
   return ranks;
 }
@@ -197,6 +228,7 @@ Ranks find_ranks(const Environment& environment) {
   } else if (variables.has("SLURM_STEP_ID") && variables.has("SLURM_PROCID")) {
     ranks = of_slurm(variables);
   } else {
+    refuse_pods_without_numbers(variables);
     return ranks;
   }
   read_meeting_place(variables, ranks);

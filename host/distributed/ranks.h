@@ -31,13 +31,15 @@ Environment process_environment();
 //   torchrun and `atelier launch`: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
 //     MASTER_PORT, TORCHELASTIC_USE_AGENT_STORE;
 //   Kubeflow's PyTorchJob, one process for each pod: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, of
-//     which RANK is the pod's number;
+//     which RANK is the pod's number, and PET_NPROC_PER_NODE, 1 or one of torchrun's words;
 //   Open MPI: OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE, with MASTER_ADDR and
-//   MASTER_PORT; Slurm, in a step that srun started: SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, the
-//   first host of
-//     SLURM_JOB_NODELIST, and a port made of SLURM_JOB_ID unless MASTER_PORT says another one.
+//     MASTER_PORT;
+//   Slurm, in a step that srun started: SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, the first host
+//   of
+//     SLURM_JOB_NODELIST, and a port made of SLURM_JOB_ID; MASTER_ADDR and MASTER_PORT say others.
 // One process alone where none of them is set. Throws one Error{kInvalidArgument} that names what
-// is missing, is no number or contradicts another variable.
+// is missing, is no number or contradicts another variable: several processes of which each would
+// be alone, or several machines without a host to meet at.
 Ranks find_ranks(const Environment& environment);
 
 // The first host of a list as Slurm writes it: "node003" of "node[003-005,9],gpu1". Throws

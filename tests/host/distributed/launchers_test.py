@@ -279,9 +279,25 @@ class LaunchersTest(unittest.TestCase):
             ("WORLD_SIZE is not set", dict(RANK="0", LOCAL_RANK="0")),
             ("atelier launch -- train", dict(RANK="0", WORLD_SIZE="2", MASTER_ADDR="a", MASTER_PORT="1", PET_NNODES="2",
                                              PET_NPROC_PER_NODE="8")),
+            ("neither RANK nor WORLD_SIZE", dict(PET_NNODES="2", PET_NPROC_PER_NODE="auto")),
+            ("MASTER_PORT is not set; MASTER_ADDR is not set", dict(RANK="0", WORLD_SIZE="2", PET_NNODES="2")),
+            ("neither SLURM_JOB_NODELIST nor MASTER_ADDR", dict(SLURM_STEP_ID="0", SLURM_PROCID="0", SLURM_NTASKS="4",
+                                                                SLURM_LOCALID="0", SLURM_STEP_TASKS_PER_NODE="2(x2)")),
         ):
             with self.subTest(told=told):
                 self.assertIn(told, self.finish(self.start(["atelier", "train", *words], **environment), code=2))
+
+    def test_machines_that_are_not_told_apart_are_refused(self):
+        for told, flags in (("--nnodes 2 needs --node_rank, --master_addr, --master_port", []),
+                            ("--nnodes 2 needs --master_addr", ["--node_rank", "1", "--master_port", "29500"]),
+                            ("--nnodes 2 needs --node_rank", ["--master_addr", "a", "--master_port", "29500"]),
+                            ("--nnodes 2 needs --master_port", ["--node_rank", "1", "--master_addr", "a",
+                                                                "--master_port", "0"])):
+            with self.subTest(told=told):
+                said = self.finish(self.start(["atelier", "launch", "--nproc_per_node", "2", "--nnodes", "2", *flags, "--",
+                                               "train"]), code=2)
+                self.assertIn(told + ";", said)
+                self.assertIn("--node_rank 0, 1, …", said)
 
     def test_nccl_without_gpus_is_refused(self):
         words = self.words(self.dir, output_path=self.dir / "run")

@@ -43,7 +43,9 @@ Recorded with(Recorded recorded, const std::string& name, const std::string& val
   return recorded;
 }
 
-// The second machine's third process of `torchrun --nnodes 2 --nproc_per_node 4`, after a restart.
+// The second machine's third process of `torchrun --nnodes 2 --nproc_per_node 4`, after a restart:
+// "Environment Variables" of https://docs.pytorch.org/docs/stable/elastic/run.html, and what
+// LocalElasticAgent._start_workers() of torch/distributed/elastic/agent/server sets beside them.
 const Recorded kTorchrun = {{"RANK", "6"},
                             {"WORLD_SIZE", "8"},
                             {"LOCAL_RANK", "2"},
@@ -56,7 +58,8 @@ const Recorded kTorchrun = {{"RANK", "6"},
                             {"TORCHELASTIC_RUN_ID", "none"},
                             {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
 
-// A step of `srun --ntasks-per-node=4` on three machines, of which the last has three processes.
+// A step of `srun --ntasks-per-node=4` on three machines, of which the last has three processes:
+// "OUTPUT ENVIRONMENT VARIABLES" of https://slurm.schedmd.com/srun.html.
 const Recorded kSlurm = {{"SLURM_JOB_ID", "1234567"},
                          {"SLURM_STEP_ID", "0"},
                          {"SLURM_PROCID", "9"},
@@ -66,16 +69,25 @@ const Recorded kSlurm = {{"SLURM_JOB_ID", "1234567"},
                          {"SLURM_STEP_TASKS_PER_NODE", "4(x2),3"},
                          {"SLURM_JOB_NODELIST", "gpu[017-018,21]"}};
 
+// "Environment variables" of Open MPI, https://docs.open-mpi.org: what mpirun sets for the
+// processes.
 const Recorded kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "1"},
                            {"OMPI_COMM_WORLD_SIZE", "2"},
                            {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
                            {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
 
-// What the training operator sets in a worker's pod.
-const Recorded kPod = {{"RANK", "1"},          {"WORLD_SIZE", "2"},
-                       {"MASTER_ADDR", "a-0"}, {"MASTER_PORT", "23456"},
-                       {"PET_NNODES", "2"},    {"PET_NPROC_PER_NODE", "1"},
-                       {"PET_NODE_RANK", "1"}, {"PET_MASTER_ADDR", "a-0"}};
+// What the training operator sets in a worker's pod: setPodEnv() of pkg/controller.v1/pytorch in
+// https://github.com/kubeflow/training-operator, envvar.go and master.go. `nprocPerNode` is "auto"
+// where the job has none, and WORLD_SIZE counts one process for each pod then.
+const Recorded kPod = {{"RANK", "1"},
+                       {"WORLD_SIZE", "2"},
+                       {"MASTER_ADDR", "a-0"},
+                       {"MASTER_PORT", "23456"},
+                       {"PET_NNODES", "2"},
+                       {"PET_NPROC_PER_NODE", "auto"},
+                       {"PET_NODE_RANK", "1"},
+                       {"PET_MASTER_ADDR", "a-0"},
+                       {"PET_MASTER_PORT", "23456"}};
 
 }  // namespace
 
@@ -129,6 +141,15 @@ TEST_CASE("Slurm's variables") {
   REQUIRE_THAT(refused(with(kSlurm, "SLURM_NODEID", "3")), Contains("4(x2),3"));
 }
 
+TEST_CASE("Steps of Slurm on several machines need a place to meet") {
+  const Recorded lost = without(kSlurm, "SLURM_JOB_NODELIST");
+  REQUIRE_THAT(refused(lost), Contains("SLURM_JOB_NODELIST") && Contains("set MASTER_ADDR"));
+  REQUIRE(ranks_of(with(lost, "MASTER_ADDR", "gpu017")).address == "gpu017");
+  const Recorded one = with(with(with(lost, "SLURM_NTASKS", "4"), "SLURM_PROCID", "1"),
+                            "SLURM_STEP_TASKS_PER_NODE", "4");
+  REQUIRE(ranks_of(with(one, "SLURM_NODEID", "0")).address == "127.0.0.1");
+}
+
 TEST_CASE("A batch script of Slurm that did not call srun is one process") {
   REQUIRE(ranks_of(without(kSlurm, "SLURM_STEP_ID")).is_alone());
 }
@@ -160,5 +181,17 @@ TEST_CASE("A pod of PyTorchJob with one process, and with several that nothing s
   REQUIRE(ranks.local_rank == 0);
   REQUIRE(ranks.local_size == 1);
   REQUIRE(ranks.port == 23456);
+  for (const char* one : {"1", "gpu", "cpu"})
+    REQUIRE(ranks_of(with(kPod, "PET_NPROC_PER_NODE", one)).local_size == 1);
   REQUIRE_THAT(refused(with(kPod, "PET_NPROC_PER_NODE", "8")), Contains("atelier launch -- train"));
+  REQUIRE_THAT(refused(with(kPod, "PET_NPROC_PER_NODE", "many")), Contains("no whole number"));
+}
+
+TEST_CASE("Pods that are not told where they meet, or which of several they are") {
+  REQUIRE_THAT(refused(without(kPod, "MASTER_ADDR")), Contains("MASTER_ADDR is not set"));
+  REQUIRE_THAT(refused(without(kPod, "MASTER_PORT")), Contains("MASTER_PORT is not set"));
+  const Recorded elastic = {{"PET_NNODES", "1:4"}, {"PET_RDZV_ENDPOINT", "a:29400"}};
+  REQUIRE_THAT(refused(elastic), Contains("\"1:4\" pods") && Contains("torchrun --no-python"));
+  REQUIRE_THAT(refused(with(elastic, "PET_NNODES", "2")), Contains("neither RANK nor WORLD_SIZE"));
+  REQUIRE(ranks_of(with(elastic, "PET_NNODES", "1")).is_alone());
 }
