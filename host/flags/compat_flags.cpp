@@ -56,7 +56,7 @@ constexpr CompatFlag kFlags[] = {
     {"use_deepspeed", kLauncher, false, kIdle, kAllPlanned},
     {"deepspeed_config_file", kLauncher, true, kIdle, kAllPlanned},
     {"zero_stage", kLauncher, true, kIdle, kAllPlanned},
-    {"use_fsdp", kLauncher, false, kIdle, kAllPlanned},
+    {"use_fsdp", kLauncher, false, kIdle, "--zero_stage 3 divides the model among processes"},
     {"dynamo_backend", kLauncher, true, kIdle, "operators are fused as they are built"},
     {"dynamo_mode", kLauncher, true, kIdle, "operators are fused as they are built"},
     {"num_cpu_threads_per_process", kLauncher, true, kIdle, "--threads is one for each core"},

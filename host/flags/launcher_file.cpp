@@ -1,6 +1,8 @@
 #include "host/flags/launcher_file.h"
 
 #include <algorithm>
+#include <cctype>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -102,8 +104,8 @@ constexpr Setting kFsdp[] = {
     {"fsdp_activation_checkpointing", kTrain, "use_gradient_checkpointing"},
     {"fsdp_offload_params", kTrain, "optimize_on_cpu"},
     {"fsdp_version", kQuiet},
-    {"fsdp_sharding_strategy", kIdle, kMemory},
-    {"fsdp_reshard_after_forward", kIdle, kMemory},
+    {"fsdp_sharding_strategy", kRead},
+    {"fsdp_reshard_after_forward", kRead},
     {"fsdp_auto_wrap_policy", kIdle, kMemory},
     {"fsdp_transformer_layer_cls_to_wrap", kIdle, kMemory},
     {"fsdp_min_num_params", kIdle, kMemory},
@@ -214,7 +216,37 @@ constexpr Setting kWords[] = {
     {"num_nodes", kRead},
     {"num_processes", kRead},
     {"rdzv_endpoint", kRead},
+    {"use_fsdp", kRead},
 };
+
+// What FSDP shares out, as --zero_stage and --zero_group say it; in the order of their numbers
+// there.
+struct Strategy {
+  std::string_view name;
+  int stage;
+  std::string_view group = {};
+};
+
+constexpr Strategy kStrategies[] = {{"FULL_SHARD", 3},
+                                    {"SHARD_GRAD_OP", 2},
+                                    {"NO_SHARD", 0},
+                                    {"HYBRID_SHARD", 3, "node"},
+                                    {"HYBRID_SHARD_ZERO2", 2, "node"}};
+
+// A name, its number, or whether weights are given back behind the forward pass; null: none of
+// them.
+const Strategy* find_strategy(const json& value) {
+  if (value.is_boolean()) return &kStrategies[value.get<bool>() ? 0 : 1];
+  if (value.is_number_integer()) {
+    const auto number = value.get<int64_t>();
+    return number >= 1 && number <= std::ssize(kStrategies) ? &kStrategies[number - 1] : nullptr;
+  }
+  if (!value.is_string()) return nullptr;
+  std::string name = value.get<std::string>();
+  std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::toupper(c); });
+  const auto found = std::ranges::find(kStrategies, name, &Strategy::name);
+  return found == std::end(kStrategies) ? nullptr : found;
+}
 
 const Setting* find_word(std::string_view name) {
   for (const std::span<const Setting> settings :
@@ -265,6 +297,7 @@ class Reader {
   void read(const std::string& place, std::string_view name, const json& value);
   bool read_place(const std::string& place, std::string_view name, const json& value);
   void read_precision(const std::string& place, const std::string& word);
+  void read_sharding(const std::string& place, std::string_view name, const json& value);
   void read_zero_stage(const std::string& place, const json& value);
   void read_offload(const std::string& place, const json& value, bool is_of_optimizer);
   void read_enabled(const std::string& place, const std::string& word, const json& value);
@@ -292,6 +325,8 @@ class Reader {
   std::optional<int64_t> machine_;
   bool is_of_all_gpus_ = false;
   int64_t zero_stage_ = 0;
+  bool is_fsdp_ = false;
+  const Strategy* strategy_ = nullptr;                     // that is given
   std::optional<std::pair<std::string, json>> offloaded_;  // parameters: the setting and its value
 };
 
@@ -342,6 +377,8 @@ void Reader::take_all(const json& object, const std::string& part,
 }
 
 void Reader::take(const std::string& place, const Setting& setting, const json& value) {
+  if (setting.name == "fsdp_reshard_after_forward" && value == false)
+    return read_sharding(place, setting.name, value);
   if (is_neutral(value) || setting.fate == kQuiet) return;
   switch (setting.fate) {
     case kIdle:
@@ -370,13 +407,17 @@ void Reader::read(const std::string& place, std::string_view name, const json& v
     refuse(place, value, "start atelier with CUDA_VISIBLE_DEVICES=" + text);
   } else if (name == "compute_environment" && text != "LOCAL_MACHINE") {
     refuse(place, value, "run atelier launch on the machines themselves");
+  } else if (name == "use_fsdp" || (name == "distributed_type" && text == "FSDP")) {
+    is_fsdp_ = true;
   } else if (name == "distributed_type" && text != "MULTI_GPU" && text != "MULTI_CPU" &&
-             text != "DEEPSPEED" && text != "FSDP") {
+             text != "DEEPSPEED") {
     refuse(place, value, "MULTI_GPU, DEEPSPEED and FSDP are known");
   } else if (name == "deepspeed_config") {
     take_all(value, std::string(name), kDeepSpeedPlugin);
   } else if (name == "fsdp_config") {
     take_all(value, std::string(name), kFsdp);
+  } else if (name == "fsdp_sharding_strategy" || name == "fsdp_reshard_after_forward") {
+    read_sharding(place, name, value);
   } else if (name == "zero_optimization") {
     take_all(value, std::string(name), kZero);
   } else if (name == "deepspeed_config_file") {
@@ -428,6 +469,16 @@ void Reader::read_enabled(const std::string& place, const std::string& word, con
   read_precision(place, word);
 }
 
+// Of the two settings, which say the same, that of FSDP's first version holds where it is given.
+void Reader::read_sharding(const std::string& place, std::string_view name, const json& value) {
+  const Strategy* const strategy = find_strategy(value);
+  if (strategy == nullptr)
+    return problems_.add(place + ": " + text_of(value) + " is no strategy that is known",
+                         "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD and "
+                         "HYBRID_SHARD_ZERO2 are");
+  if (strategy_ == nullptr || name == "fsdp_sharding_strategy") strategy_ = strategy;
+}
+
 void Reader::read_zero_stage(const std::string& place, const json& value) {
   count(place, value, 0, zero_stage_);
   if (zero_stage_ > 3) return problems_.add(place + ": stages are 0 to 3");
@@ -446,6 +497,11 @@ void Reader::read_offload(const std::string& place, const json& value, bool is_o
 }
 
 LauncherFile Reader::finish() {
+  if (is_fsdp_) {
+    const Strategy& strategy = strategy_ != nullptr ? *strategy_ : kStrategies[0];
+    if (strategy.stage > 0) set(file_.train, "zero_stage", strategy.stage);
+    if (!strategy.group.empty()) set(file_.train, "zero_group", strategy.group);
+  }
   if (offloaded_)
     leave_out(
         offloaded_->first, offloaded_->second,

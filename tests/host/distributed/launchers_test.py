@@ -331,6 +331,16 @@ class LaunchersTest(unittest.TestCase):
                                 "--dtype", "bfloat16"]))
         self.assertEqual(state_of(run, STEPS), state_of(same, STEPS))
 
+    def test_a_file_of_fsdp_divides_the_model(self):
+        file, run = self.dir / "fsdp.yaml", self.dir / "run"
+        file.write_text("distributed_type: FSDP\nmixed_precision: 'no'\nnum_processes: 2\nfsdp_config:\n"
+                        "  fsdp_sharding_strategy: FULL_SHARD\n")
+        words = self.words(self.dir, output_path=run)
+        said = self.finish(self.start(["atelier", "launch", "--config_file", file, "--", "train", *words]))
+        self.assertIn("-- train --zero_stage 3 here", said)
+        for step, loss in losses(self.reference).items():  # that of one that is not divided
+            self.assertAlmostEqual(losses(run)[step], loss, delta=1e-6 * loss)
+
     def test_a_file_that_would_make_another_run_of_it(self):
         file = self.dir / "accelerate.yaml"
         file.write_text("distributed_type: MULTI_GPU\nmixed_precision: fp16\nnum_processes: 2\n")

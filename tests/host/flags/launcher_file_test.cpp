@@ -145,15 +145,45 @@ TEST_CASE("Processes are those of all machines") {
                Contains("num_processes: many is no whole number from 1"));
 }
 
-TEST_CASE("accelerate's FSDP changes where things rest, and recomputing") {
+TEST_CASE("accelerate's FSDP is a stage of ZeRO, and recomputing") {
   const LauncherFile file = read_text(
       "distributed_type: FSDP\nnum_processes: 2\nmixed_precision: bf16\nfsdp_config:\n"
       "  fsdp_sharding_strategy: FULL_SHARD\n  fsdp_offload_params: true\n"
       "  fsdp_activation_checkpointing: true\n  fsdp_use_orig_params: true\n");
   REQUIRE(file.train == Flags{{"use_gradient_checkpointing", "true"},
                               {"optimize_on_cpu", "true"},
-                              {"dtype", "bfloat16"}});
-  REQUIRE_THAT(all_notes(file), Contains("fsdp_sharding_strategy: FULL_SHARD has no effect"));
+                              {"dtype", "bfloat16"},
+                              {"zero_stage", "3"}});
+  REQUIRE(file.notes.empty());
+}
+
+TEST_CASE("Strategies of FSDP are stages and groups of ZeRO") {
+  const auto train = [](const std::string& settings) {
+    return read_text("distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n" + settings).train;
+  };
+  const Flags whole = {{"zero_stage", "3"}}, gradients = {{"zero_stage", "2"}};
+  const Flags machines = {{"zero_stage", "3"}, {"zero_group", "node"}};
+  const auto named = [&](const std::string& name) {
+    const Flags flags = train("  fsdp_sharding_strategy: " + name + "\n");
+    REQUIRE(train("  fsdp_reshard_after_forward: " + name + "\n") == flags);  // its later name
+    return flags;
+  };
+  REQUIRE(train("  fsdp_use_orig_params: true\n") == whole);  // accelerate's default
+  REQUIRE(named("FULL_SHARD") == whole);
+  REQUIRE(named("full_shard") == whole);
+  REQUIRE(named("1") == whole);
+  REQUIRE(named("SHARD_GRAD_OP") == gradients);
+  REQUIRE(named("NO_SHARD").empty());
+  REQUIRE(named("3").empty());
+  REQUIRE(named("HYBRID_SHARD") == machines);
+  REQUIRE(named("HYBRID_SHARD_ZERO2") == Flags{{"zero_stage", "2"}, {"zero_group", "node"}});
+  REQUIRE(train("  fsdp_version: 2\n  fsdp_reshard_after_forward: true\n") == whole);
+  REQUIRE(train("  fsdp_version: 2\n  fsdp_reshard_after_forward: false\n") == gradients);
+  REQUIRE(read_text("distributed_type: MULTI_GPU\nnum_processes: 8\n").train.empty());
+  for (const std::string wrong : {"HALF_SHARD", "6", "0", "[1]"})
+    REQUIRE_THAT(
+        refused("distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: " + wrong),
+        Contains("is no strategy that is known") && Contains("HYBRID_SHARD_ZERO2"));
 }
 
 TEST_CASE("What would make another run of it is refused, all at once") {
@@ -268,6 +298,9 @@ TEST_CASE("Flags of accelerate launch say what its files say") {
                               {"optimize_on_cpu", "true"},
                               {"gradient_accumulation_steps", "4"},
                               {"max_grad_norm", "0.5"}});
+  REQUIRE(read_words({{"use_fsdp", ""}}).train == Flags{{"zero_stage", "3"}});
+  REQUIRE(read_words({{"use_fsdp", ""}, {"fsdp_sharding_strategy", "SHARD_GRAD_OP"}}).train ==
+          Flags{{"zero_stage", "2"}});
   REQUIRE(read_words({{"cpu", ""}}).train == Flags{{"device", "cpu"}});
   REQUIRE(read_words({{"config_file", "a b.yaml"}}).launch == Flags{{"config_file", "a b.yaml"}});
 }
