@@ -152,8 +152,7 @@ class LaunchersTest(unittest.TestCase):
         self.words(self.dir, output_path=run, max_train_steps=steps, save_steps=2)
         process = self.start([EXAMPLES / "torchrun.sh", "run.toml"], NPROC_PER_NODE="2")
         self.wait_for_step(run, process)
-        listed = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        os.kill(int(listed[1]), signal.SIGKILL)
+        os.kill(self.children(process)[1], signal.SIGKILL)
         said = self.finish(process)
         self.assertIn("is lost", said)
         self.assert_bits_of_a_whole_run(run, steps)
@@ -252,6 +251,10 @@ class LaunchersTest(unittest.TestCase):
         for number, role in enumerate(("Master", "Worker")):
             container = job["spec"]["pytorchReplicaSpecs"][role]["template"]["spec"]["containers"][0]
             self.assertEqual(container["name"], "pytorch")  # the operator looks for it
+            pod = job["spec"]["pytorchReplicaSpecs"][role]["template"]["spec"]
+            self.assertGreater(pod["terminationGracePeriodSeconds"], 30)  # Kubernetes' default, too short for saving
+            memory = [volume["name"] for volume in pod["volumes"] if volume.get("emptyDir") == {"medium": "Memory"}]
+            self.assertIn({"name": memory[0], "mountPath": "/dev/shm"}, container["volumeMounts"])
             command = [word.replace("/run/run.toml", "run.toml") for word in container["command"]]
             pods.append(self.start(command, PET_NNODES="2", PET_NPROC_PER_NODE="1", PET_NODE_RANK=str(number),
                                    PET_MASTER_ADDR="127.0.0.1", PET_MASTER_PORT=port, RANK=str(number), WORLD_SIZE="2",
