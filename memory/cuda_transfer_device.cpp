@@ -54,40 +54,45 @@ struct CudaRuntime {
 
 constexpr unsigned kRegisterPortable = 1;  // pinned for every device
 
-// Host memory of whole pages.
-class Pages {
+// Host memory of whole pages, pinned while it lives where the system lets us.
+class Pinned {
  public:
-  Pages(int64_t bytes, at::Device device)
-      : bytes_(static_cast<size_t>(std::max<int64_t>(bytes, 1))) {
-    data_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data_ == MAP_FAILED)
-      throw Error(ErrorCode::kOutOfMemory,
-                  "the host's memory: it has no " + std::to_string(bytes) + " bytes",
-                  "free some, or leave weights on disk");
-    madvise(data_, bytes_, MADV_HUGEPAGE);
+  // `memory`: is kept.
+  Pinned(std::shared_ptr<void> memory, int64_t bytes, at::Device device)
+      : memory_(std::move(memory)) {
     const CudaRuntime& runtime = CudaRuntime::loaded();
-    if (runtime.host_register == nullptr || runtime.host_unregister == nullptr) return;
+    if (runtime.host_register == nullptr || runtime.host_unregister == nullptr || bytes == 0)
+      return;
     const c10::DeviceGuard guard(device);
-    is_pinned_ = runtime.host_register(data_, bytes_, kRegisterPortable) == 0;
+    is_pinned_ = runtime.host_register(data(), static_cast<size_t>(bytes), kRegisterPortable) == 0;
     // The failure would be met again by the next call that asks for one.
     if (!is_pinned_ && runtime.last_error != nullptr) runtime.last_error();
   }
-  ~Pages() {
-    const CudaRuntime& runtime = CudaRuntime::loaded();
-    if (is_pinned_ && runtime.host_unregister != nullptr) runtime.host_unregister(data_);
-    munmap(data_, bytes_);
+  ~Pinned() {
+    if (is_pinned_) CudaRuntime::loaded().host_unregister(data());
   }
-  Pages(const Pages&) = delete;
-  Pages& operator=(const Pages&) = delete;
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
 
-  void* data() const { return data_; }
+  void* data() const { return memory_.get(); }
   bool is_pinned() const { return is_pinned_; }
 
  private:
-  size_t bytes_;
-  void* data_ = nullptr;
+  std::shared_ptr<void> memory_;
   bool is_pinned_ = false;
 };
+
+std::shared_ptr<void> take_pages(int64_t bytes) {
+  const auto size = static_cast<size_t>(std::max<int64_t>(bytes, 1));
+  void* const data =
+      mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED)
+    throw Error(ErrorCode::kOutOfMemory,
+                "the host's memory: it has no " + std::to_string(bytes) + " bytes",
+                "free some, or leave weights on disk");
+  madvise(data, size, MADV_HUGEPAGE);
+  return {data, [size](void* pages) { munmap(pages, size); }};
+}
 
 struct EventState : Ticket::State {
   explicit EventState(at::DeviceType type) : event(type) {}
@@ -217,9 +222,11 @@ class CudaTransferDevice final : public TransferDevice {
     }
   }
 
-  at::Tensor host_memory(int64_t bytes) override {
+  at::Tensor host_memory(int64_t bytes) override { return pin(take_pages(bytes), bytes); }
+
+  at::Tensor pin(std::shared_ptr<void> memory, int64_t bytes) override {
     const c10::InferenceMode normal(false);
-    auto pages = std::make_shared<Pages>(bytes, device_);
+    auto pages = std::make_shared<Pinned>(std::move(memory), bytes, device_);
     const int64_t pageable = pages->is_pinned() ? 0 : bytes;
     host_bytes_->all += bytes;
     host_bytes_->pageable += pageable;

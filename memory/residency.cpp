@@ -172,6 +172,14 @@ ResidencyPlan spread_residents(int64_t blocks, int64_t resident, Place others, i
   return plan;
 }
 
+std::vector<Block*> ResidencyPlan::shared_of(std::vector<Block*> all) const {
+  const bool may_share = shared.slabs != nullptr && parts == 1;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (!may_share || blocks[i] != Place::kHost) all[i] = nullptr;
+  }
+  return all;
+}
+
 void take_turns(ResidencyPlan& plan, std::shared_ptr<Turns> turns, Place others) {
   plan.turns = std::move(turns);
   for (Place& place : plan.blocks) {
@@ -211,7 +219,7 @@ void Turns::pass_on() {
 
 struct Residency::Impl {
   Impl(const std::vector<Block*>& all, const ResidencyPlan& plan, TransferDevice& transfer,
-       const std::set<const Weight*>& on_demand, const std::function<void(Block&)>& load);
+       const std::set<const Weight*>& on_demand, const BlockLoading& loading);
   ~Impl() {
     if (stream) stream->close();
   }
@@ -222,11 +230,19 @@ struct Residency::Impl {
     bool stays = false;
     SlabLayout layout;
     std::vector<std::pair<Found, Pieces>> weights;
-    at::Tensor part = {};  // of a divided block
+    at::Tensor part = {};    // of a divided block
+    at::Tensor shared = {};  // of one that is shared: where it rests
   };
-  using Demanded = std::pair<Found, Place>;
+  struct Demanded {
+    Found found;
+    Place place;
+    at::Tensor shared = {};
+    Pieces pieces = {};  // in `shared`
+  };
 
   void sort(Block& block, Place place, bool stays, const std::set<const Weight*>& on_demand);
+  void rest_shared(SharedBlock shared, Block& block, size_t demanded_before,
+                   TransferDevice& transfer);
   void keep_part(Streamed& whole, TransferDevice& transfer);
   int64_t slot_bytes(const Streamed& each) const {
     return peers ? peers->size() * each.part.numel() : each.layout.bytes();
@@ -251,7 +267,7 @@ struct Residency::Impl {
 
 Residency::Impl::Impl(const std::vector<Block*>& all, const ResidencyPlan& plan,
                       TransferDevice& transfer, const std::set<const Weight*>& on_demand,
-                      const std::function<void(Block&)>& load)
+                      const BlockLoading& loading)
     : turns(plan.turns), peers(plan.peers) {
   if (plan.parts != (peers ? peers->size() : 1))
     throw Error(ErrorCode::kInternal,
@@ -260,10 +276,14 @@ Residency::Impl::Impl(const std::vector<Block*>& all, const ResidencyPlan& plan,
     throw Error(ErrorCode::kInvalidArgument,
                 c10::str("a plan of ", plan.blocks.size(), " places and ", plan.prefetch,
                          " blocks on their way, for ", all.size(), " blocks"));
+  std::vector<SharedBlock> shared =
+      bring_shared(plan.shared_of(all), on_demand, plan.shared, loading);
   for (size_t i = 0; i < all.size(); ++i) {
-    if (load) load(*all[i]);
-    const size_t before = streamed.size();
+    if (peers && loading.load) loading.load(*all[i]);
+    const size_t before = streamed.size(), demanded_before = demanded.size();
     sort(*all[i], plan.blocks[i], turns != nullptr && plan.stays[i], on_demand);
+    if (shared[i].memory != nullptr)
+      rest_shared(std::move(shared[i]), *all[i], demanded_before, transfer);
     if (peers && streamed.size() > before) keep_part(streamed.back(), transfer);
   }
   if (streamed.empty() && demanded.empty()) return;
@@ -287,7 +307,7 @@ void Residency::Impl::sort(Block& block, Place place, bool stays,
   Streamed comes = {&block, place, stays, {}, {}};
   block.visit_weights([&](const std::string& path, Weight& weight) {
     if (on_demand.contains(&weight)) {
-      demanded.emplace_back(find(block, path, weight), place);
+      demanded.push_back({find(block, path, weight), place});
     } else if (place == Place::kDevice && peers == nullptr) {
       residents.push_back(&weight);
     } else {
@@ -299,6 +319,19 @@ void Residency::Impl::sort(Block& block, Place place, bool stays,
   if (comes.weights.empty()) return;
   numbers.emplace(&block, static_cast<int64_t>(streamed.size()));
   streamed.push_back(std::move(comes));
+}
+
+// What was sorted last, of `block`, rests in memory that processes share.
+void Residency::Impl::rest_shared(SharedBlock shared, Block& block, size_t demanded_before,
+                                  TransferDevice& transfer) {
+  const at::Tensor memory = transfer.pin(std::move(shared.memory), shared.bytes);
+  stats.host_bytes += shared.bytes;
+  stats.shared_bytes += shared.bytes;
+  if (numbers.contains(&block)) streamed.back().shared = memory;
+  for (size_t i = demanded_before; i < demanded.size(); ++i) {
+    demanded[i].shared = memory;
+    demanded[i].pieces = shared.pieces.at(demanded[i].found.weight);
+  }
 }
 
 // Of a block that was loaded, this process's part stays and nothing else.
@@ -345,11 +378,16 @@ void Residency::Impl::make_stream(const ResidencyPlan& plan, TransferDevice& tra
 
 BlockStream::Source Residency::Impl::send_away(Streamed from, TransferDevice& transfer) {
   BlockStream::Source source = {from.block->path(), slot_bytes(from), from.part, {}, from.stays};
-  if (peers == nullptr && from.place == Place::kHost)
+  if (from.shared.defined()) {
+    source.slab = from.shared.narrow(0, 0, source.bytes);
+  } else if (peers == nullptr && from.place == Place::kHost) {
     source.slab = host_memory(transfer, source.bytes);
+  }
   for (auto& [found, pieces] : from.weights) {
     Parts host = std::move(found.parts);
-    if (peers == nullptr && source.slab.defined()) {
+    if (from.shared.defined()) {
+      host = parts_in(from.shared, pieces, nullptr);
+    } else if (peers == nullptr && source.slab.defined()) {
       host = copied_into(source.slab, pieces, host);
       if (found.store->is_resident()) host_values.emplace(found.weight, host.front());
     } else if (peers == nullptr) {
@@ -364,9 +402,11 @@ BlockStream::Source Residency::Impl::send_away(Streamed from, TransferDevice& tr
 
 // Sends away a weight that does not come with its block.
 void Residency::Impl::send_away(Demanded from, TransferDevice& transfer) {
-  auto& [found, place] = from;
+  auto& [found, place, shared, shared_pieces] = from;
   Parts host = std::move(found.parts);
-  if (place != Place::kDisk) {
+  if (shared.defined()) {
+    host = parts_in(shared, shared_pieces, nullptr);
+  } else if (place != Place::kDisk) {
     SlabLayout layout;
     const Pieces pieces = add_to(layout, host);
     host = copied_into(host_memory(transfer, layout.bytes()), pieces, host);
@@ -382,9 +422,8 @@ at::Tensor Residency::Impl::host_memory(TransferDevice& transfer, int64_t bytes)
 
 // NOLINTNEXTLINE(performance-unnecessary-value-param): callers make both on the spot
 Residency::Residency(std::vector<Block*> blocks, ResidencyPlan plan, TransferDevice& transfer,
-                     const std::set<const Weight*>& on_demand,
-                     const std::function<void(Block&)>& load)
-    : impl_(std::make_unique<Impl>(blocks, plan, transfer, on_demand, load)) {}
+                     const std::set<const Weight*>& on_demand, const BlockLoading& loading)
+    : impl_(std::make_unique<Impl>(blocks, plan, transfer, on_demand, loading)) {}
 Residency::~Residency() = default;
 
 std::shared_ptr<void> Residency::hold(const Block& block) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -10,6 +9,7 @@
 
 #include "atelier/block.h"
 
+#include "memory/shared_blocks.h"
 #include "memory/slab_peers.h"
 #include "memory/transfer_device.h"
 
@@ -54,6 +54,12 @@ struct ResidencyPlan {
   // it comes from all of them: they run the same blocks in the same order.
   int64_t parts = 1;
   std::shared_ptr<SlabPeers> peers = nullptr;  // those processes; null where `parts` is 1
+  // Blocks that rest in the host's memory are there once for all processes of the machine, and
+  // nobody writes to them. Not where they are divided.
+  SharedPlace shared = {};
+
+  // Of the component's blocks those for which that is so, and null for the others.
+  std::vector<Block*> shared_of(std::vector<Block*> all) const;
 };
 
 // `resident` of `blocks` stay on the device, spread evenly between the others.
@@ -75,6 +81,7 @@ class Residency {
     int64_t device_bytes = 0;     // residents, slots, and parts that rest there
     int64_t away_bytes = 0;       // of these, what is not there in the turn of another component
     int64_t host_bytes = 0;       // slabs
+    int64_t shared_bytes = 0;     // of these, what the processes of the machine have together
     int64_t copied_bytes = 0;     // to the device since construction
     int64_t copies = 0;           // blocks
     int64_t late = 0;             // of those, how many were asked for before they were queued
@@ -85,11 +92,10 @@ class Residency {
   // the host, mapped ones for Place::kDisk. Their stores are replaced by ones that draw from the
   // device. `on_demand` are weights that do not come with their block: they are copied when they
   // are drawn (see Model::level_weights()); of divided blocks there are none. `transfer` outlives
-  // this. `load`: loads the weights of a divided block, of which no more than the part stays when
-  // the next one is loaded; where it is given they are not loaded before.
+  // this. `loading`: of blocks that are divided, of which no more than the part stays when the next
+  // one is loaded, or shared; where it is given they are not loaded before.
   Residency(std::vector<Block*> blocks, ResidencyPlan plan, TransferDevice& transfer,
-            const std::set<const Weight*>& on_demand = {},
-            const std::function<void(Block&)>& load = {});
+            const std::set<const Weight*>& on_demand = {}, const BlockLoading& loading = {});
   ~Residency();
   Residency(const Residency&) = delete;
   Residency& operator=(const Residency&) = delete;

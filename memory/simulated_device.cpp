@@ -240,6 +240,19 @@ class SimulatedDevice final : public TransferDevice {
     return memory;
   }
 
+  at::Tensor pin(std::shared_ptr<void> memory, int64_t bytes) override {
+    const c10::InferenceMode normal(false);
+    void* const data = memory.get();
+    *host_bytes_ += bytes;
+    return at::from_blob(
+        data, {bytes},
+        [memory = std::move(memory), count = host_bytes_, bytes](void*) mutable {
+          memory.reset();
+          *count -= bytes;
+        },
+        at::TensorOptions(at::kByte));
+  }
+
   Ticket copy_in(const at::Tensor& from_host, const at::Tensor& to_device,
                  const Ticket& after) override {
     return in_.push(from_host, to_device, after);

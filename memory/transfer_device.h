@@ -32,7 +32,7 @@ class TransferDevice {
     int64_t capacity = 0;         // of the device; INT64_MAX: no limit
     int64_t live_bytes = 0;       // on the device; without a limit, of device_memory() alone
     int64_t peak_bytes = 0;       // the most that was there at once
-    int64_t host_bytes = 0;       // of host_memory() that is there
+    int64_t host_bytes = 0;       // of host_memory() and pin() that is there
     int64_t pageable_bytes = 0;   // of those, what the system did not let us pin: slow to copy
     int64_t bytes_in = 0;         // copied since construction, or queued for it
     int64_t bytes_out = 0;        // the same in the other direction
@@ -49,6 +49,9 @@ class TransferDevice {
   // Throw Error{kOutOfMemory}.
   virtual at::Tensor device_memory(int64_t bytes) = 0;
   virtual at::Tensor host_memory(int64_t bytes) = 0;
+  // The same of host memory that is there already, shared with other processes, and is kept until
+  // the tensor goes.
+  virtual at::Tensor pin(std::shared_ptr<void> memory, int64_t bytes) = 0;
 
   // Queues a copy of equal sizes and dtypes, and returns at once. Copies of one direction run one
   // after another, beside the computing and beside those of the other direction; this one begins

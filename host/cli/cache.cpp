@@ -67,6 +67,7 @@ int encode(Group& group, plan::TrainingRequest request, report::Problems& proble
   PreparedRun run = prepare_together(
       group, [&] { return prepare_encoding(std::move(request), progress, problems); });
   require_same_run(group, run);
+  share_host_memory(group, run);
   const std::string& folder = run.config.cache_path;
   Samples samples = train::open_samples(run, run.dataset, folder);
   if (run.config.dry_run) {

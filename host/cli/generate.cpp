@@ -16,6 +16,7 @@
 #include "host/cli/generate_flags.h"
 #include "host/cli/plan.h"
 #include "host/cli/ranks.h"
+#include "host/distributed/machine_slabs.h"
 #include "host/files/file_reader.h"
 #include "host/generate/session.h"
 #include "host/model/model_flags.h"
@@ -227,6 +228,7 @@ int generate_with(Group& world, GenerationRequest request, const GenerateFlags& 
   facts.emplace_back("--cfg_batch", prepared->session_options().batches_cfg ? "on" : "off");
   add_model(facts, prepared->model());
   compare_ranks(world, facts);
+  prepared->model().share_host(distributed::share_machine(world));
   const PictureRanks ranks = form_teams(world, prepared->request().shares);
   const int code = make_images(*prepared, prepared->request(), own, ranks, progress);
   world.part();
@@ -242,6 +244,15 @@ int generate_with_others(GenerationRequest request, const GenerateFlags& own,
   if (request.load) options.gpu = gpu_of_nccl(request.load->device, own.dist_backend);
   return distributed::run_with_others(ranks, options, [&](Group& world) {
     return generate_with(world, std::move(request), own, arguments, problems);
+  });
+}
+
+// Ranks that make jobs each by itself meet once, for the memory that those of a machine share.
+void share_host_memory(const distributed::Ranks& ranks, model::LoadedModel& model) {
+  distributed::run_with_others(ranks, {}, [&](Group& world) {
+    model.share_host(distributed::share_machine(world));
+    world.part();
+    return 0;
   });
 }
 
@@ -272,6 +283,7 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
   problems.throw_if_any();
   prepared.make_plan();
   if (only != nullptr) return print_plan(prepared.planned(), prepared.unplanned(), *only);
+  share_host_memory(ranks, prepared.model());
   const PictureRanks teams = {.team = ranks.rank, .teams = ranks.size};
   return make_images(prepared, prepared.request(), given.own, teams, progress);
 }

@@ -1,6 +1,7 @@
 #include "host/cli/ranks.h"
 
 #include <algorithm>
+#include <set>
 #include <sstream>
 
 #include <torch/headeronly/version.h>
@@ -9,6 +10,7 @@
 
 #include "host/device/cuda.h"
 #include "host/distributed/handshake.h"
+#include "host/distributed/machine_slabs.h"
 #include "host/model/fingerprint.h"
 #include "host/plan/prepared_training.h"
 #include "host/report/problems.h"
@@ -131,6 +133,12 @@ bool agree_on_placement(distributed::Group& group, train::PreparedRun& run) {
   plan::place_trained(run, problems);
   problems.throw_if_any();
   return true;
+}
+
+void share_host_memory(distributed::Group& group, train::PreparedRun& run) {
+  std::set<std::string, std::less<>> trained;
+  for (const auto& weight : run.selection.weights) trained.insert(weight.component);
+  run.model->share_host(distributed::share_machine(group), std::move(trained));
 }
 
 }  // namespace atelier::cli

@@ -61,4 +61,8 @@ void require_same_run(distributed::Group& group, const train::PreparedRun& run);
 // here.
 bool agree_on_placement(distributed::Group& group, train::PreparedRun& run);
 
+// What of a model rests in host memory and is not trained, the ranks of a machine have together.
+// All come here.
+void share_host_memory(distributed::Group& group, train::PreparedRun& run);
+
 }  // namespace atelier::cli

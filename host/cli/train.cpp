@@ -85,6 +85,7 @@ int train_with(Group& group, plan::TrainingRequest request, report::Problems& pr
   require_same_run(group, prepared.run);
   if (agree_on_placement(group, prepared.run))
     progress.note("another process has less room: all place weights and activations as it plans");
+  share_host_memory(group, prepared.run);
   return train(prepared, progress, group);
 }
 

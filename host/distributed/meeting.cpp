@@ -41,14 +41,6 @@ std::string host_name() {
   return name.data();
 }
 
-// The machine since it was started, and a container's own numbers of processes.
-std::string process_space() {
-  std::string boot;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  std::error_code failure;
-  return boot + " " + std::filesystem::read_symlink("/proc/self/ns/pid", failure).string();
-}
-
 std::string first_line(const std::exception& error) {
   const std::string text = error.what();
   return text.substr(0, text.find('\n'));  // a stack stands behind it
@@ -277,6 +269,13 @@ Meeting attend(const StorePtr& store, const Ranks& ranks, milliseconds limit) {
 }
 
 }  // namespace
+
+std::string process_space() {
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  std::error_code failure;
+  return boot + " " + std::filesystem::read_symlink("/proc/self/ns/pid", failure).string();
+}
 
 Meeting meet(const Ranks& ranks, milliseconds limit) {
   const StorePtr store = open_store(ranks, limit);

@@ -16,13 +16,15 @@ class Store;
 
 namespace atelier::distributed {
 
+// Processes for which this is the same see each other by number: it names the machine since it was
+// started, and a container's own numbers.
+std::string process_space();
+
 // A process that has come.
 struct Attendee {
   std::string host;
   pid_t process = 0;
-  // Processes with the same one see each other by number: they are on one machine, and in one
-  // container of it.
-  std::string space;
+  std::string space;  // see process_space()
 };
 
 struct Meeting {

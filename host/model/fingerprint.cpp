@@ -69,11 +69,14 @@ void add_config(files::ContentHash& hash, const TensorIndex::Config& config) {
 }  // namespace
 
 std::string fingerprint(const LoadedPart& part) {
+  return fingerprint(part.detection, part.checkpoint);
+}
+
+std::string fingerprint(const Detection& detection, const files::Checkpoint& checkpoint) {
   files::ContentHash hash;
-  const Detection& detection = part.detection;
   hash.add(detection.component).add(detection.variant).add(detection.prefix);
   add_config(hash, detection.config);
-  for (const std::string& path : part.checkpoint.files()) add_file(hash, path);
+  for (const std::string& path : checkpoint.files()) add_file(hash, path);
   return hash.hex();
 }
 

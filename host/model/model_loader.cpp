@@ -12,8 +12,10 @@
 #include "formats/escape.h"
 #include "host/device/cpu_memory.h"
 #include "host/model/components.h"
+#include "host/model/fingerprint.h"
 #include "host/model/graphs.h"
 #include "host/model/handover.h"
+#include "host/model/part_filler.h"
 #include "host/model/random_weights.h"
 #include "host/model/request_checks.h"
 #include "host/plugins/guard.h"
@@ -32,6 +34,7 @@ namespace {
 void add(memory::Residency::Stats& total, const memory::Residency::Stats& stats) {
   total.device_bytes = std::max(total.device_bytes, stats.device_bytes);
   total.host_bytes = std::max(total.host_bytes, stats.host_bytes);
+  total.shared_bytes = std::max(total.shared_bytes, stats.shared_bytes);
   total.copied_bytes += stats.copied_bytes;
   total.copies += stats.copies;
   total.late += stats.late;
@@ -47,9 +50,12 @@ std::string describe(const memory::ResidencyPlan& plan, const memory::Residency:
                       : std::to_string(stay) + " of " + blocks + "stayed on the device, which ") +
       (plan.parts > 1 ? "of which the device of this one held " : "held ") +
       report::bytes_text(stats.device_bytes) + "; the host held " +
-      report::bytes_text(stats.host_bytes) + "; " + report::bytes_text(stats.copied_bytes) +
-      " came in " + std::to_string(stats.copies) + " copies, " + std::to_string(stats.late) +
-      " of them late";
+      report::bytes_text(stats.host_bytes) +
+      (stats.shared_bytes > 0 ? ", of which the processes of the machine have " +
+                                    report::bytes_text(stats.shared_bytes) + " together"
+                              : "") +
+      "; " + report::bytes_text(stats.copied_bytes) + " came in " + std::to_string(stats.copies) +
+      " copies, " + std::to_string(stats.late) + " of them late";
   if (stats.waited_seconds > 0) {
     char waited[40];
     std::snprintf(waited, sizeof waited, ", %.2f s were waited", stats.waited_seconds);
@@ -61,8 +67,6 @@ std::string describe(const memory::ResidencyPlan& plan, const memory::Residency:
 }  // namespace
 
 namespace {
-
-using PlaceByWeight = std::map<const Weight*, memory::Place>;
 
 int64_t bytes_where_it_rests(const Weight& weight) {
   int64_t bytes = 0;
@@ -86,25 +90,6 @@ int64_t slot_bytes(const std::vector<Block*>& blocks, const memory::ResidencyPla
     ++count;
   }
   return std::min(count, plan.prefetch + 1) * largest;
-}
-
-void fill_weights(LoadedModel& model, std::string_view name, const weights::WeightBinding& binding,
-                  const files::Checkpoint& checkpoint, const PlaceByWeight& places,
-                  const std::function<void(int64_t)>& progress) {
-  if (const std::optional<uint64_t> seed = random_weights_seed(checkpoint))
-    return fill_randomly(binding, checkpoint, *seed, model.dtype(name), model.device(), progress,
-                         model.weight_storage(name), places);
-  std::unique_ptr<memory::TransferDevice> own;
-  memory::TransferDevice* transfer = model.device().is_cpu() ? nullptr : model.transfer();
-  if (!model.device().is_cpu() && transfer == nullptr)
-    transfer = (own = memory::make_transfer_device(model.device())).get();
-  // Of an autoencoder most runs use a half.
-  weights::load_weights(binding, checkpoint, model.dtype(name), model.device(), progress,
-                        model.weight_storage(name),
-                        {.places = places,
-                         .maps = !model.is_simulated(),
-                         .populates = !has_role(model.family(), name, Role::kVae),
-                         .transfer = transfer});
 }
 
 // A runner of LoadedModel, as hand_over() and graphs_of() know it.
@@ -149,19 +134,25 @@ class LoadedModel::Runner final : public HandoverRunner {
   // The weights of a component leave, or all of them have come.
   void forget(std::string_view component) {
     leaving_.clear();
-    if (component == coming_) coming_.clear();
+    if (component != coming_) return;
+    coming_.clear();
+    held_.clear();
+    filler_.reset();
   }
 
   // Whether weights of it were brought by hand_over().
   bool is_coming(std::string_view component) const { return component == coming_; }
 
-  // `load`: see memory::Residency.
-  void make_residency(std::string_view name, const std::function<void(Block&)>& load = {}) {
+  // `filler`: of blocks that are not loaded yet.
+  void make_residency(std::string_view name, PartFiller& filler,
+                      const files::Checkpoint& checkpoint) {
     memory::ResidencyPlan plan = model_.plans_.find(name)->second;
     if (plan.parts > 1) plan.peers = model_.peers_;
+    plan.shared = model_.shared_place(name, checkpoint);
+    const bool is_divided = plan.parts > 1;
     model_.residencies_[std::string(name)] = std::make_unique<memory::Residency>(
         model_.model_->blocks(name), std::move(plan), *model_.transfer_,
-        load ? std::set<const Weight*>() : on_demand(name), load);
+        is_divided ? std::set<const Weight*>() : on_demand(name), filler.loading());
     device::release_freed_memory();
     model_.stream_residencies();
   }
@@ -196,6 +187,7 @@ class LoadedModel::Runner final : public HandoverRunner {
   // What a component has on the host comes there; false: it has no room for it.
   bool load_host_part(std::string_view name) {
     const files::Checkpoint& checkpoint = model_.find_part(name)->checkpoint;
+    const std::set<const Weight*> later = model_.filled_by_block(name, checkpoint);
     PlaceByWeight places = model_.places_;
     for (const Weight* weight : on_demand(name)) places.emplace(weight, memory::Place::kHost);
     weights::WeightBinding ahead = model_.bindings_.find(name)->second;
@@ -206,8 +198,21 @@ class LoadedModel::Runner final : public HandoverRunner {
     });
     if (weights::bytes_to_read(copied, checkpoint) > memory::available_bytes(at::kCPU))
       return false;
-    fill_weights(model_, name, ahead, checkpoint, places, [](int64_t) { ops::check_stop(); });
+    std::erase_if(ahead.weights, [&](const auto& bound) { return later.contains(bound.weight); });
+    const auto on_bytes = [](int64_t) { ops::check_stop(); };
+    fill_weights(model_, name, ahead, checkpoint, places, on_bytes);
+    filler_.emplace(model_, name, model_.bindings_.find(name)->second, checkpoint, model_.places_,
+                    on_bytes);
+    hold_shared(name, checkpoint);
     return true;
+  }
+
+  // The blocks that the processes of the machine have together are there from now on.
+  void hold_shared(std::string_view name, const files::Checkpoint& checkpoint) {
+    memory::ResidencyPlan plan = model_.plans_.find(name)->second;
+    plan.shared = model_.shared_place(name, checkpoint);
+    held_ = memory::bring_shared(plan.shared_of(model_.model_->blocks(name)), on_demand(name),
+                                 plan.shared, filler_->loading());
   }
 
   // Behind the last run of a block.
@@ -221,7 +226,7 @@ class LoadedModel::Runner final : public HandoverRunner {
     if (room_ < needed_) return;
     leaving_.clear();
     try {
-      make_residency(coming_);
+      make_residency(coming_, *filler_, model_.find_part(coming_)->checkpoint);
     } catch (...) {  // what left may lie in pieces: then they come when all of it has left
       if (!plugins::out_of_memory()) throw;
     }
@@ -236,6 +241,8 @@ class LoadedModel::Runner final : public HandoverRunner {
   std::set<const Block*> leaving_;  // of the denoiser that runs for the last time
   std::string coming_;              // the one that comes in its place; empty: none
   int64_t room_ = 0, needed_ = 0;   // bytes that have left, and those that the first blocks take
+  std::optional<PartFiller> filler_;
+  std::vector<memory::SharedBlock> held_;  // of its blocks
 };
 
 void hand_over(LoadedModel& model, std::string_view from, std::string_view to) {
@@ -357,6 +364,12 @@ bool LoadedModel::is_divided(std::string_view component) const {
   return plan != plans_.end() && plan->second.parts > 1;
 }
 
+void LoadedModel::share_host(std::shared_ptr<memory::SharedSlabs> slabs,
+                             std::set<std::string, std::less<>> own) {
+  slabs_ = std::move(slabs);
+  unshared_ = std::move(own);
+}
+
 memory::Residency* LoadedModel::residency(std::string_view component) {
   const auto found = residencies_.find(component);
   return found == residencies_.end() ? nullptr : found->second.get();
@@ -439,38 +452,45 @@ void LoadedModel::load_component_from(std::string_view name, const weights::Weig
   }
 }
 
+// First what does not come block by block.
 void LoadedModel::fill(std::string_view name, const weights::WeightBinding& binding,
                        const files::Checkpoint& checkpoint,
                        const std::function<void(int64_t)>& progress) {
-  if (is_divided(name)) return fill_divided(name, binding, checkpoint, progress);
-  weights::WeightBinding wanted = binding;
-  if (runner_->is_coming(name))
-    std::erase_if(wanted.weights, [](const auto& bound) { return bound.weight->is_loaded(); });
-  fill_weights(*this, name, wanted, checkpoint, places_, progress);
+  const std::set<const Weight*> later = filled_by_block(name, checkpoint);
+  const bool is_coming = runner_->is_coming(name);
+  PartFiller filler(*this, name, binding, checkpoint, places_, progress);
+  filler.fill([&](const Weight* weight) {
+    return !later.contains(weight) && !(is_coming && weight->is_loaded());
+  });
+  if (is_streamed(name) && residency(name) == nullptr)
+    runner_->make_residency(name, filler, checkpoint);
   runner_->forget(name);
-  if (is_streamed(name) && residency(name) == nullptr) runner_->make_residency(name);
 }
 
-// What is in no block, then one block after the other, of which a part stays.
-void LoadedModel::fill_divided(std::string_view name, const weights::WeightBinding& binding,
-                               const files::Checkpoint& checkpoint,
-                               const std::function<void(int64_t)>& progress) {
-  int64_t done = 0;
-  const auto fill_those = [&](const auto& is_wanted) {
-    weights::WeightBinding some = binding;
-    std::erase_if(some.weights, [&](const auto& bound) { return !is_wanted(bound.weight); });
-    int64_t read = 0;
-    fill_weights(*this, name, some, checkpoint, places_, [&](int64_t bytes) {
-      read = bytes;
-      progress(done + bytes);
-    });
-    done += read;
-  };
-  fill_those([&](const Weight* weight) { return !places_.contains(weight); });
-  runner_->make_residency(name, [&](Block& block) {
-    const std::set<const Weight*> own = weights_of(block);
-    fill_those([&](const Weight* weight) { return own.contains(weight); });
-  });
+// Weights of blocks that are divided or shared, of which a process has no whole beside that.
+std::set<const Weight*> LoadedModel::filled_by_block(std::string_view name,
+                                                     const files::Checkpoint& checkpoint) {
+  std::set<const Weight*> all;
+  const auto plan = plans_.find(name);
+  const bool is_shared = shared_place(name, checkpoint).slabs != nullptr;
+  if (plan == plans_.end() || (!is_shared && plan->second.parts == 1)) return all;
+  const std::vector<Block*> blocks = model_->blocks(name);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (plan->second.parts > 1 || plan->second.blocks[i] == memory::Place::kHost)
+      all.merge(weights_of(*blocks[i]));
+  }
+  return all;
+}
+
+memory::SharedPlace LoadedModel::shared_place(std::string_view name,
+                                              const files::Checkpoint& checkpoint) {
+  if (slabs_ == nullptr || unshared_.contains(name) || is_divided(name) || !is_streamed(name) ||
+      random_weights_seed(checkpoint))
+    return {};
+  return {.slabs = slabs_,
+          .name = c10::str(fingerprint(find_part(name)->detection, checkpoint), " ", dtype(name),
+                           " ", weights::storage_name(storage(name)), " ",
+                           weights::compute_name(compute(name)))};
 }
 
 std::shared_ptr<const LoadedModel::Listener> LoadedModel::on_loaded(Listener listener) {

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -123,6 +124,10 @@ class LoadedModel {
   bool is_divided(std::string_view component) const;
   // Those processes: before such a component is loaded.
   void meet(std::shared_ptr<memory::SlabPeers> peers) { peers_ = std::move(peers); }
+  // Blocks that rest in host memory are there once for all processes that use `slabs`, but for
+  // those of `own`, components that are written to. Before components are loaded. May be null.
+  void share_host(std::shared_ptr<memory::SharedSlabs> slabs,
+                  std::set<std::string, std::less<>> own = {});
   // Null for a component that is not loaded or not streamed.
   memory::Residency* residency(std::string_view component);
   // A device of host memory, which may be limited.
@@ -165,9 +170,9 @@ class LoadedModel {
   void place_blocks();
   void fill(std::string_view name, const weights::WeightBinding& binding,
             const files::Checkpoint& checkpoint, const std::function<void(int64_t)>& progress);
-  void fill_divided(std::string_view name, const weights::WeightBinding& binding,
-                    const files::Checkpoint& checkpoint,
-                    const std::function<void(int64_t)>& progress);
+  std::set<const Weight*> filled_by_block(std::string_view name,
+                                          const files::Checkpoint& checkpoint);
+  memory::SharedPlace shared_place(std::string_view name, const files::Checkpoint& checkpoint);
   void drop_residency(std::string_view name);
   void stream_residencies();
 
@@ -194,7 +199,9 @@ class LoadedModel {
   std::map<std::string, std::unique_ptr<memory::Residency>, std::less<>> residencies_;
   std::map<std::string, memory::Residency::Stats, std::less<>> past_;  // of those that are gone
   std::unique_ptr<Runner> runner_;
-  std::shared_ptr<memory::SlabPeers> peers_;  // of divided blocks
+  std::shared_ptr<memory::SlabPeers> peers_;     // of divided blocks
+  std::shared_ptr<memory::SharedSlabs> slabs_;   // null: each process has its own
+  std::set<std::string, std::less<>> unshared_;  // components that are not there
 };
 
 // Loads a component with a line of progress; `on_bytes` is called while it is read.

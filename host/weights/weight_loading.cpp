@@ -541,6 +541,26 @@ void load_weights(const WeightBinding& binding, const files::Checkpoint& checkpo
   if (sent) sent->finish();
 }
 
+void outline_weights(const WeightBinding& binding, const files::Checkpoint& checkpoint,
+                     at::ScalarType dtype, const WeightStorage& resting) {
+  using Rest = Arrival::Rest;
+  const auto outline = [](at::IntArrayRef sizes, at::ScalarType type) {
+    return at::empty(sizes, at::TensorOptions(type).device(at::kMeta));
+  };
+  for (const BoundWeight& bound : binding.weights) {
+    const Arrival arrival = arrival_of(bound, checkpoint, dtype, resting);
+    const at::IntArrayRef sizes = bound.weight->sizes();
+    if (arrival.rest == Rest::kPlain) {
+      bound.weight->set(outline(sizes, arrival.type));
+      continue;
+    }
+    const at::ScalarType codes = arrival.rest == Rest::kInt8 ? at::kChar : at::kFloat8_e4m3fn;
+    bound.weight->state().set_store(std::make_shared<memory::QuantizedStore>(
+        memory::Quantized{outline(sizes, codes), outline(sizes.slice(0, 1), at::kFloat)},
+        arrival.type, arrival.is_w8a8));
+  }
+}
+
 bool rests_in_file(const BoundWeight& bound, const files::Checkpoint& checkpoint,
                    at::ScalarType dtype, const WeightStorage& resting) {
   return bytes_in_file(arrival_of(bound, checkpoint, dtype, resting), checkpoint).has_value();

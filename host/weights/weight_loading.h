@@ -40,6 +40,9 @@ void load_weights(const WeightBinding& binding, const files::Checkpoint& checkpo
                   at::ScalarType dtype, at::Device device,
                   const std::function<void(int64_t bytes_done)>& progress = {},
                   const WeightStorage& resting = {}, const Landing& landing = {});
+// Gives the weights what load_weights would give them without values: on the meta device.
+void outline_weights(const WeightBinding& binding, const files::Checkpoint& checkpoint,
+                     at::ScalarType dtype, const WeightStorage& resting = {});
 // Whether a weight can stay in the mapped file: it is one tensor, or rows of one, as it is drawn.
 bool rests_in_file(const BoundWeight& bound, const files::Checkpoint& checkpoint,
                    at::ScalarType dtype, const WeightStorage& resting = {});

@@ -19,6 +19,9 @@ class GatedPort final : public TransferDevice {
   at::Device device() const override { return inner_->device(); }
   at::Tensor device_memory(int64_t bytes) override { return inner_->device_memory(bytes); }
   at::Tensor host_memory(int64_t bytes) override { return inner_->host_memory(bytes); }
+  at::Tensor pin(std::shared_ptr<void> memory, int64_t bytes) override {
+    return inner_->pin(std::move(memory), bytes);
+  }
   Ticket copy_in(const at::Tensor& from, const at::Tensor& to, const Ticket& after) override {
     return inner_->copy_in(from, to, after);
   }

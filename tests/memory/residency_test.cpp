@@ -64,6 +64,9 @@ class WatchedPort final : public TransferDevice {
   at::Device device() const override { return inner_->device(); }
   Tensor device_memory(int64_t bytes) override { return inner_->device_memory(bytes); }
   Tensor host_memory(int64_t bytes) override { return inner_->host_memory(bytes); }
+  Tensor pin(std::shared_ptr<void> memory, int64_t bytes) override {
+    return inner_->pin(std::move(memory), bytes);
+  }
   Ticket copy_in(const Tensor& from, const Tensor& to, const Ticket& after) override {
     const auto* marker = dynamic_cast<const Marker*>(after.state().get());
     const auto found = released.find(to.data_ptr());

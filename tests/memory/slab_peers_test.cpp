@@ -109,8 +109,8 @@ struct Process {
       for (const auto& each : net.blocks) loaded += each->linear.weight->is_loaded() ? 1 : 0;
       most_loaded = std::max(most_loaded, loaded);
     };
-    residency =
-        std::make_unique<Residency>(net.all(), plan, *transfer, std::set<const Weight*>(), load);
+    residency = std::make_unique<Residency>(net.all(), plan, *transfer, std::set<const Weight*>(),
+                                            BlockLoading{.load = load});
     runner = std::make_unique<StreamingRunner>(direct, std::vector{residency.get()});
   }
 
