@@ -14,6 +14,10 @@ namespace {
 
 constexpr int64_t kPieceNumbers = 32;  // pieces of a part begin at multiples
 
+int64_t bytes_of(const Tensor& tensor) {
+  return tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
+}
+
 }  // namespace
 
 BlockGradients::BlockGradients(Group& world, ShardGroups groups, bool on_host)
@@ -123,6 +127,20 @@ Tensor BlockGradients::piece(size_t place) const {
   if (!shared.has) return {};
   const FlatLayout::Extent& extent = shared.extents[static_cast<size_t>(groups_.shards->rank())];
   return buckets_[shared.bucket].sum.narrow(0, extent.at, extent.count);
+}
+
+int64_t BlockGradients::sum_bytes() const {
+  int64_t bytes = 0;
+  for (const Bucket& bucket : buckets_) bytes += bytes_of(bucket.sum);
+  return bytes;
+}
+
+int64_t BlockGradients::bytes_under_way() const {
+  int64_t bytes = 0;
+  for (const Bucket& bucket : buckets_) bytes += bytes_of(bucket.values);
+  for (const Sending& sending : under_way_)
+    bytes += bytes_of(sending.values) + bytes_of(sending.part);
+  return bytes;
 }
 
 void BlockGradients::clear() {

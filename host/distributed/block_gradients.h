@@ -46,6 +46,10 @@ class BlockGradients {
   // Drops all sums. Nothing is under way.
   void clear();
 
+  // Of this rank's parts of sums, and of blocks whose gradients are whole, now.
+  int64_t sum_bytes() const;
+  int64_t bytes_under_way() const;
+
  private:
   // Gradients of one block and dtype.
   struct Bucket {

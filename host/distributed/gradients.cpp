@@ -180,6 +180,15 @@ void GradientSums::settle(size_t left) {
   }
 }
 
+int64_t GradientSums::bytes_under_way() const {
+  int64_t bytes = 0;
+  for (const Sending& sending : under_way_) {
+    for (const Tensor& tensor : {sending.host, sending.part})
+      bytes += tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
+  }
+  return bytes;
+}
+
 void GradientSums::wait(Ticket& ticket) {
   const double begin = memory::seconds_now();
   ticket.wait();
@@ -297,6 +306,13 @@ void ShardedGradients::complete(bool has_late) {
     groups_.replicas->compare();
   }
   if (has_late) groups_.shards->compare();
+}
+
+int64_t ShardedGradients::sum_bytes() const {
+  int64_t bytes = 0;
+  for (const Tensor& part : parts_)
+    bytes += part.defined() ? static_cast<int64_t>(part.nbytes()) : 0;
+  return bytes;
 }
 
 Tensor ShardedGradients::piece(size_t place) const {

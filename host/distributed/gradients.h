@@ -57,6 +57,9 @@ class GradientSums {
   // Seconds that the caller waited for the others, so far.
   double waited() const { return waited_; }
 
+  // Of buckets that are on their way now.
+  int64_t bytes_under_way() const;
+
  protected:
   // Some gradients of a bucket on their way.
   struct Sending {
@@ -143,6 +146,9 @@ class ShardedGradients final : public GradientSums {
   // After finish(): what this rank has of the sum for a leaf, flat; undefined where no rank has a
   // gradient.
   at::Tensor piece(size_t place) const;
+
+  // Of the parts of sums that this rank has now.
+  int64_t sum_bytes() const;
 
  private:
   void exchange(Sending& sending) override;

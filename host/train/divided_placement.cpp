@@ -74,6 +74,7 @@ class DividedPlacement final : public ParameterPlacement {
   NamedTensors norms() const override { return rest_->norms(); }
   bool has_moved() const override { return rest_->has_moved(); }
   void give_up() override;
+  Bytes gradient_bytes(const std::vector<optim::Group>& wholes) const override;
   void clear_gradients() override;
   void publish() override {
     rest_->publish();
@@ -205,6 +206,14 @@ void DividedPlacement::take_gradients() {
 void DividedPlacement::give_up() {
   gradients_.settle();
   rest_->give_up();
+}
+
+ParameterPlacement::Bytes DividedPlacement::gradient_bytes(
+    const std::vector<optim::Group>& wholes) const {
+  Bytes bytes = rest_->gradient_bytes(wholes);
+  (is_on_host() ? bytes.host : bytes.device) += gradients_.sum_bytes();
+  bytes.device += gradients_.bytes_under_way();
+  return bytes;
 }
 
 void DividedPlacement::clear_gradients() {

@@ -216,6 +216,13 @@ Tensor HostGradients::buffer(const Entry& entry) {
   return memory.view(leaf.scalar_type()).view(leaf.sizes());
 }
 
+int64_t HostGradients::buffer_bytes() const {
+  const std::lock_guard lock(mutex_);
+  int64_t bytes = staged_bytes_;
+  for (const auto& [size, buffer] : free_) bytes += size;
+  return bytes;
+}
+
 void HostGradients::give_back(const Tensor& buffer) {
   const std::lock_guard lock(mutex_);
   free_.emplace(static_cast<int64_t>(buffer.nbytes()), buffer.view({-1}).view(at::kByte));

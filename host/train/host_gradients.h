@@ -66,6 +66,8 @@ class HostGradients {
   const NamedTensors& norms() const { return norms_; }
   // Whether a move has changed something since clear().
   bool has_moved() const { return has_moved_; }
+  // Of buffers on the host that have no sum: they are free, or wait to be added to one.
+  int64_t buffer_bytes() const;
   // The step did not come to its end: drops the work that waits. Returns has_moved().
   bool give_up();
   // Drops all gradients, also those on their way. Begins a new step.
@@ -95,7 +97,7 @@ class HostGradients {
   NamedTensors norms_;
   bool has_moved_ = false;
 
-  std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;  // of what follows
   std::condition_variable changed_;
   std::deque<std::function<void()>> jobs_;
   bool is_busy_ = false, stops_ = false;

@@ -68,6 +68,11 @@ class HostPlacement final : public ParameterPlacement {
   NamedTensors norms() const override { return gradients_.norms(); }
   bool has_moved() const override { return gradients_.has_moved(); }
   void give_up() override { gradients_.give_up(); }
+  Bytes gradient_bytes(const std::vector<optim::Group>& wholes) const override {
+    Bytes bytes = ParameterPlacement::gradient_bytes(wholes);
+    bytes.host += gradients_.buffer_bytes();
+    return bytes;
+  }
   void clear_gradients() override;
   void publish() override;
 
@@ -185,6 +190,18 @@ ParameterPlacement::~ParameterPlacement() = default;
 void ParameterPlacement::backward(const Tensor& loss, const Tensor& /*total*/,
                                   const std::optional<HostGradients::Move>& /*move*/) {
   loss.backward();
+}
+
+ParameterPlacement::Bytes ParameterPlacement::gradient_bytes(
+    const std::vector<optim::Group>& wholes) const {
+  int64_t bytes = 0;
+  for (const optim::Group& group : wholes) {
+    for (const optim::Parameter& parameter : group.parameters) {
+      const Tensor& gradient = parameter.leaf.grad();
+      bytes += gradient.defined() ? static_cast<int64_t>(gradient.nbytes()) : 0;
+    }
+  }
+  return is_on_host() ? Bytes{.host = bytes} : Bytes{.device = bytes};
 }
 
 std::unique_ptr<distributed::GradientSums> ParameterPlacement::sum_gradients(

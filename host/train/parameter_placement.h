@@ -86,6 +86,12 @@ class ParameterPlacement {
   virtual void complete() {}
   // Somebody else has written what add() returned, whole: the optimizer goes on from there.
   virtual void adopt() { publish(); }
+
+  // What gradients take now. `wholes`: all that was added.
+  struct Bytes {
+    int64_t device = 0, host = 0;
+  };
+  virtual Bytes gradient_bytes(const std::vector<optim::Group>& wholes) const;
 };
 
 // Parameters live on the host when the user wants it, or when the weights that are trained rest

@@ -134,6 +134,7 @@ class ShardedPlacement final : public ParameterPlacement {
     complete();  // which the others come to, too, before anything else is exchanged
     whole_->give_up();
   }
+  Bytes gradient_bytes(const std::vector<optim::Group>& wholes) const override;
   void clear_gradients() override;
   void publish() override;
   void publish_ahead() override;
@@ -265,6 +266,15 @@ void ShardedPlacement::take_gradients() {
     shared_[place].piece.mutable_grad() = gradient;
     if (gradient.defined()) (*is_moved_)[layout_->bucket_of(place)] = true;
   }
+}
+
+ParameterPlacement::Bytes ShardedPlacement::gradient_bytes(
+    const std::vector<optim::Group>& wholes) const {
+  Bytes bytes = whole_->gradient_bytes(wholes);
+  if (gradients_ == nullptr) return bytes;
+  (is_on_host() ? bytes.host : bytes.device) += gradients_->sum_bytes();
+  (whole_->is_on_host() ? bytes.host : bytes.device) += gradients_->bytes_under_way();
+  return bytes;
 }
 
 void ShardedPlacement::clear_gradients() {

@@ -5,6 +5,8 @@
 
 #include <ATen/ATen.h>
 
+#include "atelier/host/weight_state.h"
+
 #include "host/distributed/group.h"
 #include "host/report/problems.h"
 #include "host/report/sizes.h"
@@ -152,22 +154,24 @@ model::Holder StepMemory::activation_holder(const memory::DeviceBytes& device) c
 void StepMemory::report(const optim::Optimizer& optimizer) {
   const memory::DeviceBytes device =
       memory::DeviceMeter(model_.device(), model_.transfer()).bytes();
-  int64_t layers = 0, gradients = 0;
-  for (const optim::Group& group : trained_.groups()) {
-    for (const optim::Parameter& parameter : group.parameters) {
-      const auto bytes = static_cast<int64_t>(parameter.leaf.nbytes());
-      if (!config_.lora.base_models.empty()) layers += bytes;
-      if (parameter.leaf.grad().defined()) gradients += bytes;
-    }
+  int64_t layers = 0, small = 0;
+  for (const auto& layer : trained_.selection().layers) {
+    const ops::Adapter& factors = layer.linear->adapters.back();
+    layers += static_cast<int64_t>(factors.a.nbytes() + factors.b.nbytes());
+  }
+  for (const auto& trained : trained_.selection().weights) {
+    const at::Tensor& leaf = trained.weight->state().leaf();
+    if (leaf.defined() && model_.is_streamed(*trained.weight))
+      small += static_cast<int64_t>(leaf.nbytes());
   }
   std::vector<model::Holder> holders = model::weight_holders(model_);
   holders.push_back({"LoRA layers", layers});
-  const auto add_beside_parameters = [&](const std::string& name, int64_t bytes) {
-    const bool is_on_host = trained_.placement().is_on_host();
-    holders.push_back({name, is_on_host ? 0 : bytes, is_on_host ? bytes : 0});
-  };
-  add_beside_parameters("optimizer", optimizer.state_bytes());
-  add_beside_parameters("gradients", gradients);
+  holders.push_back({"small trained weights beside their blocks", small});
+  const int64_t state = optimizer.state_bytes();
+  const bool is_on_host = trained_.placement().is_on_host();
+  holders.push_back({"optimizer", is_on_host ? 0 : state, is_on_host ? state : 0});
+  const auto [on_device, on_host] = trained_.placement().gradient_bytes(trained_.groups());
+  holders.push_back({"gradients", on_device, on_host});
   holders.push_back(activation_holder(device));
   for (const std::string& line : model::holder_lines(holders, device)) progress_.warn(line);
 }

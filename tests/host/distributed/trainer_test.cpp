@@ -150,6 +150,22 @@ TEST_CASE("Two ranks that share out gradients give the bits of one process", "[s
   check_stage(2);
 }
 
+TEST_CASE("Who holds what is told with gradients that are shared out", "[told]") {
+  Ranks ranks;
+  ranks.config.shards.stage = 2;
+  ranks.config.order.gradient_accumulation_steps = 4;  // one step an epoch, of which rank 0 has two
+  {
+    const HookScope fails(ranks.is_first() ? at_forward(2, run_out_of_memory)
+                                           : test::VelocityHook());
+    CHECK(ranks.train_together("run") == 0);
+  }
+  ranks.group->part();
+  if (!ranks.is_first()) return;
+  CHECK_THAT(ranks.said(), Catch::Contains("memory: weights of dit: ") &&
+                               Catch::Contains("memory: gradients: ") &&
+                               !Catch::Contains("memory: LoRA layers"));
+}
+
 TEST_CASE("A step of shared parameters that does not fit on one rank is made again", "[again]") {
   Ranks ranks;
   ranks.config.shards.stage = 2;
