@@ -46,8 +46,9 @@ GradientSums::GradientSums(Group& group, std::vector<Tensor> leaves, FlatLayout 
   }
 }
 
-GradientSums::GradientSums(Group& group, std::vector<Tensor> leaves)
-    : GradientSums(group, leaves, FlatLayout(leaves, /*parts=*/1), Sends()) {}
+GradientSums::GradientSums(Group& group, std::vector<Tensor> leaves, bool keeps_memory)
+    : GradientSums(group, leaves, FlatLayout(leaves, /*parts=*/1),
+                   Sends{.keeps_memory = keeps_memory}) {}
 
 GradientSums::~GradientSums() {
   for (const Tensor& leaf : leaves_) {
@@ -149,12 +150,20 @@ void GradientSums::exchange(Sending& sending) {
   sending.sent = group_.all_reduce(sending.host);
 }
 
-// Gradients are parts of their bucket from then on.
+// Gradients are parts of their bucket from then on, unless they keep their memory.
 void GradientSums::take(Sending& sending) {
   if (!sending.values.is_same(sending.host)) sending.values.copy_(sending.host);
   for (const auto& [place, begin] : sending.places) {
     const Tensor& leaf = leaves_[place];
-    Tensor(leaf).mutable_grad() = sending.values.narrow(0, begin, leaf.numel()).view(leaf.sizes());
+    const Tensor sum = sending.values.narrow(0, begin, leaf.numel()).view(leaf.sizes());
+    Tensor& gradient = Tensor(leaf).mutable_grad();
+    if (!sends_.keeps_memory) {
+      gradient = sum;
+    } else if (gradient.defined()) {
+      gradient.copy_(sum);
+    } else {
+      gradient = sum.clone();
+    }
   }
 }
 

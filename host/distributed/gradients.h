@@ -32,7 +32,8 @@ namespace atelier::distributed {
 // from autograd's threads while the caller waits for the backward pass.
 class GradientSums {
  public:
-  GradientSums(Group& group, std::vector<at::Tensor> leaves);
+  // `keeps_memory`: the sums come to where the gradients are, which somebody else keeps.
+  GradientSums(Group& group, std::vector<at::Tensor> leaves, bool keeps_memory = false);
   virtual ~GradientSums();
   GradientSums(const GradientSums&) = delete;
   GradientSums& operator=(const GradientSums&) = delete;
@@ -72,6 +73,7 @@ class GradientSums {
   struct Sends {
     bool each_pass = false;  // gradients, and not their sums over the passes of a step
     bool takes_all = false;  // a gradient is not kept beside what was sent
+    bool keeps_memory = false;
     // Whether a leaf is expected in the first step of a kind; null: none is.
     std::function<bool(size_t place, const std::string& kind)> expects = {};
   };

@@ -61,6 +61,12 @@ class HostPlacement final : public ParameterPlacement {
   }
   std::string note() const override;
 
+  std::unique_ptr<distributed::GradientSums> sum_gradients(distributed::Group& group,
+                                                           std::vector<Tensor> leaves) override {
+    return std::make_unique<distributed::GradientSums>(group, std::move(leaves),
+                                                       /*keeps_memory=*/true);
+  }
+
   BlockRunner& runner(BlockRunner& inner) override { return expecting_.emplace(inner, gradients_); }
   void begin_pass() override { gradients_.begin_pass(); }
   void backward(const Tensor& loss, const Tensor& total,

@@ -77,6 +77,11 @@ class GroupTest(unittest.TestCase):
                 with self.subTest(count=count, **compared):
                     self.assertEqual(self.run_tool(count, "exchange", **compared).stdout.count("whole"), count)
 
+    def test_gradients_take_what_the_table_says(self):
+        for count in (2, 4):
+            with self.subTest(count=count):
+                self.assertEqual(self.run_tool(count, "bytes of gradients").stdout.count("whole"), count)
+
     def test_a_rank_that_dies_is_named_and_the_others_end(self):
         for rank in (0, 1):
             with self.subTest(rank=rank):

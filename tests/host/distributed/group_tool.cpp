@@ -1,5 +1,6 @@
 // Ranks that exchange tensors until something happens: group_tool N WORK [RANK] starts N of them.
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -20,12 +21,15 @@
 #include "atelier/shared_rows.h"
 
 #include "host/distributed/block_gradients.h"
+#include "host/distributed/gradients.h"
 #include "host/distributed/group.h"
 #include "host/distributed/handshake.h"
 #include "host/distributed/launch.h"
 #include "host/distributed/peers.h"
 #include "host/distributed/sequence.h"
+#include "host/distributed/shards.h"
 #include "host/report/error_line.h"
+#include "memory/device_meter.h"
 
 using namespace atelier;
 using distributed::Group;
@@ -160,6 +164,86 @@ void check_block_gradients(Group& group) {
   }
 }
 
+// Leaves of several buckets, and what a step's gradients of them take.
+struct Leaves {
+  static constexpr int64_t kCount = 10, kNumbers = int64_t{1} << 20, kBytes = 4 * kCount * kNumbers;
+  std::vector<at::Tensor> tensors;
+
+  Leaves() {
+    for (int64_t i = 0; i < kCount; ++i) tensors.push_back(at::zeros({kNumbers}));
+  }
+  ~Leaves() { clear(); }
+  Leaves(const Leaves&) = delete;
+  Leaves& operator=(const Leaves&) = delete;
+
+  void clear() {
+    for (at::Tensor& leaf : tensors) leaf.mutable_grad() = at::Tensor();
+  }
+  // A gradient of `value`s in one more pass.
+  void add(double value) {
+    for (at::Tensor& leaf : tensors) {
+      at::Tensor& gradient = leaf.mutable_grad();
+      gradient = gradient.defined() ? gradient.add_(value) : at::full_like(leaf, value);
+    }
+  }
+};
+
+void require_bytes(int64_t seen, double expected, const std::string& what) {
+  require(std::abs(static_cast<double>(seen) - expected) <= 0.01 * expected,
+          what + ": " + std::to_string(seen) + " bytes");
+}
+
+// While the optimizer works, each rank has the gradients of the table: whole ones, once, or its
+// part.
+void check_gradient_bytes(Group& group) {
+  const memory::DeviceMeter meter(at::kCPU, nullptr);
+  Leaves leaves;
+  const int64_t before = meter.bytes().live;
+  const auto held = [&] { return meter.bytes().live - before; };
+  const int64_t size = group.size();
+  const auto sum = static_cast<double>(size * (size + 1) / 2);
+  {
+    distributed::GradientSums sums(group, leaves.tensors, /*keeps_memory=*/true);
+    leaves.add(static_cast<double>(group.rank() + 1));
+    std::vector<at::Tensor> buffers;  // which somebody keeps, as pinned memory is kept
+    for (const at::Tensor& leaf : leaves.tensors) buffers.push_back(leaf.grad());
+    sums.open("step");
+    sums.begin_pass(/*is_last=*/true);
+    sums.send_rest();
+    sums.tell({}, {});
+    sums.finish();
+    require_bytes(held(), Leaves::kBytes, "sums in kept memory");
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      require(leaves.tensors[i].grad().is_same(buffers[i]), "kept memory");
+      require(buffers[i].eq(sum).all().item<bool>(), "sums in it");
+    }
+    leaves.clear();
+  }
+  const auto groups = distributed::ShardGroups::make(group, group.size());
+  for (const bool each_pass : {false, true}) {
+    const distributed::FlatLayout layout(leaves.tensors, group.size());
+    distributed::ShardedGradients sums(
+        group, groups, leaves.tensors, layout,
+        {.each_pass = each_pass, .expects = [](size_t, const std::string&) { return true; }});
+    sums.open("step", /*passes=*/2);
+    for (const bool is_last : {false, true}) {
+      leaves.add(static_cast<double>(group.rank() + 1));
+      if (is_last && !each_pass) require_bytes(held(), Leaves::kBytes, "sums of passes");
+      sums.begin_pass(is_last);
+      if (!is_last) sums.end_pass();
+    }
+    sums.send_rest();
+    sums.tell({}, {});
+    sums.finish();
+    const double part = static_cast<double>(Leaves::kBytes) / static_cast<double>(size);
+    require_bytes(held(), part, "sums of a part");
+    require_bytes(sums.sum_bytes(), part, "told sums");
+    require(sums.bytes_under_way() == 0, "nothing under way");
+    for (size_t i = 0; i < leaves.tensors.size(); ++i)
+      require(sums.piece(i).eq(2 * sum).all().item<bool>(), "sums of both passes");
+  }
+}
+
 // Attention among rows of which each rank has a part; the ranks divide the key heads, or not.
 void check_sequence(SequenceGroup& sequence, Group& group, int64_t key_heads) {
   const int64_t P = group.size(), rows = 8 * P, heads = 2 * key_heads, width = 4;
@@ -261,6 +345,8 @@ int work(Group& group, const std::string& what, int rank) {
     const auto sequence = distributed::make_sequence(group, group.size());
     check_sequence(*sequence, group, group.size());
     check_sequence(*sequence, group, 1);
+  } else if (what == "bytes of gradients") {
+    check_gradient_bytes(group);
   } else if (what == "late in a smaller group") {
     const auto half = group.among({{0, 1}, {2, 3}}, "halves");
     group.begin_step(5);
