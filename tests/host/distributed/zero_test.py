@@ -47,6 +47,28 @@ def sent(run):
     return [1e9 * float(value) for _, key, value in rows if key == "perf/sent_gb_per_step"][-1]
 
 
+def held(run):
+    """Bytes that rank 0 holds when a step begins, and of these what gradients take when its second batch begins."""
+    begins, phase = {}, None
+    for line in (run / "memory.csv").read_text().splitlines()[1:]:
+        _, name, live, *_ = line.split(",")
+        if name != phase and name.startswith("forward"):
+            begins.setdefault(name, []).append(int(live))
+        phase = name
+    rests, gradients = [], []
+    for name in ("forward 4", "forward 5"):
+        first, second = begins[name]
+        rests.append(first)
+        gradients.append(second - first)
+    return max(rests), max(gradients)
+
+
+def bytes_of_gradients(run, step):
+    """Of the weights that get one: what the last block leaves of the text is not used, and its weights never move."""
+    return sum(len(data) for path in (run / f"checkpoints/step-{step:08d}").glob("optimizer*.safetensors")
+               for key, (_, _, data) in tensors(path).items() if ".exp_avg@" in key and any(data))
+
+
 class SharingRuns(Runs):
 
     def line(self, ranks, name="run", **flags):
@@ -112,6 +134,25 @@ class ZeroTest(SharingRuns):
                 size = sum(len(data) for _, _, data in tensors(run / "step-10.safetensors").values())
                 # Beside it: who has which gradient, and what ranks agree on.
                 self.assertLess(abs(sent(run) / size - expected), 0.05 * expected)
+
+    def test_what_rests_on_a_rank_is_that_of_the_table(self):
+        # Differences between stages: what else is held is the same.
+        flags = dict(FULL, device="simulated:1GiB", vram="off", use_gradient_checkpointing=True, dataset_repeat=8,
+                     max_train_steps=6, save_steps=6)
+        for ranks in (2, 4):
+            held_by = {}
+            for stage in (0, 1, 2):
+                name = f"held_{ranks}_{stage}"
+                run = self.train(ranks, name, zero_stage=stage, global_batch_size=2 * ranks,
+                                 report_memory=self.dir / name / "memory.csv", **flags)
+                held_by[stage] = held(run)
+            size = sum(len(data) for _, _, data in tensors(run / "step-6.safetensors").values())
+            moments = 2 * size
+            (whole, gradients), (shared, gradients_1), (least, _) = (held_by[stage] for stage in (0, 1, 2))
+            self.assertAlmostEqual((whole - shared) / (moments * (1 - 1 / ranks)), 1, delta=0.03)
+            self.assertAlmostEqual(shared / least, 1, delta=0.03)
+            for seen in (gradients, gradients_1):  # of one batch, which wait for those of the second one
+                self.assertAlmostEqual(seen / bytes_of_gradients(run, 6), 1, delta=0.03)
 
     def test_a_run_goes_on_with_the_same_ranks_to_the_bit(self):
         flags = dict(FULL, zero_stage=2, ema_decay=0.9)
