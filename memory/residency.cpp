@@ -254,6 +254,7 @@ struct Residency::Impl {
   const Divided& divided_weight(const Weight& weight) const;
 
   std::vector<Streamed> streamed;  // until they are sent away
+  at::Tensor passing;              // on the host, through which parts come to the device
   std::vector<Demanded> demanded;
   std::vector<const Weight*> residents;             // that stay, whether they are there by now
   std::map<const Block*, int64_t> numbers;          // in running order, of those that come and go
@@ -286,6 +287,7 @@ Residency::Impl::Impl(const std::vector<Block*>& all, const ResidencyPlan& plan,
       rest_shared(std::move(shared[i]), *all[i], demanded_before, transfer);
     if (peers && streamed.size() > before) keep_part(streamed.back(), transfer);
   }
+  passing.reset();
   if (streamed.empty() && demanded.empty()) return;
   make_stream(plan, transfer);
   try {
@@ -337,7 +339,12 @@ void Residency::Impl::rest_shared(SharedBlock shared, Block& block, size_t deman
 // Of a block that was loaded, this process's part stays and nothing else.
 void Residency::Impl::keep_part(Streamed& whole, TransferDevice& transfer) {
   const int64_t bytes = part_bytes(whole.layout.bytes(), peers->size());
-  whole.part = transfer.host_memory(bytes);
+  if (whole.place != Place::kDevice) {
+    whole.part = transfer.host_memory(bytes);
+  } else {
+    if (!passing.defined() || passing.numel() < bytes) passing = transfer.host_memory(bytes);
+    whole.part = passing.narrow(0, 0, bytes);
+  }
   for (auto& [found, pieces] : whole.weights) {
     for (size_t i = 0; i < pieces.size(); ++i) {
       at::Tensor& value = found.parts[i];

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <sys/mman.h>
 #include <thread>
 
 #include "memory/matrices.h"
@@ -175,6 +176,39 @@ TEST_CASE("A process holds its part of the blocks, and slots", "[slab_peers]") {
     CHECK(process->transfer->stats().host_bytes == stats.host_bytes);
     CHECK(process->transfer->stats().live_bytes == stats.device_bytes);
   }
+}
+
+// A matrix of several pages, each process's part of which is a multiple of them.
+constexpr int64_t kWide = 256, kWideBytes = kWide * kWide * 4;
+struct WideBlock final : Block {
+  nn::Linear linear{this, "linear", kWide, kWide, /*bias=*/false};
+
+  explicit WideBlock(nn::Module* parent) : Block(parent, "wide") {}
+  std::string_view kind() const override { return "wide"; }
+  Tensors forward(const Tensors& in) override { return {linear.forward(in[0])}; }
+};
+
+TEST_CASE("A process reads of a block its part alone", "[slab_peers]") {
+  const int64_t rank = GENERATE(0, 1), half = kWideBytes / 2;
+  const std::shared_ptr<void> file(
+      mmap(nullptr, kWideBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0),
+      [](void* pages) { munmap(pages, kWideBytes); });
+  const Tensor value = at::from_blob(file.get(), {kWide, kWide}, at::TensorOptions());
+  value.copy_(at::arange(kWide * kWide).view({kWide, kWide}));
+  const Tensor mine = value.view({-1}).narrow(0, rank * half / 4, half / 4).clone();
+  // Whoever touches the other part ends the program.
+  REQUIRE(mprotect(static_cast<char*>(file.get()) + (1 - rank) * half, half, PROT_NONE) == 0);
+
+  nn::Module root(nullptr, "");
+  WideBlock block(&root);
+  Board board(2);
+  const auto transfer = make_simulated_device({});
+  const ResidencyPlan plan = {.blocks = {GENERATE(Place::kHost, Place::kDevice)},
+                              .parts = 2,
+                              .peers = std::make_shared<BoardPeers>(board, rank)};
+  const Residency residency({&block}, plan, *transfer, {},
+                            BlockLoading{.load = [&](Block&) { block.linear.weight->set(value); }});
+  CHECK(at::equal(residency.own_numbers(*block.linear.weight), mine));
 }
 
 TEST_CASE("Blocks that are still in slots are not gathered again", "[slab_peers]") {

@@ -1,4 +1,4 @@
-"""What the ranks of a machine hold: streamed weights, once for all of them.
+"""What the ranks of a machine hold: streamed weights once for all of them, and parts of a model while it is loaded.
 
     machine_memory_test.py WAN_PLUGIN WRITE_MODEL
 """
@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import struct
 import subprocess
 import tempfile
@@ -21,8 +22,9 @@ from train_cli_test import TARGETS, losses, tensors, write_dataset
 
 LORA = dict(lora_base_model="dit", lora_target_modules=TARGETS, lora_rank=4)
 STREAMED = dict(LORA, device="simulated", cpu_offload=True)
+MIB = 2**20
 BLOCKS = 6
-MANY = 160  # blocks of the model in which memory is measured
+FEW, MANY = 24, 96  # blocks of the models in which memory is measured
 
 # Name: flags. Of each the base is frozen, and streamed from the host.
 KINDS = {
@@ -35,7 +37,7 @@ KINDS = {
 }
 
 
-def write_many_blocks(model, count):
+def write_blocks(model, count):
     """Makes the denoiser one of so many blocks, all with the weights of its first one."""
     folder = model / "transformer"
     known = {}
@@ -95,10 +97,11 @@ class MachineMemoryTest(unittest.TestCase):
         holder = tempfile.TemporaryDirectory(prefix="atelier_machine_")
         cls.addClassCleanup(holder.cleanup)
         root = cls.root = pathlib.Path(holder.name)
-        cls.model, cls.many, cls.data = root / "model", root / "many", root / "data"
+        cls.model, cls.few, cls.many, cls.data = (root / name for name in ("model", "few", "many", "data"))
         program.write_tiny_model(cls.model, denoiser_blocks=BLOCKS)
-        program.write_tiny_model(cls.many)
-        write_many_blocks(cls.many, MANY)
+        for model, count in ((cls.few, FEW), (cls.many, MANY)):
+            program.write_tiny_model(model)
+            write_blocks(model, count)
         write_dataset(cls.data, count=7, sizes=((64, 64), (64, 32)))
         cls.block = divided_test.block_bytes(cls.model)  # in float32
 
@@ -206,6 +209,41 @@ class MachineMemoryTest(unittest.TestCase):
                 self.assertTrue(made[0])
                 for other in made[1:]:
                     self.assertEqual(made[0], other)
+
+    def peaks(self, ranks, name, **flags):
+        """The largest resident set of each process of a step."""
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            port = sock.getsockname()[1]
+        line = self.line(1, name, max_train_steps=1, save_steps=1, global_batch_size=2, **{**LORA, "lora_rank": 1, "prefetch": 0, **flags})
+        processes = []
+        for rank in range(ranks):
+            place = dict(RANK=rank, WORLD_SIZE=ranks, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=ranks, MASTER_ADDR="127.0.0.1",
+                         MASTER_PORT=port)
+            env = {**os.environ, **{key: str(value) for key, value in place.items()}}
+            with open(self.dir / f"{name}_{rank}.log", "w") as log:
+                processes.append(subprocess.Popen(line, stderr=log, env=env))
+        used = []
+        for rank, process in enumerate(processes):
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            self.assertEqual(process.returncode, 0, (self.dir / f"{name}_{rank}.log").read_text())
+            used.append(1024 * usage.ru_maxrss)
+        return used
+
+    def test_loading_never_holds_a_whole_model_beside_a_part(self):
+        for name, flags, size in (("converted", dict(dtype="float32"), 1), ("mapped", dict(dtype="bfloat16"), 0.5),
+                                  ("on the host", dict(dtype="float32", device="simulated", cpu_offload=True), 1)):
+            with self.subTest(name):
+                most = {}
+                self.addCleanup(setattr, self, "model", self.model)
+                for model in (self.few, self.many):
+                    self.model = model
+                    most[model] = max(self.peaks(2, f"{name} {model.name}", zero_stage=3, **flags))
+                more, whole = most[self.many] - most[self.few], (MANY - FEW) * self.block * size
+                # Half of each block rests here; what a step keeps of a block is a twentieth of it.
+                self.assertGreater(more / whole, 0.4)
+                self.assertLess(more / whole, 0.6)
 
 
 if __name__ == "__main__":
