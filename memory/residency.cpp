@@ -6,7 +6,6 @@
 #include <utility>
 
 #include <ATen/ATen.h>
-#include <c10/util/strides.h>
 
 #include "atelier/error.h"
 #include "atelier/host/file_pages.h"
@@ -14,6 +13,7 @@
 #include "atelier/host/weight_state.h"
 
 #include "memory/block_stream.h"
+#include "memory/quantized_store.h"
 #include "memory/slab.h"
 
 namespace atelier::memory {
@@ -103,6 +103,8 @@ class StreamedStore final : public WeightStore {
     if (!on_host_->draw_codes()) return std::nullopt;
     return on_device()->draw_codes();
   }
+
+  const WeightStore& on_host() const { return *on_host_; }
 
  private:
   bool is_divided() const { return !host_.empty() && host_.front().is_meta(); }
@@ -314,6 +316,8 @@ void Residency::Impl::sort(Block& block, Place place, bool stays,
       residents.push_back(&weight);
     } else {
       Found found = find(block, path, weight);
+      if (peers && found.store->is_resident())  // what is trained is counted flat
+        found.parts.front() = found.parts.front().contiguous();
       Pieces pieces = add_to(comes.layout, found.parts, /*is_divided=*/peers != nullptr);
       comes.weights.emplace_back(std::move(found), std::move(pieces));
     }
@@ -458,9 +462,7 @@ at::Tensor Residency::host_value(const Weight& weight) const {
 
 const Divided& Residency::Impl::divided_weight(const Weight& weight) const {
   const auto found = divided.find(&weight);
-  if (found == divided.end() ||
-      !at::IntArrayRef(found->second.piece.strides)
-           .equals(c10::contiguous_strides(at::IntArrayRef(found->second.piece.sizes))))
+  if (found == divided.end())
     throw Error(ErrorCode::kInvalidArgument,
                 "weight '" + weight.name() + "' has no plain values that are divided");
   return found->second;
@@ -502,6 +504,15 @@ Residency::Stats Residency::stats() const {
     result.away_bytes = stream.away_bytes;
   }
   return result;
+}
+
+at::ScalarType drawn_dtype(const Weight& weight) {
+  const WeightStore* store = weight.state().store().get();
+  if (const auto* streamed = dynamic_cast<const StreamedStore*>(store))
+    store = &streamed->on_host();
+  if (const auto* quantized = dynamic_cast<const QuantizedStore*>(store)) return quantized->dtype();
+  if (store != nullptr && store->is_resident()) return store->parts().front().scalar_type();
+  return weight.draw().scalar_type();
 }
 
 StreamingRunner::StreamingRunner(BlockRunner& inner, std::vector<Residency*> components)

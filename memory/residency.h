@@ -105,8 +105,8 @@ class Residency {
   // than there are slots.
   std::shared_ptr<void> hold(const Block& block);
 
-  // Of a plain, contiguous weight of a divided block, what lies in one process's part: numbers that
-  // follow each other, counted flat. There may be none.
+  // Of a plain weight of a divided block, which is contiguous there, what lies in one process's
+  // part: numbers that follow each other, counted flat. There may be none.
   struct Extent {
     int64_t begin = 0, count = 0;
   };
@@ -132,6 +132,10 @@ class Residency {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+// The dtype of what a weight draws, which is loaded. Draws it only where a store of another kind
+// does not say it.
+at::ScalarType drawn_dtype(const Weight& weight);
 
 // Runs blocks with their weights on the device. Residencies outlive it.
 class StreamingRunner final : public BlockRunner {

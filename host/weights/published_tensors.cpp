@@ -9,6 +9,7 @@
 #include "atelier/error.h"
 
 #include "host/weights/block_numbers.h"
+#include "memory/residency.h"
 
 namespace atelier::weights {
 
@@ -112,7 +113,7 @@ std::vector<PublishedTensor> published_tensors(nn::Module& module, const WeightM
                                                const TensorIndex* published) {
   std::vector<PublishedTensor> tensors = Layout(module, rules, prefix, published).lay_out();
   for (PublishedTensor& tensor : tensors)
-    tensor.dtype = tensor.sources.front().weight->draw().scalar_type();
+    tensor.dtype = memory::drawn_dtype(*tensor.sources.front().weight);
   return tensors;
 }
 

@@ -77,6 +77,7 @@ struct Options {
   Place place = Place::kHost;
   int64_t prefetch = 1;
   std::optional<QuantizedKind> stored = std::nullopt;
+  bool is_turned = false;  // columns follow each other
 };
 
 // One of the processes: a net of its own, whose weights are those of the others.
@@ -104,7 +105,8 @@ struct Process {
                                 .peers = peers};
     const auto load = [&](Block& block) {
       auto& matrix = dynamic_cast<test::MatrixBlock&>(block);
-      matrix.linear.weight->set(files.at(&block));
+      const Tensor value = files.at(&block);
+      matrix.linear.weight->set(options.is_turned ? value.t().contiguous().t() : value);
       if (options.stored) quantize_weight(matrix, *options.stored);
       int64_t loaded = 0;
       for (const auto& each : net.blocks) loaded += each->linear.weight->is_loaded() ? 1 : 0;
@@ -273,6 +275,34 @@ TEST_CASE("What a process writes into its part is drawn by all after a refresh",
     CHECK(next == weight.numel());
     CHECK(process->residency->keeps_on_host(weight) == (options.place == Place::kHost));
   }
+}
+
+TEST_CASE("Numbers of a weight that was not contiguous are trained as of others", "[slab_peers]") {
+  constexpr int kBlocks = 2;
+  Board board(2);
+  const auto all = run_all(board, kBlocks, {.is_turned = true}, [&](Process& process) {
+    int wrong = process.net.wrong(*process.runner, there_and_back(kBlocks));
+    for (size_t i = 0; i < kBlocks; ++i) {
+      process.residency->own_numbers(process.net.weight(i)).neg_();
+      process.residency->refresh(*process.net.blocks[i]);
+      process.net.products[i].neg_();
+    }
+    return wrong + process.net.wrong(*process.runner, there_and_back(kBlocks));
+  });
+  const auto [begin, count] = all[1]->residency->extent(all[1]->net.weight(0), 1);
+  const Tensor value = all[1]->net.weight(0).draw().view({-1});
+  CHECK(at::equal(all[1]->residency->own_numbers(all[1]->net.weight(0)),
+                  value.narrow(0, begin, count)));
+}
+
+TEST_CASE("What a divided weight draws is known without its parts", "[slab_peers]") {
+  Board board(2);
+  const auto stored = GENERATE(std::optional<QuantizedKind>(), QuantizedKind::kFp8);
+  run_all(board, 2, {.stored = stored}, [](Process& process) {
+    const int64_t before = process.peers->gathers;
+    const bool is_known = drawn_dtype(process.net.weight(1)) == at::kFloat;
+    return is_known && process.peers->gathers == before ? 0 : 1;
+  });
 }
 
 TEST_CASE("Weights in 8 bits have no numbers that are trained", "[slab_peers]") {

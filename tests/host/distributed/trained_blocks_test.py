@@ -16,7 +16,7 @@ import program
 import wan_training_test as wan
 from train_cli_test import losses, state_of, tensors, write_dataset
 from train_test import FULL, distilled
-from zero_test import SharingRuns, sent, trained_of
+from zero_test import SharingRuns, held, sent, trained_of
 
 BLOCKS = 6
 DIVIDED = dict(FULL, zero_stage=3)
@@ -109,6 +109,31 @@ class TrainedBlocksTest(SharingRuns):
                 for path in (run / "checkpoints/step-00000010").glob(f"{name}*"):
                     written = sum(len(data) for _, _, data in tensors(path).values())
                     self.assertAlmostEqual(written / (size / ranks), 1, delta=0.03, msg=path.name)
+
+    def test_what_rests_on_a_rank_is_less_by_the_parts_of_others(self):
+        flags = dict(FULL, device="simulated:1GiB", vram="off", use_gradient_checkpointing=True, dataset_repeat=8, prefetch=0,
+                     max_train_steps=6, save_steps=6)
+        for ranks in (2, 4):
+            rests, gradients = {}, {}
+            for stage in (1, 3):
+                name = f"rests_{ranks}_{stage}"
+                run = self.train(ranks, name, zero_stage=stage, global_batch_size=2 * ranks,
+                                 report_memory=self.dir / name / "memory.csv", **flags)
+                rests[stage], gradients[stage] = held(run)
+            inside, outside = 4 * numbers(run, 6, in_blocks), 4 * numbers(run, 6, lambda name: not in_blocks(name))
+            # Parts of the others, less a slot.
+            self.assertAlmostEqual((rests[1] - rests[3]) / (inside * (1 - 1 / ranks) - inside / BLOCKS), 1, delta=0.03)
+            # What is on its way beside its part: of the block that came last, and of what lies outside of blocks, twice.
+            under_way = 2 * (inside / BLOCKS + outside)
+            self.assertGreater(gradients[3], 0.97 * inside * (1 - 1 / BLOCKS) / ranks)
+            self.assertLess(gradients[3], 1.03 * ((inside + outside) / ranks + under_way))
+
+    def test_saving_brings_each_block_once(self):
+        copies = {}
+        for save_steps in (1, 2):
+            self.train(2, f"saved_{save_steps}", save_steps=save_steps, max_train_steps=2, prefetch=0, **DIVIDED)
+            copies[save_steps], = map(int, re.findall(r"dit: .* came in (\d+) copies", self.said))
+        self.assertLessEqual(copies[1] - copies[2], BLOCKS)
 
     def test_a_plan_counts_what_one_of_the_processes_holds(self):
         # 16 bytes of 3.67 million numbers do not fit, a quarter of them does.
