@@ -39,8 +39,15 @@ StartingWeights::StartingWeights(model::LoadedModel& model, const std::string& p
                 "begin with weights of the same model, or name this file in --model_paths");
 }
 
-void StartingWeights::load() const {
-  model_.load_component_from(component_, binding_, checkpoint_);
+void StartingWeights::load(progress::Progress& progress,
+                           const std::function<void()>& on_bytes) const {
+  progress::Step step(progress, "load " + component_, 0, progress::Unit::kBytes);
+  model_.load_component_from(component_, binding_, checkpoint_,
+                             [&](const model::LoadProgress& state) {
+                               step.set(state.bytes_done, state.bytes_total);
+                               on_bytes();
+                             });
+  step.finish();
 }
 
 }  // namespace atelier::train

@@ -1,10 +1,12 @@
 // Weights that a run begins with in place of the model's own (--resume_from_checkpoint).
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "host/files/checkpoint.h"
 #include "host/model/model_loader.h"
+#include "host/progress/progress.h"
 #include "host/weights/weight_binding.h"
 
 namespace atelier::train {
@@ -20,8 +22,9 @@ class StartingWeights {
 
   const std::string& component() const { return component_; }
 
-  // Fills the component's weights, which are loaded.
-  void load() const;
+  // Fills the component's weights with a line of progress, in the place of those that are there if
+  // it is loaded; `on_bytes` is called while they are read.
+  void load(progress::Progress& progress, const std::function<void()>& on_bytes) const;
 
  private:
   model::LoadedModel& model_;

@@ -128,15 +128,18 @@ class TrainingRun {
   void load_components() {
     if (in_lockstep()) meet_peers();
     const std::set<std::string> components = running_components(model_, run_.selection);
+    const auto stop_if_asked = [] {
+      if (run::StopSignals::is_requested())
+        throw Error(ErrorCode::kCancelled, "stopped by a signal");
+    };
     for (const auto& part : model_.parts()) {  // in the order of the files
       const std::string& component = part.detection.component;
-      if (!components.contains(component) || model_.is_loaded(component)) continue;
-      model::load_shown(model_, component, progress_, [] {
-        if (run::StopSignals::is_requested())
-          throw Error(ErrorCode::kCancelled, "stopped by a signal");
-      });
+      const bool is_replaced =
+          run_.starting_weights && run_.starting_weights->component() == component;
+      if (is_replaced || !components.contains(component) || model_.is_loaded(component)) continue;
+      model::load_shown(model_, component, progress_, stop_if_asked);
     }
-    if (run_.starting_weights) run_.starting_weights->load();
+    if (run_.starting_weights) run_.starting_weights->load(progress_, stop_if_asked);
     if (run_.preset)
       run_.preset->load({.name = "preset",
                          .path = config_.lora.preset_path,

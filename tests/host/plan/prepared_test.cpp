@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "host/plan/prepared_generation.h"
 #include "host/plan/prepared_training.h"
 #include "tests/host/train/image_toy.h"
@@ -56,9 +58,9 @@ struct Workshop {
                                           "--output_path",
                                           folder / "run",
                                           "--device",
-                                          "cpu",
-                                          "--lora_base_model",
-                                          "dit"};
+                                          "cpu"};
+    if (std::ranges::find(more, "--trainable_models") == more.end())
+      arguments.insert(arguments.end(), {"--lora_base_model", "dit"});
     arguments.insert(arguments.end(), more.begin(), more.end());
     TrainingRequest request = {
         .family = test::image_toy(),
@@ -150,6 +152,20 @@ TEST_CASE("A run is prepared, trained, and found finished the next time", "[prep
       shop.train({"--max_train_steps", "3", "--resume", shop.folder / "run"});
   CHECK(more.has_trained);
   CHECK(exists(shop.folder / "run/step-3.safetensors"));
+}
+
+TEST_CASE("Weights that a run begins with are read in the place of the model's own", "[prepared]") {
+  Workshop first, shop;
+  first.train({"--trainable_models", "dit", "--max_train_steps", "1", "--save_steps", "1"});
+  PreparedTraining prepared = prepare_training(
+      shop.training({"--trainable_models", "dit", "--max_train_steps", "1", "--save_steps", "1",
+                     "--resume_from_checkpoint", first.folder / "run/step-1.safetensors"}),
+      shop.progress, shop.problems);
+  int loads = 0;
+  const auto listener = prepared.run.model->on_loaded(
+      [&](std::string_view component) { loads += component == "dit" ? 1 : 0; });
+  CHECK(train::run_training(prepared.run, nullptr, shop.progress).has_trained);
+  CHECK(loads == 1);
 }
 
 TEST_CASE("A run whose cache is not filled does not train from it", "[prepared]") {
