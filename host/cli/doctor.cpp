@@ -242,6 +242,12 @@ flags::CommandSpec doctor_command() {
        .help = "measures how fast the processes of a run exchange tensors, in place of all else: "
                "atelier launch -- doctor --comm",
        .preset = "false"},
+      {.name = "dist_backend",
+       .help = "with --comm, what sends tensors of GPUs: nccl, or gloo through host memory; auto: "
+               "nccl",
+       .preset = "auto",
+       .choices = {"auto", "nccl", "gloo"},
+       .value_name = "auto|nccl|gloo"},
       {.name = "json", .kind = flags::FlagKind::kFlag, .help = "as JSON", .preset = "false"}};
   return command;
 }
@@ -250,7 +256,7 @@ int run_doctor(std::span<const std::string> arguments) {
   const flags::CommandSpec command = doctor_command();
   if (flags::wants_help(arguments)) return print_help(command);
   const flags::ParsedFlags flags = flags::parse_flags(command, arguments);
-  if (flags.flag("comm")) return doctor_comm(flags.flag("json"));
+  if (flags.flag("comm")) return doctor_comm(flags.text("dist_backend"), flags.flag("json"));
   std::vector<Item> items = {check_libtorch(), check_cpu(), check_memory()};
   for (Item& item : check_gpus()) items.push_back(std::move(item));
   items.push_back(check_nccl());

@@ -49,17 +49,16 @@ void print_table(const MeasuredLinks& found, const std::string& device) {
 
 }  // namespace
 
-int doctor_comm(bool as_json) {
+int doctor_comm(const std::string& backend, bool as_json) {
   const distributed::Ranks ranks = distributed::find_ranks(distributed::process_environment());
   if (ranks.is_alone())
     throw Error(ErrorCode::kInvalidArgument,
                 "--comm measures what several processes exchange, and this one is alone",
                 "atelier launch --nproc_per_node 2 -- doctor --comm");
-  std::string name = "auto";
+  std::string name = device::open_cuda().device_count > 0 ? "cuda" : "cpu";
   choose_gpu(name, ranks);
-  const at::Device device = name == "auto" ? at::Device(at::kCPU) : device::choose(name);
-  distributed::GroupOptions options;
-  if (device.is_cuda()) options.gpu = device.index();
+  const distributed::GroupOptions options = {.gpu = gpu_of_nccl(name, backend)};
+  const at::Device device = options.gpu ? device::choose(name) : at::Device(at::kCPU);
   return distributed::run_with_others(ranks, options, [&](Group& group) {
     compare_ranks(group, facts_of_program());
     const MeasuredLinks found = distributed::measure_links(group, device);

@@ -22,6 +22,11 @@ class CommTest(unittest.TestCase):
         self.assertIn("2 ranks on 1 machine, tensors on cpu", told)
         self.assertEqual([line.split()[0] for line in told.splitlines() if "all ranks" in line], EXCHANGES)
 
+    def test_gloo_is_measured_where_it_is_asked_for(self):
+        self.assertIn("2 ranks on 1 machine, tensors on cpu", measure("--dist_backend", "gloo"))
+        line = [program.PROGRAM, "launch", "--nproc_per_node", "2", "--", "doctor", "--comm", "--dist_backend", "mpi"]
+        self.assertIn("--dist_backend", program.run_line(line, code=2).stderr)
+
     def test_plan_reads_what_is_measured(self):
         found = json.loads(measure("--json"))
         self.assertEqual([entry["name"] for entry in found["collectives"]], EXCHANGES)
@@ -34,7 +39,7 @@ class CommTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "network.json"
             path.write_text(json.dumps(found))
-#What is missing is the training; the network is read before that.
+            # What is missing is the training; the network is read before that.
             line = program.command("plan", "train", plugin="qwen_image", ranks=2, network=path)
             self.assertNotIn("network.json", program.run_line(line, code=2).stderr)
             path.write_text("{}")
