@@ -188,7 +188,7 @@ int make_images(PreparedGeneration& prepared, const GenerationRequest& request,
   const StopSignals interrupts(StopSignals::Kind::kInterrupt);
   model::LoadedModel& model = prepared.model();
   std::optional<run::MemoryTimeline> timeline;
-  if (!own.report_memory.empty() && ranks.is_first())
+  if (!own.report_memory.empty() && ranks.team == 0 && ranks.is_first())
     timeline.emplace(own.report_memory, model.device(), model.transfer());
   generate::SessionOptions options = prepared.session_options();
   options.writes_metadata = !own.no_metadata;
@@ -211,10 +211,32 @@ Progress progress_of(const GenerateFlags& own, bool is_first) {
   return Progress(shown);
 }
 
-// One of the processes that make each picture together.
+// Makes this process's pictures, and waits until the others have made theirs, so that none is ended
+// because another one is through, or has failed at a job. One that is stopped while it works by
+// itself does not stop the others.
+int make_images_beside(Group& world, PreparedGeneration& prepared, const GenerateFlags& own,
+                       Progress& progress) {
+  const PictureRanks ranks = form_teams(world, prepared.request().shares);
+  std::optional<Error> stopped;
+  int code = 0;
+  try {
+    code = make_images(prepared, prepared.request(), own, ranks, progress);
+  } catch (const Error& error) {
+    if (!ranks.is_alone() || error.code() != ErrorCode::kCancelled) throw;
+    stopped = error;
+  }
+  world.say("through");
+  StopSignals::ignore_until_exit();
+  world.part();
+  if (stopped) throw Error(*stopped);
+  return code;
+}
+
+// One of the processes that share out the jobs, or the pictures themselves.
 int generate_with(Group& world, GenerationRequest request, const GenerateFlags& own,
                   const std::string& arguments, report::Problems& problems) {
-  Progress progress = progress_of(own, world.is_first());
+  const bool is_shared = request.shares.size() > 1;
+  Progress progress = progress_of(own, world.is_first() || !is_shared);
   const auto prepared = prepare_together(world, [&] {
     auto all = std::make_unique<PreparedGeneration>(std::move(request), progress, problems);
     problems.throw_if_any();
@@ -225,14 +247,12 @@ int generate_with(Group& world, GenerationRequest request, const GenerateFlags& 
   facts.emplace_back("the command line", arguments);
   facts.emplace_back("jobs", std::to_string(prepared->request().jobs.size()));
   // Of which a plan may choose another one on each.
-  facts.emplace_back("--cfg_batch", prepared->session_options().batches_cfg ? "on" : "off");
+  if (is_shared)
+    facts.emplace_back("--cfg_batch", prepared->session_options().batches_cfg ? "on" : "off");
   add_model(facts, prepared->model());
   compare_ranks(world, facts);
   prepared->model().share_host(distributed::share_machine(world));
-  const PictureRanks ranks = form_teams(world, prepared->request().shares);
-  const int code = make_images(*prepared, prepared->request(), own, ranks, progress);
-  world.part();
-  return code;
+  return make_images_beside(world, *prepared, own, progress);
 }
 
 int generate_with_others(GenerationRequest request, const GenerateFlags& own,
@@ -241,18 +261,10 @@ int generate_with_others(GenerationRequest request, const GenerateFlags& own,
   constexpr std::chrono::minutes kMostWait{30};
   distributed::GroupOptions options = {.exchange = kMostWait};
   if (own.dist_timeout > 0) options.exchange = std::chrono::seconds(own.dist_timeout);
-  if (request.load) options.gpu = gpu_of_nccl(request.load->device, own.dist_backend);
+  if (request.load && request.shares.size() > 1)
+    options.gpu = gpu_of_nccl(request.load->device, own.dist_backend);
   return distributed::run_with_others(ranks, options, [&](Group& world) {
     return generate_with(world, std::move(request), own, arguments, problems);
-  });
-}
-
-// Ranks that make jobs each by itself meet once, for the memory that those of a machine share.
-void share_host_memory(const distributed::Ranks& ranks, model::LoadedModel& model) {
-  distributed::run_with_others(ranks, {}, [&](Group& world) {
-    model.share_host(distributed::share_machine(world));
-    world.part();
-    return 0;
   });
 }
 
@@ -269,12 +281,11 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
   GenerationRequest request = read_request(given, plugin, only, problems);
   const bool is_shared = request.shares.size() > 1;
   const bool has_jobs = request.keeps_components && !request.expects_jobs;
-  distributed::Ranks ranks;  // alone, unless there is something to share
-  if (only == nullptr && (has_jobs || is_shared)) {
-    ranks = distributed::find_ranks(distributed::process_environment());
+  if (only == nullptr) {
+    const auto ranks = distributed::find_ranks(distributed::process_environment());
     if (request.load) choose_gpu(request.load->device, ranks);
     check_ranks(request.shares, ranks, has_jobs, request.expects_jobs, problems);
-    if (is_shared && !ranks.is_alone())
+    if ((has_jobs || is_shared) && !ranks.is_alone())
       return generate_with_others(std::move(request), given.own, ranks, c10::Join(" ", arguments),
                                   problems);
   }
@@ -283,9 +294,7 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
   problems.throw_if_any();
   prepared.make_plan();
   if (only != nullptr) return print_plan(prepared.planned(), prepared.unplanned(), *only);
-  share_host_memory(ranks, prepared.model());
-  const PictureRanks teams = {.team = ranks.rank, .teams = ranks.size};
-  return make_images(prepared, prepared.request(), given.own, teams, progress);
+  return make_images(prepared, prepared.request(), given.own, /*ranks=*/{}, progress);
 }
 
 }  // namespace

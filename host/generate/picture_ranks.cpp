@@ -11,9 +11,9 @@ namespace atelier::generate {
 PictureRanks form_teams(distributed::Group& world, const PictureShares& shares) {
   PictureRanks ranks;
   const int size = shares.size();
-  if (size == 1) return ranks;
   ranks.team = world.rank() / size;
   ranks.teams = world.size() / size;
+  if (size == 1) return ranks;
   std::vector<std::vector<int>> teams, pairs;
   for (int first = 0; first < world.size(); first += size) {
     std::vector<int>& team = teams.emplace_back();
@@ -27,10 +27,28 @@ PictureRanks form_teams(distributed::Group& world, const PictureShares& shares) 
   return ranks;
 }
 
+namespace {
+
+// Of processes that share no picture.
+void check_processes(const distributed::Ranks& ranks, bool has_jobs, bool from_stdin,
+                     report::Problems& problems) {
+  if (ranks.is_alone() || has_jobs) return;
+  const std::string several = std::to_string(ranks.size) + " processes";
+  if (from_stdin)
+    problems.add("--prompts_file -: stdin has one reader, and there are " + several,
+                 "write the jobs to a file, or start one process");
+  else
+    problems.add(several + " would make the same picture, and write it to the same file",
+                 "give several jobs with --prompts_file, share the picture out with --cfg_parallel "
+                 "or --sequence_parallel, or start one process");
+}
+
+}  // namespace
+
 void check_ranks(const PictureShares& shares, const distributed::Ranks& ranks, bool has_jobs,
                  bool from_stdin, report::Problems& problems) {
   const int size = shares.size();
-  if (size == 1) return;
+  if (size == 1) return check_processes(ranks, has_jobs, from_stdin, problems);
   const std::string flag = shares.sequence == 1 ? "--cfg_parallel" : "--sequence_parallel";
   const std::string start = "atelier launch --nproc_per_node ";
   if (from_stdin) {

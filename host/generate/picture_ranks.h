@@ -35,11 +35,12 @@ struct PictureRanks {
   bool is_first() const { return is_alone() || all->is_first(); }
 };
 
-// All ranks of `world` call it; check_ranks() has let `shares` through.
+// All ranks of `world` call it; check_ranks() has let `shares` through. Where no picture is shared
+// out, each rank is a team.
 PictureRanks form_teams(distributed::Group& world, const PictureShares& shares);
 
-// Whether so many processes can share pictures so. `has_jobs`: those of a file; `from_stdin`: they
-// come one by one.
+// Whether so many processes have something to share, pictures or jobs. `has_jobs`: those of a file;
+// `from_stdin`: they come one by one.
 void check_ranks(const PictureShares& shares, const distributed::Ranks& ranks, bool has_jobs,
                  bool from_stdin, report::Problems& problems);
 

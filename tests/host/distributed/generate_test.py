@@ -3,8 +3,12 @@
     generate_test.py WAN_PLUGIN WRITE_MODEL
 """
 import json
+import os
 import pathlib
+import signal
+import subprocess
 import tempfile
+import time
 import unittest
 
 import lumina2_models
@@ -106,6 +110,55 @@ class GenerateTest(unittest.TestCase):
         self.assertEqual(alone, four)
         told = [json.loads(line) for line in done.stdout.splitlines()]
         self.assertEqual(sorted(job["line"] for job in told), [1, 2, 3, 4, 5])
+
+    def start_jobs(self, jobs):
+        """Two processes that make jobs in turn, and their numbers once each has made its first image."""
+        folder = pathlib.Path(tempfile.mkdtemp(dir=self.root))
+        wan.frame(2).resize((96, 64)).save(folder / "start.png")
+        (folder / "jobs.jsonl").write_text("\n".join(map(json.dumps, jobs)))
+        flags = dict(self.models["qwen_image"], prompts_file="jobs.jsonl", output=None, prompt=None)
+        process = subprocess.Popen(self.line(2, **flags), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   text=True)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        deadline = time.monotonic() + 120
+        while not all((folder / f"{i}_0.png").exists() for i in (1, 2)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        return process, [int(child) for child in children], folder
+
+    def test_a_job_that_fails_ends_no_other_one(self):
+        jobs = [{"prompt": "a", "output": f"{line}_%d.png", "num_images": 30 if line == 2 else 4} for line in range(1, 7)]
+        jobs[3]["input_image"] = "start.png"
+        process, (first, _), folder = self.start_jobs(jobs)
+        (folder / "start.png").unlink()  # after it was looked at, and before its job
+        os.kill(first, signal.SIGSTOP)  # the other one is through long before
+        told = []
+        while not told or told[-1]["line"] != 6:
+            told.append(json.loads(process.stdout.readline()))
+        time.sleep(6)  # longer than launch gives others after one has failed
+        os.kill(first, signal.SIGCONT)
+        rest, said = process.communicate(timeout=120)
+        told += map(json.loads, rest.splitlines())
+        self.assertEqual(sorted(job["line"] for job in told), [1, 2, 3, 4, 5, 6], said)
+        self.assertEqual([job["line"] for job in told if "error" in job], [4])
+        self.assertEqual(len(list(folder.glob("[1356]_*.png"))), 16)
+        self.assertEqual(process.returncode, 2, said)
+        self.assertIn("rank 1 failed, with exit code 2", said)
+
+    def test_a_process_that_is_interrupted_ends_no_other_one(self):
+        process, (first, _), folder = self.start_jobs([{"prompt": "a", "output": "1_%d.png", "num_images": 1000},
+                                                       {"prompt": "a", "output": "2_%d.png", "num_images": 40}])
+        os.kill(first, signal.SIGINT)
+        _, said = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 130, said)
+        self.assertEqual(len(list(folder.glob("2_*.png"))), 40, said)
+        self.assertNotIn("PEER_LOST", said)
+
+    def test_processes_that_would_make_the_same_are_refused(self):
+        self.refuse(2, "2 processes would make the same picture, and write it to the same file", "--prompts_file",
+                    "--cfg_parallel")
+        self.refuse(2, "stdin has one reader, and there are 2 processes", prompts_file="-", prompt=None, output=None)
 
     def test_what_cannot_be_shared_is_refused_before_anything_is_loaded(self):
         self.refuse(1, "--cfg_parallel: 2 processes make a picture, and there is one", "--nproc_per_node 2",
