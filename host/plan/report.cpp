@@ -61,7 +61,7 @@ std::string why_placed(const PlannedResult& result, const ComponentChoice& choic
   double waited = 0.0;
   if (phase != nullptr) waited = is_divided ? phase->exchanged_seconds : phase->waited_seconds;
   if (phase == nullptr || waited <= 1e-3 * phase->seconds)
-    return slots + (is_divided ? "parts come" : "copies hide") + " behind computing";
+    return slots + (is_divided ? "parts come beside computing" : "copies hide behind computing");
   return slots + "computing waits " + time_text(waited) + " a pass for " +
          (is_divided ? "parts of other processes" : "copies");
 }
