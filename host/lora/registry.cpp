@@ -199,6 +199,28 @@ void Registry::unload(std::string_view name) {
   drop_idle();
 }
 
+// The sum is that of AddedWeight, on the compute device.
+void Registry::merge(const Use& use, const std::set<Weight*>& weights) {
+  const at::NoGradGuard no_grad;
+  check_strength(use);
+  const LoadedPtr loaded = open(use);
+  if (use.strength == 0) return;
+  read(*loaded);
+  std::map<Weight*, std::vector<Addition>> wanted;
+  for (const WeightAddition& of : loaded->values->additions) {
+    if (!weights.contains(of.weight)) continue;
+    wanted[of.weight].push_back(of.addition);
+    wanted[of.weight].back().strength = use.strength;
+  }
+  for (auto& [weight, additions] : wanted) {
+    const at::Device place = weight->draw().device();
+    weight->set(weight->draw().to(model_.device()));
+    set_additions(*weight, this, std::move(additions), /*keeps_sum=*/false);
+    weight->set(weight->draw().to(place));
+    merged_.insert(weight);
+  }
+}
+
 void Registry::use(std::span<const Use> set) {
   std::vector<Use> names;
   std::vector<LoadedPtr> used;
@@ -261,6 +283,7 @@ void Registry::place_additions() {
   for (size_t i = 0; i < in_use_.size(); ++i) {
     if (in_use_[i].strength == 0) continue;
     for (const WeightAddition& of : used_[i]->values->additions) {
+      if (merged_.contains(of.weight)) continue;
       Addition addition = of.addition;
       addition.strength = in_use_[i].strength;
       wanted[of.weight].push_back(std::move(addition));

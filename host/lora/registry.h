@@ -62,6 +62,11 @@ class Registry {
   // that there are.
   void unload(std::string_view name);
 
+  // Of a LoRA that will be loaded: makes what it adds to the values of `weights`, which are loaded,
+  // a part of these values, for weights that are trained where nothing can be added to them. load()
+  // leaves that out then. Throws as load().
+  void merge(const Use& use, const std::set<Weight*>& weights);
+
   // Makes `set` the LoRAs in use, in this order. Throws as load().
   void use(std::span<const Use> set);
 
@@ -113,6 +118,7 @@ class Registry {
   std::vector<std::pair<nn::Linear*, at::Tensor>> placed_;  // layer and the adapter's `a`
   int64_t stacked_bytes_ = 0;                               // of what was made for placed_
   std::set<Weight*> added_;                                 // that are added to
+  std::set<Weight*> merged_;                                // see merge()
   uint64_t clock_ = 0;
   std::shared_ptr<const model::LoadedModel::Listener> listener_;
 };

@@ -150,9 +150,16 @@ class LoadedModel::Runner final : public HandoverRunner {
     if (plan.parts > 1) plan.peers = model_.peers_;
     plan.shared = model_.shared_place(name, checkpoint);
     const bool is_divided = plan.parts > 1;
+    memory::BlockLoading loading = filler.loading();
+    const auto change = model_.changes_.find(name);
+    if (is_divided && change != model_.changes_.end())
+      loading.load = [load = std::move(loading.load), &then = change->second](Block& block) {
+        load(block);
+        then(block);
+      };
     model_.residencies_[std::string(name)] = std::make_unique<memory::Residency>(
         model_.model_->blocks(name), std::move(plan), *model_.transfer_,
-        is_divided ? std::set<const Weight*>() : on_demand(name), filler.loading());
+        is_divided ? std::set<const Weight*>() : on_demand(name), loading);
     device::release_freed_memory();
     model_.stream_residencies();
   }

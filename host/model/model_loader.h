@@ -128,6 +128,12 @@ class LoadedModel {
   // those of `own`, components that are written to. Before components are loaded. May be null.
   void share_host(std::shared_ptr<memory::SharedSlabs> slabs,
                   std::set<std::string, std::less<>> own = {});
+  // Before a divided component is loaded: `change` is called with each of its blocks while that has
+  // all of its weights, on the host, and may put other values there.
+  using BlockChange = std::function<void(Block& block)>;
+  void change_divided(std::string_view component, BlockChange change) {
+    changes_[std::string(component)] = std::move(change);
+  }
   // Null for a component that is not loaded or not streamed.
   memory::Residency* residency(std::string_view component);
   // A device of host memory, which may be limited.
@@ -199,9 +205,10 @@ class LoadedModel {
   std::map<std::string, std::unique_ptr<memory::Residency>, std::less<>> residencies_;
   std::map<std::string, memory::Residency::Stats, std::less<>> past_;  // of those that are gone
   std::unique_ptr<Runner> runner_;
-  std::shared_ptr<memory::SlabPeers> peers_;     // of divided blocks
-  std::shared_ptr<memory::SharedSlabs> slabs_;   // null: each process has its own
-  std::set<std::string, std::less<>> unshared_;  // components that are not there
+  std::shared_ptr<memory::SlabPeers> peers_;                      // of divided blocks
+  std::shared_ptr<memory::SharedSlabs> slabs_;                    // null: each process has its own
+  std::set<std::string, std::less<>> unshared_;                   // components that are not there
+  std::map<std::string, BlockChange, std::less<>> changes_ = {};  // by component
 };
 
 // Loads a component with a line of progress; `on_bytes` is called while it is read.

@@ -217,14 +217,12 @@ class Preparation {
       return;
     }
     for (const auto& trained : run_.selection.weights) {
-      if (trained.component != lora.preset_model || !run_.model->is_streamed(*trained.weight))
+      if (trained.component != lora.preset_model || !run_.model->is_streamed(*trained.weight) ||
+          run_.model->is_divided(lora.preset_model))
         continue;
-      const bool is_divided = run_.model->is_divided(lora.preset_model);
-      problems_.add("--preset_lora_model: weights of " + lora.preset_model + " are trained and " +
-                        (is_divided ? "divided among the processes" : "rest on the host") +
-                        ": nothing can be added to them",
-                    is_divided ? "use --zero_stage 2" : "leave out --optimize_on_cpu and --offload",
-                    ErrorCode::kUnsupported);
+      problems_.add("--preset_lora_model: weights of " + lora.preset_model +
+                        " are trained and rest on the host: nothing can be added to them",
+                    "leave out --optimize_on_cpu and --offload", ErrorCode::kUnsupported);
       return;
     }
     problems_.collect([&] {

@@ -138,18 +138,9 @@ class Planning {
     }
     const std::string stage = "--zero_stage " + std::to_string(mode.zero_stage) + ": ";
     if (mode.ranks == 1 || mode.zero_stage < 3) return {};
-    const std::string& preset = config.lora.preset_model;
-    if (!preset.empty() && trains_weights_of(preset))
-      return stage + "weights of " + preset +
-             " would be divided, and nothing of --preset_lora_path can be added to them";
     if (keeps_blocks(config.model.placement))
       return stage + "blocks would be divided, and --resident_blocks keeps whole ones";
     return {};
-  }
-
-  bool trains_weights_of(const std::string& component) const {
-    return std::ranges::any_of(asked_.selection.weights,
-                               [&](const auto& trained) { return trained.component == component; });
   }
 
   // Whether the user keeps blocks of denoisers on the device.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
+#include <set>
 
 #include "atelier/error.h"
 
@@ -125,8 +126,31 @@ class TrainingRun {
     model_.meet(distributed::divide_slabs(blocks_));
   }
 
+  lora::Use preset() const {
+    return {
+        .name = "preset", .path = config_.lora.preset_path, .component = config_.lora.preset_model};
+  }
+
+  // Of blocks that are trained and divided, the preset becomes a part before they are divided.
+  void merge_preset() {
+    const std::string& component = config_.lora.preset_model;
+    if (!run_.preset || !model_.is_divided(component)) return;
+    std::set<Weight*> trained;
+    for (const auto& one : run_.selection.weights) {
+      if (one.component == component) trained.insert(one.weight);
+    }
+    model_.change_divided(component, [this, trained](Block& block) {
+      std::set<Weight*> own;
+      block.visit_weights([&](const std::string&, Weight& weight) {
+        if (trained.contains(&weight)) own.insert(&weight);
+      });
+      if (!own.empty()) run_.preset->merge(preset(), own);
+    });
+  }
+
   void load_components() {
     if (in_lockstep()) meet_peers();
+    merge_preset();
     const std::set<std::string> components = running_components(model_, run_.selection);
     const auto stop_if_asked = [] {
       if (run::StopSignals::is_requested())
@@ -140,10 +164,7 @@ class TrainingRun {
       model::load_shown(model_, component, progress_, stop_if_asked);
     }
     if (run_.starting_weights) run_.starting_weights->load(progress_, stop_if_asked);
-    if (run_.preset)
-      run_.preset->load({.name = "preset",
-                         .path = config_.lora.preset_path,
-                         .component = config_.lora.preset_model});
+    if (run_.preset) run_.preset->load(preset());
     if (group_) group_->say("loaded");  // exchanges have a time-out, and files of one may be slow
   }
 

@@ -12,7 +12,9 @@ import tempfile
 import time
 import unittest
 
+import numpy as np
 import program
+import safetensors.numpy
 import wan_training_test as wan
 from train_cli_test import losses, state_of, tensors, write_dataset
 from train_test import FULL, distilled
@@ -281,6 +283,46 @@ class TrainedBlocksTest(SharingRuns):
             for ranks, group in layouts:
                 with self.subTest(name, ranks=ranks, group=group):
                     self.assert_close(alone, self.train(ranks, f"{name}_{ranks}_{group}", zero_group=group, **flags))
+
+    def test_a_preset_becomes_a_part_of_what_is_divided(self):
+        flags = dict(DIVIDED, preset_lora_path=self.write_preset(), preset_lora_model="dit")
+        each = dict(flags, global_batch_size=2, max_grad_norm=0, max_train_steps=3, save_steps=3)  # two ranks of a batch
+        alone, both = self.alone("each alone", **each), self.train(2, "each", **each)
+        self.assert_same_weights(alone, both)
+        self.assertEqual(trained_of(alone, 3), trained_of(both, 3))
+        without = self.alone("without", **{**each, "preset_lora_path": None, "preset_lora_model": None})
+        self.assertNotEqual(losses(alone), losses(without))
+        alone = self.alone("all alone", **flags)
+        self.assert_close(alone, self.train(4, "all", zero_group=2, **flags))
+        self.assert_close(alone, self.train(2, "on the host", **flags, **OPTIMIZED_ON_HOST))
+        some = dict(flags, **SOME_LAYERS)
+        self.assert_close(self.alone("some alone", **some), self.train(2, "some", **some))
+
+    def write_preset(self):
+        """Products, differences of weights and biases, and DoRA, in blocks and outside of them."""
+        shapes = {name: shape for path in (self.model / "transformer").glob("*.safetensors")
+                  for name, (_, shape, _) in tensors(path).items()}
+        random = np.random.default_rng(5)
+        preset = {}
+
+        def add(layer, *kinds):
+            rows, columns = shapes[f"{layer}.weight"]
+            sizes = {"lora_A.weight": (2, columns), "lora_B.weight": (rows, 2), "lora_magnitude_vector": (rows,),
+                     "diff": (rows, columns), "diff_b": (rows,)}
+            for kind in kinds:
+                preset[f"transformer.{layer}.{kind}"] = np.float32(0.05) * random.standard_normal(sizes[kind], np.float32)
+
+        product = "lora_A.weight", "lora_B.weight"
+        for block in (0, 3, 5):
+            attention = f"transformer_blocks.{block}.attn"
+            add(f"{attention}.to_q", *product)
+            add(f"{attention}.to_k", "diff", "diff_b")
+            add(f"{attention}.to_v", *product, "lora_magnitude_vector")
+            preset[f"transformer.{attention}.to_v.lora_magnitude_vector"] += 1
+        add("proj_out", "diff")
+        path = self.dir / "preset.safetensors"
+        safetensors.numpy.save_file(preset, path)
+        return path
 
     def test_what_cannot_be_divided_is_refused(self):
         for flags, words in ((dict(optimizer_type="Adafactor"), "needs whole matrices"),

@@ -293,6 +293,28 @@ TEST_CASE("On weights that stream LoRAs are what they are otherwise, and leave n
   }
 }
 
+TEST_CASE("What became a part of weights is not added to them again, and stays", "[lora]") {
+  const Scene scene;
+  const auto added = test::open_toy(scene.folder.path()),
+             merged = test::open_toy(scene.folder.path());
+  merged->load_component("dit");
+  const Use style = {"style", scene.style_path, 0.7};
+  Registry a(*added, {.mode = Mode::kMerge}), b(*merged, {.mode = Mode::kMerge});
+  Weight& down = *merged->model().component("dit").find_weight("blocks.1.down.weight");
+  const at::Tensor before = down.draw().clone();
+  b.merge(style, {&down});
+  CHECK(down.state().is_trainable() == false);
+  CHECK(down.state().store()->added() == nullptr);
+  CHECK_FALSE(at::equal(down.draw(), before));
+  down.state().set_trainable(true);  // as it is when the others are added to
+  a.use({&style, 1});
+  b.use({&style, 1});
+  CHECK(at::equal(test::toy_velocity(*added), test::toy_velocity(*merged)));
+  a.use({});
+  b.use({});
+  CHECK_FALSE(at::equal(test::toy_velocity(*added), test::toy_velocity(*merged)));
+}
+
 TEST_CASE("Two registries add to one weight, and each takes its own away", "[lora]") {
   Scene scene;
   Registry first(*scene.model, {.mode = Mode::kMerge});
