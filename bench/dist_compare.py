@@ -8,11 +8,13 @@ README.md, beside this file, says what each row is and how it is measured.
 """
 
 import argparse
+import collections
 import json
 import os
 import pathlib
 import resource
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -21,18 +23,69 @@ import time
 import diffusers_compare as base
 import train_compare as training
 
-# Of a mode: what is trained with it, the flags of `atelier train`, and the bytes that all ranks
-# together send in a step: of what is trained (t), of its values (v) and of the blocks (f), by W
-# ranks. With one place for blocks, the last one of each pass over them is still there, unless it
-# was moved in between.
+# Of what is trained, of its values, of blocks and of one of them: bytes. Of a batch: rows in
+# attention, on average. Of attention: numbers of a row of queries, and of keys.
+Sizes = collections.namedtuple("Sizes", "trained values blocks last layers rows queries keys key_heads")
+
+
+def divided(ranks, batches, sizes):
+    """What each rank of `ranks` that divide blocks that are trained sends, in parts of all of it.
+
+    With one place for blocks, the last one of each pass over them is still there, unless it was
+    moved in between.
+    """
+    passes = batches * (2 * sizes.blocks - sizes.last) - (batches - 1) * sizes.last
+    return (ranks - 1) / ranks * (batches * sizes.trained + sizes.values - sizes.blocks + passes)
+
+
+def in_pairs(ranks, sent, sizes):
+    """All ranks in groups of two: `sent` is what each sends in its own."""
+    pairs = ranks / 2
+    return ranks * (sent + 2 * (pairs - 1) / pairs * sizes.trained / 2)
+
+
+def exchanged(ranks, sizes):
+    """Ulysses, in both passes, and gradients."""
+    of_pass = (ranks - 1) * sizes.rows / ranks * 2 * (sizes.queries + sizes.keys) * 4
+    return 2 * (ranks - 1) * sizes.trained + 2 * sizes.layers * of_pass
+
+
+def passed_on(ranks, sizes):
+    """Ring, once forward and twice backward, and gradients."""
+    return 2 * (ranks - 1) * sizes.trained + 3 * sizes.layers * 2 * (ranks - 1) * sizes.rows * sizes.keys * 4
+
+
+def first_that(divides):
+    """The fewest ranks that divide the key heads, or that do not."""
+    return lambda options, sizes: next(
+        ranks for ranks in range(2, 99) if (sizes.key_heads % ranks == 0) == divides)
+
+
+# Of a mode: what is trained with it, the flags of `atelier train`, the bytes that all W ranks together
+# send in a step, and how many ranks, where that is not --ranks.
+Mode = collections.namedtuple("Mode", "what flags sent ranks", defaults=[lambda options, sizes: options.ranks])
+TWICE = {"gradient_accumulation_steps": 2, "dataset_repeat": 2}
+FOUR = {"ranks": lambda options, sizes: 4}
 MODES = {
-    "ddp": (("lora", "full"), {"zero_stage": 0}, lambda W, t, v, f, last: 2 * (W - 1) * t),
-    "zero1": (("full",), {"zero_stage": 1}, lambda W, t, v, f, last: (W - 1) * (t + v)),
-    "zero2": (("full",), {"zero_stage": 2}, lambda W, t, v, f, last: (W - 1) * (t + v)),
-    "zero3": (("lora",), {"zero_stage": 3, "prefetch": 0},
-              lambda W, t, v, f, last: (W - 1) * (2 * t + 2 * (f - last))),
-    "zero3_full": (("full",), {"zero_stage": 3, "prefetch": 0},
-                   lambda W, t, v, f, last: (W - 1) * (t + v + f - last)),
+    "ddp": Mode(("lora", "full"), {"zero_stage": 0}, lambda W, s: 2 * (W - 1) * s.trained),
+    "zero1": Mode(("full",), {"zero_stage": 1}, lambda W, s: (W - 1) * (s.trained + s.values)),
+    "zero2": Mode(("full",), {"zero_stage": 2}, lambda W, s: (W - 1) * (s.trained + s.values)),
+    "zero3": Mode(("lora",), {"zero_stage": 3, "prefetch": 0},
+                  lambda W, s: (W - 1) * (2 * s.trained + 2 * (s.blocks - s.last))),
+    "zero3_full": Mode(("full",), {"zero_stage": 3, "prefetch": 0}, lambda W, s: W * divided(W, 1, s)),
+    "ddp_twice": Mode(("full",), {"zero_stage": 0, **TWICE}, lambda W, s: 2 * (W - 1) * s.trained),
+    "zero2_twice": Mode(("full",), {"zero_stage": 2, **TWICE}, lambda W, s: (W - 1) * (2 * s.trained + s.values)),
+    "zero3_twice": Mode(("lora",), {"zero_stage": 3, "prefetch": 0, **TWICE},
+                        lambda W, s: (W - 1) * (2 * s.trained + 4 * (s.blocks - s.last))),
+    "zero3_full_twice": Mode(("full",), {"zero_stage": 3, "prefetch": 0, **TWICE}, lambda W, s: W * divided(W, 2, s)),
+    "pairs_zero1": Mode(("full",), {"zero_stage": 1, "zero_group": 2},
+                        lambda W, s: in_pairs(W, (s.trained + s.values) / 2, s), **FOUR),
+    "pairs_zero2": Mode(("full",), {"zero_stage": 2, "zero_group": 2},
+                        lambda W, s: in_pairs(W, (s.trained + s.values) / 2, s), **FOUR),
+    "pairs_zero3": Mode(("full",), {"zero_stage": 3, "prefetch": 0, "zero_group": 2},
+                        lambda W, s: in_pairs(W, divided(2, 1, s), s), **FOUR),
+    "ulysses": Mode(("full",), {"zero_stage": 0}, exchanged, first_that(True)),
+    "ring": Mode(("full",), {"zero_stage": 0}, passed_on, first_that(False)),
 }
 # PyTorch's way to do the same.
 TORCH = {"ddp": "ddp", "zero3": "fsdp2", "zero3_full": "fsdp2"}
@@ -120,17 +173,8 @@ def run_atelier(options, folder, what, ranks, steps, flags):
         "save_steps": steps
     }
     words = training.train_command(flags, "--quiet", "--threads", 1)
-    if ranks > 1:
-        words = [base.PROGRAM, "launch", "--nproc_per_node", ranks, "--", *words[1:]]
-    else:
-        words = ["taskset", "-c", 0, *words]
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    result = subprocess.run([str(word) for word in words],
-                            env=base.environment(1),
-                            capture_output=True,
-                            text=True)
-    if result.returncode != 0:
-        raise SystemExit(f"error: exit code {result.returncode}: {result.stderr[-6000:]}")
+    run_ranks([str(word) for word in words], ranks)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     columns, times = training.read_log(output)
     shutil.rmtree(output)
@@ -139,6 +183,28 @@ def run_atelier(options, folder, what, ranks, steps, flags):
         "losses": columns["train/loss"],
         "cpu_ms": 1000 * (after.ru_utime - used.ru_utime + after.ru_stime - used.ru_stime)
     }
+
+
+def run_ranks(words, ranks):
+    """Each process on a core of its own, as far as there are cores; PyTorch's are placed alike."""
+    cores = sorted(os.sched_getaffinity(0))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = []
+    for rank in range(ranks):
+        places = {} if ranks == 1 else {
+            "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port
+        }
+        environment = {**base.environment(1), **{name: str(value) for name, value in places.items()}}
+        processes.append(subprocess.Popen(["taskset", "-c", str(cores[rank % len(cores)]), *words],
+                                          env=environment, stdout=subprocess.DEVNULL,
+                                          stderr=subprocess.PIPE, text=True))
+    said = [process.communicate()[1] for process in processes]
+    for process, text in zip(processes, said):
+        if process.returncode != 0:
+            raise SystemExit(f"error: exit code {process.returncode}: {text[-6000:]}")
 
 
 def bytes_on_lo():
@@ -162,51 +228,56 @@ def a_step(options, folder, what, ranks, flags, steps):
     return (sent[1] - sent[0]) / steps, (computed[1] - computed[0]) / steps / ranks
 
 
-def is_there(mode):
-    """Whether this program has the mode."""
-    words = [base.PROGRAM, "train", "--help"]
-    told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    line = next(line for line in told.splitlines() if line.strip().startswith("--zero_stage"))
-    return str(MODES[mode][1]["zero_stage"]) in line.split()[1].split("|")
-
 # --- rows ---
 
 
-def trained_bytes(family, folder, what):
-    """Of what is trained, of its values, of blocks and of one of them, in float32."""
-    transformer = family.denoiser_class().from_pretrained(folder / "model/transformer")
-    blocks = 4 * sum(p.numel() for p in transformer.transformer_blocks.parameters())
-    if what == "full":
-        trained = 4 * sum(p.numel() for p in transformer.parameters())
-        return trained, trained, blocks, blocks // len(transformer.transformer_blocks)
+def sizes_of(options, family, folder, what):
     from safetensors import safe_open
-    with safe_open(folder / "start_own_names.safetensors", "pt") as file:
-        factors = 4 * sum(file.get_tensor(name).numel() for name in file.keys())
-    return factors, factors, blocks, blocks // len(transformer.transformer_blocks)
+    transformer = family.denoiser_class().from_pretrained(folder / "model/transformer")
+    layers = transformer.transformer_blocks
+    blocks = 4 * sum(p.numel() for p in layers.parameters())
+    trained = 4 * sum(p.numel() for p in transformer.parameters())
+    if what == "lora":
+        with safe_open(folder / "start_own_names.safetensors", "pt") as file:
+            trained = 4 * sum(file.get_tensor(name).numel() for name in file.keys())
+    texts = []
+    for path in (folder / training.of_side("cache", options.side) / "text").glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            texts.append(max(file.get_slice(name).get_shape()[0] for name in file.keys()))
+    config = transformer.config  # of Qwen-Image, which has as many key heads as others
+    heads, width = config.num_attention_heads, config.attention_head_dim
+    return Sizes(trained, trained, blocks, blocks // len(layers), len(layers),
+                 (options.side // 16)**2 + statistics.mean(texts), heads * width, heads * width, heads)
 
 
-def compare(options, model_name, what, mode):
+def compare(options, model_name, what, name):
     family, steps = training.TRAINED[options.family], options.steps or training.STEPS[model_name]
     folder = training.prepare(options, family, model_name, options.side)
-    _, flags, formula = MODES[mode]
-    row = {"model": model_name, "what": what, "mode": mode, "side": options.side}
-    row["table_bytes"] = formula(options.ranks, *trained_bytes(family, folder, what))
+    mode, sizes = MODES[name], sizes_of(options, family, folder, what)
+    ranks = mode.ranks(options, sizes)
+    flags = dict(mode.flags)
+    if mode.sent in (exchanged, passed_on):
+        flags["sequence_parallel"] = ranks
+    row = {"model": model_name, "what": what, "mode": name, "side": options.side, "count": ranks}
+    row["table_bytes"] = mode.sent(ranks, sizes)
+    row["lo_bytes"], of_ranks = a_step(options, folder, what, ranks, flags, steps)
+    if options.bytes:
+        return row
     _, of_one = a_step(options, folder, what, 1, {}, steps)
-    row["lo_bytes"], of_ranks = a_step(options, folder, what, options.ranks, flags, steps)
     walls = {"one": [], "ranks": [], "torchrun": []}
     computed = {"one": [of_one], "ranks": [of_ranks], "torchrun": []}
     for _ in range(options.rounds):
         walls["one"] += run_atelier(options, folder, what, 1, 1 + steps, {})["times"][1:]
-        ours = run_atelier(options, folder, what, options.ranks, 1 + steps, flags)
+        ours = run_atelier(options, folder, what, ranks, 1 + steps, flags)
         walls["ranks"] += ours["times"][1:]
-        if mode in TORCH and not options.no_torch:
-            answer = run_torch(options, folder, what, TORCH[mode], 1 + steps)
-            agree(answer["losses"], ours["losses"], f"{model_name}, {what}, {mode}")
+        if name in TORCH and not options.no_torch:
+            answer = run_torch(options, folder, what, TORCH[name], 1 + steps)
+            agree(answer["losses"], ours["losses"], f"{model_name}, {what}, {name}")
             walls["torchrun"] += [wall for wall, _ in answer["times"][1:]]
             computed["torchrun"] += [cpu for _, cpu in answer["times"][1:]]
-    for name, times in walls.items():
+    for side, times in walls.items():
         if times:
-            row[name] = {"quickest": min(times), "cpu": statistics.median(computed[name])}
+            row[side] = {"quickest": min(times), "cpu": statistics.median(computed[side])}
     return row
 
 
@@ -217,17 +288,19 @@ def agree(theirs, ours, title):
 
 
 def table(rows):
-    lines = [
-        "| model | side | trained | mode | MB on lo a step | over the table | one rank, quickest | CPU | "
-        "ranks, quickest | CPU | of one rank | CPU | torchrun, quickest | CPU | of torchrun | CPU |",
-        "| --- | ---: | --- | --- |" + " ---: |" * 12
-    ]
+    columns = ["model", "side", "trained", "mode", "processes", "MB on lo a step", "over the table"]
+    if any("one" in row for row in rows):
+        columns += ["one rank, quickest", "CPU", "ranks, quickest", "CPU", "of one rank", "CPU",
+                    "torchrun, quickest", "CPU", "of torchrun", "CPU"]
+    lines = ["| " + " | ".join(columns) + " |",
+             "|" + "".join(" --- |" if name in ("model", "trained", "mode") else " ---: |" for name in columns)]
     for row in rows:
-        cells = [row["model"], str(row["side"]), row["what"], row["mode"]]
+        cells = [row["model"], str(row["side"]), row["what"], row["mode"], str(row["count"])]
         cells.append(f"{row['lo_bytes'] / 1e6:.3f}")
         cells.append(f"{row['lo_bytes'] / row['table_bytes'] - 1:+.1%}")
-        cells += times(row, "one") + times(row, "ranks") + ratios(row, "one")
-        cells += times(row, "torchrun") + ratios(row, "torchrun") if "torchrun" in row else [""] * 4
+        if "one" in row:
+            cells += times(row, "one") + times(row, "ranks") + ratios(row, "one")
+            cells += times(row, "torchrun") + ratios(row, "torchrun") if "torchrun" in row else [""] * 4
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -245,7 +318,7 @@ def missed(row):
     found = []
     if abs(row["lo_bytes"] / row["table_bytes"] - 1) > BYTES_BOUND:
         found.append(f"bytes are not within {BYTES_BOUND:.0%} of the table")
-    if row["mode"] == "ddp" and row["ranks"]["quickest"] > RANKS_BOUND * row["one"]["quickest"]:
+    if row["mode"] == "ddp" and "one" in row and row["ranks"]["quickest"] > RANKS_BOUND * row["one"]["quickest"]:
         found.append(f"a step of the ranks takes more than {RANKS_BOUND} of one rank's")
     if "torchrun" in row and row["ranks"]["quickest"] > TORCH_BOUND * row["torchrun"]["quickest"]:
         found.append(f"a step takes more than {TORCH_BOUND} of torchrun's")
@@ -278,6 +351,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3, help="turns of each side (default 3)")
     parser.add_argument("--steps", type=int, help="of a turn, beside one that does not count")
     parser.add_argument("--no_torch", action="store_true", help="without torchrun")
+    parser.add_argument("--bytes", action="store_true", help="bytes alone, for which other work does not matter")
     parser.add_argument("--work",
                         type=pathlib.Path,
                         default=base.REPOSITORY / "build/bench_models",
@@ -294,9 +368,9 @@ def main():
     os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
     options.work.mkdir(parents=True, exist_ok=True)
     rows = []
-    for mode in options.mode or filter(is_there, MODES):
+    for mode in options.mode or MODES:
         for model_name in options.model or training.STEPS:
-            for what in filter(options.what.__contains__, MODES[mode][0]):
+            for what in filter(options.what.__contains__, MODES[mode].what):
                 print(f"{model_name}, {what}, {mode}", file=sys.stderr)
                 rows.append(compare(options, model_name, what, mode))
                 if options.json:
