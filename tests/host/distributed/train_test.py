@@ -95,10 +95,13 @@ class DistributedTrainTest(Runs):
                     self.assert_close(alone, self.train(ranks, f"{kind}_{ranks}", **flags))
 
     def test_losses_stay_the_same_for_twenty_steps(self):
-        flags = dict(FULL, max_train_steps=20, save_steps=20, batch_size=2, max_grad_norm=0.01)
+        flags = dict(FULL, max_train_steps=20, save_steps=20, batch_size=2, max_grad_norm=0.01, global_batch_size=8,
+                     dataset_repeat=3)  # four batches in most steps
         alone = self.train(1, **flags)
         self.assertEqual(len(losses(alone)), 20)
-        self.assert_close(alone, self.train(2, **flags), step=20)
+        for ranks in (2, 4):
+            with self.subTest(ranks=ranks):
+                self.assert_close(alone, self.train(ranks, **flags), step=20)
 
     def test_rank_0_writes_and_the_batch_is_that_of_all(self):
         run = self.train(2, global_batch_size=None, gradient_accumulation_steps=2, **LORA)

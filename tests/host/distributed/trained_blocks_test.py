@@ -1,8 +1,4 @@
-"""Blocks that are trained divided among ranks (--zero_stage 3): what one process learns, and what is held and sent.
-
-    trained_blocks_test.py WAN_PLUGIN WRITE_MODEL
-"""
-import json
+"""Blocks that are trained divided among ranks (--zero_stage 3): what one process learns, and what is held and sent."""
 import os
 import pathlib
 import re
@@ -15,7 +11,6 @@ import unittest
 import numpy as np
 import program
 import safetensors.numpy
-import wan_training_test as wan
 from train_cli_test import losses, state_of, tensors, write_dataset
 from train_test import FULL, distilled
 from zero_test import SharingRuns, held, sent, trained_of
@@ -254,26 +249,6 @@ class TrainedBlocksTest(SharingRuns):
         self.assertEqual(images, both)
         self.assertTrue(one)
         self.assertTrue(all(abs(a - b) <= 1e-6 * abs(a) for a, b in zip(one, other, strict=True)))
-
-    def test_both_experts_of_wan(self):
-        model = self.dir / "wan"
-        program.run_line([wan.WRITE_MODEL, wan.PLUGIN, str(model)], code=0)
-        wan.write_tokenizer(model / "tokenizer")
-        for component, name in wan.FOLDERS.items():
-            (model / component).rename(model / name)
-        wan.frame(3).save(self.dir / "still.png")
-        (self.dir / "stills.csv").write_text("image,prompt\nstill.png,a stand\nstill.png,a walk\n")
-        flags = dict(plugin=wan.PLUGIN, dataset_base_path=self.dir, dataset_metadata_path=self.dir / "stills.csv",
-                     num_frames=1, height=16, width=32, max_pixels=None, ema_decay=0.9, cache_path=self.dir / "stills",
-                     model_paths=json.dumps([str(model / part) for part in (*wan.ENCODERS, *wan.FOLDERS.values())]),
-                     zero_stage=3, max_train_steps=6, save_steps=6)
-        for name, more in (("both", dict(trainable_models="dit,dit2")), ("one", dict(trainable_models="dit")),
-                           ("on the host", dict(trainable_models="dit,dit2", **ON_HOST)),
-                           ("beside a LoRA", dict(trainable_models="dit", lora_base_model="dit2", lora_rank=2,
-                                                  storage="dit2=fp8"))):
-            with self.subTest(name):
-                alone = self.alone(f"{name} alone", **flags, **more)
-                self.assert_close(alone, self.train(2, name, **flags, **more), step=6)
 
     def test_rows_of_other_numbers_of_steps_are_distilled_in_lockstep(self):
         flags = dict(distilled(self.data), batch_size=2, **DIVIDED)

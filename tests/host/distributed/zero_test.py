@@ -1,12 +1,6 @@
-"""Ranks that share out what they train, `--zero_stage` 1 and 2, against one process and against each other.
-
-    zero_test.py WAN_PLUGIN WRITE_MODEL
-"""
-import json
+"""Ranks that share out what they train, `--zero_stage` 1 and 2, against one process and against each other."""
 import unittest
 
-import program
-import wan_training_test as wan
 from train_cli_test import losses, state_of, tensors
 from train_test import FULL, LORA, Runs, floats
 
@@ -171,22 +165,6 @@ class ZeroTest(SharingRuns):
             run = self.train(ranks, "changing", global_batch_size=None, max_train_steps=steps, save_steps=steps,
                              resume="latest", zero_stage=stage, **flags)
         self.assert_close(whole, run)
-
-    def test_both_experts_of_wan(self):
-        model = self.root / "wan"
-        program.run_line([wan.WRITE_MODEL, wan.PLUGIN, str(model)], code=0)
-        wan.write_tokenizer(model / "tokenizer")
-        for component, name in wan.FOLDERS.items():
-            (model / component).rename(model / name)
-        wan.frame(3).save(self.root / "still.png")
-        (self.root / "stills.csv").write_text("image,prompt\nstill.png,a stand\nstill.png,a walk\n")
-        flags = dict(plugin=wan.PLUGIN, dataset_base_path=self.root, dataset_metadata_path=self.root / "stills.csv",
-                     num_frames=1, height=16, width=32, max_pixels=None, ema_decay=0.9, cache_path=self.root / "stills",
-                     model_paths=json.dumps([str(model / part) for part in (*wan.ENCODERS, *wan.FOLDERS.values())]),
-                     trainable_models="dit,dit2", max_train_steps=6, save_steps=6)
-        alone = self.train(1, "wan_alone", **flags)
-        for stage in (1, 2):
-            self.assert_close(alone, self.train(2, f"wan_{stage}", zero_stage=stage, **flags), step=6)
 
     def test_what_cannot_be_shared_out_is_refused(self):
         for flags, words in ((dict(zero_group="3"), "--zero_group: \"3\" of 2 processes"),
