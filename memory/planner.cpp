@@ -81,7 +81,8 @@ Choice make_choice(const PlannedComponent& component, size_t storage, int64_t re
       copies[i] = std::max<int64_t>(1, time);
     }
     once_time += copy_time(once, copy_rate(others, profile));
-    if (others == Place::kHost) host += resting;
+    if (others == Place::kHost)
+      host += (resting + component.host_sharers - 1) / component.host_sharers;
     if (others == Place::kDevice) device += resting;
     if (!stored.kept.empty()) device += stored.kept[i];
   }

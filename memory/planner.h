@@ -39,6 +39,8 @@ struct PlannedComponent {
   // Among how many processes each block is divided, see ResidencyPlan. Where it is more than one,
   // all blocks come, and parts of them rest on the device or on the host.
   int parts = 1;
+  // How many processes of a machine have what rests on the host together; each counts its share.
+  int host_sharers = 1;
   // What the user said; the planner chooses the rest.
   std::optional<int64_t> resident = std::nullopt;  // blocks
   std::optional<Place> others = std::nullopt;      // kHost or kDisk

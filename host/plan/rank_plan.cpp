@@ -166,7 +166,7 @@ class Planning {
     row.flags = row.sharing;
     PlanTarget target = target_;
     if (target.limits.host_bytes < INT64_MAX)  // of a machine, whose ranks share it
-      target.limits.host_bytes /= std::min(mode.ranks, links_.ranks_per_machine);
+      target.limits.host_bytes /= mode.ranks_of_machine(links_);
     const std::optional<PlannedResult> planned = try_plan(sized, target);
     if (!planned) {
       const auto smallest = memory::smallest_plan(sized.run, INT64_MAX, target_.basis.profile);

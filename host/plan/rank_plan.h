@@ -24,7 +24,7 @@ struct RankRow {
   std::string flags = {};  // the same, and where it fits those that say what its plan takes beside
   bool fits = false;
   int64_t device_bytes = 0;  // at most; where it does not fit, what it needs at least
-  int64_t host_bytes = 0;
+  int64_t host_bytes = 0;    // of what the ranks of a machine have together, its share
   int64_t weight_bytes = 0;  // of these on the device, of what is trained or runs in a step
   // Of a step; only where it fits. exposed_seconds: in which nothing is computed for want of what
   // other ranks send; copied_seconds: for want of copies from the host.

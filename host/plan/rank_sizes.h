@@ -22,6 +22,9 @@ struct RankMode {
   int64_t replicas() const { return ranks / group; }
   // Batches that are made at one time.
   int64_t batches() const { return std::max<int64_t>(1, ranks / sequence); }
+  int64_t ranks_of_machine(const memory::LinkProfile& links) const {
+    return std::min(ranks, links.ranks_per_machine);
+  }
 };
 
 // Bytes of what is trained, whole.

@@ -687,6 +687,20 @@ TEST_CASE("Blocks that other ranks send take no host memory, and keep their part
   CHECK(step_of(run) == Approx(10.0));  // a pass begins with the block that the last one ended with
 }
 
+TEST_CASE("Of what processes have on the host together each counts its share", "[planner]") {
+  PlannedRun run = exchanging_run();
+  PlannedComponent& component = run.components.front();
+  component.may_stream = true;
+  component.resident = 0;
+  component.others = Place::kHost;
+  const int64_t alone = plan_memory(run, {}, slow_profile()).value().host_bytes;
+  component.host_sharers = 4;
+  const MemoryPlan plan = plan_memory(run, {}, slow_profile()).value();
+  CHECK(alone == 2 * 40);
+  CHECK(plan.host_bytes == 2 * 10);
+  CHECK(plan.component("dit").host_bytes == 2 * 10);
+}
+
 TEST_CASE("Of divided blocks a part is counted, and slots", "[planner]") {
   PlannedComponent dit{.name = "dit"};
   dit.storages = {{.blocks = std::vector<int64_t>(8, 100), .outside = 10}};

@@ -77,6 +77,13 @@ class RanksPlanTest(plan_cli_test.PlanTest):
         self.assertLess(plans[8]["rows"][""]["samples_per_second"] * 50, plans[512]["rows"][""]["samples_per_second"])
         self.assertIn("8 ranks: no flag (DDP): the fastest of what fits", table)
 
+    def test_a_streamed_base_is_on_a_machine_once(self):
+        plans, _ = self.ranks(lora_base_model="dit", lora_rank=16, ranks="1,8,16", cpu_offload=True)
+        alone = plans[1]["rows"][""]["host_bytes"]
+        self.assertGreater(alone, 0.9 * 2 * NUMBERS)
+        for ranks in (8, 16):  # of which eight are on a machine
+            self.assertAlmostEqual(8 * plans[ranks]["rows"][""]["host_bytes"] / alone, 1, delta=1e-3)
+
     def test_a_slow_network_is_waited_for(self):
         network = self.root / "network.json"
         network.write_text(json.dumps({"name": "slow", "ranks_per_machine": 4, "local_latency_us": 10, "local_gb_per_s": 2,
