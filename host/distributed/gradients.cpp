@@ -10,8 +10,6 @@
 
 #include "atelier/error.h"
 
-#include "memory/clock.h"
-
 namespace atelier::distributed {
 
 using at::Tensor;
@@ -183,7 +181,7 @@ void GradientSums::send_pass() {
 void GradientSums::settle(size_t left) {
   const at::NoGradGuard no_grad;
   while (under_way_.size() > left) {
-    wait(under_way_.front().sent);
+    under_way_.front().sent.wait();
     take(under_way_.front());
     under_way_.pop_front();
   }
@@ -196,12 +194,6 @@ int64_t GradientSums::bytes_under_way() const {
       bytes += tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
   }
   return bytes;
-}
-
-void GradientSums::wait(Ticket& ticket) {
-  const double begin = memory::seconds_now();
-  ticket.wait();
-  waited_ += memory::seconds_now() - begin;
 }
 
 void GradientSums::send_rest() {
@@ -220,8 +212,7 @@ Tensor GradientSums::tell(const Tensor& loss, const std::vector<double>& words) 
   const int64_t marks = std::ssize(mine);
   append_marks(mine);
   const Tensor all = at::empty({group_.size(), std::ssize(mine)}, at::kDouble);
-  Ticket sent = group_.all_gather(all, at::tensor(mine, at::kDouble));
-  wait(sent);
+  group_.all_gather(all, at::tensor(mine, at::kDouble)).wait();
   int64_t first = std::ssize(words);
   for (Group* group : groups) group->compare(all.narrow(1, std::exchange(first, first + 3), 3));
   loss_ = 0;
@@ -307,10 +298,8 @@ void ShardedGradients::complete(bool has_late) {
   if (groups_.replicas) {
     for (const Tensor& part : parts_) {
       if (!part.defined()) continue;
-      exchange_through_host(*groups_.replicas, part, [&](const Tensor& sent) {
-        Ticket ticket = groups_.replicas->all_reduce(sent);
-        wait(ticket);
-      });
+      exchange_through_host(*groups_.replicas, part,
+                            [&](const Tensor& sent) { groups_.replicas->all_reduce(sent).wait(); });
     }
     groups_.replicas->compare();
   }

@@ -55,9 +55,6 @@ class GradientSums {
   // The step does not come to its end. Does nothing where none is open.
   void give_up();
 
-  // Seconds that the caller waited for the others, so far.
-  double waited() const { return waited_; }
-
   // Of buckets that are on their way now.
   int64_t bytes_under_way() const;
 
@@ -88,7 +85,6 @@ class GradientSums {
   // The groups among which a step exchanges something.
   virtual std::vector<Group*> compared() const { return {&group_}; }
 
-  void wait(Ticket& ticket);
   // After finish(): whether any rank has a gradient of the leaf.
   bool has_gradient(size_t place) const { return expected_[place] != 0; }
 
@@ -113,7 +109,6 @@ class GradientSums {
 
   const Sends sends_;
   std::map<std::string, std::vector<char>> expected_by_;  // kind of step
-  double waited_ = 0.0;
 
   // Of the step that is open; the vectors are by place.
   bool is_open_ = false, is_sending_ = false;
