@@ -60,10 +60,11 @@ void ArrivingValues::begin_until(size_t end) {
 }
 
 void ArrivingValues::await_until(size_t end) {
-  for (; arrived_ < end; ++arrived_) {
+  while (arrived_ < end) {
     const std::function<void()> arrive = std::move(under_way_.front());
     under_way_.pop_front();
-    arrive();
+    ++arrived_;
+    arrive();  // which may throw
   }
 }
 

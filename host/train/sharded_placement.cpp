@@ -81,6 +81,7 @@ class ShardedPlacement final : public ParameterPlacement {
                    BlockNames names)
       : whole_(std::move(whole)),
         stage_(config.shards.stage),
+        computes_together_(config.sequence_parallel > 1 || stage_ == 3),
         has_masters_(transfer != nullptr &&
                      config.optimizer.master_weights == optim::MasterWeights::kFp32),
         world_(world),
@@ -165,7 +166,8 @@ class ShardedPlacement final : public ParameterPlacement {
 
   std::unique_ptr<ParameterPlacement> whole_;
   int stage_;
-  bool has_masters_;  // pieces in host memory are in float32, and rounded when they are sent
+  bool computes_together_;  // a step, which all may have to leave in the middle of it
+  bool has_masters_;        // pieces in host memory are in float32, and rounded when they are sent
   Group& world_;
   distributed::ShardGroups groups_;
   std::unique_ptr<memory::TransferDevice> own_transfer_;
@@ -329,7 +331,8 @@ void ShardedPlacement::publish() {
 }
 
 void ShardedPlacement::publish_ahead() {
-  if (whole_->is_on_host()) return publish();  // from where all blocks come
+  // What all blocks come from has to be whole, and what is saved behind a step that was left.
+  if (whole_->is_on_host() || computes_together_) return publish();
   open_values();
 }
 

@@ -37,6 +37,7 @@ WAYS = {
     "divided and trained": (2, dict(FULL, zero_stage=3)),
     "divided and trained in pairs": (4, dict(FULL, zero_stage=3, zero_group=2)),
     "sequence": (2, dict(LORA, sequence_parallel=2)),
+    "trained sequence": (2, dict(FULL, sequence_parallel=2, zero_stage=1)),
     "pairs of sequences": (4, dict(LORA, sequence_parallel=2, zero_stage=1)),
 }
 SMALL = ("whole", "stage 2 in pairs", "divided", "pairs of sequences")  # files that a small disk holds
@@ -299,7 +300,7 @@ class FailuresTest(unittest.TestCase):
             peak = re.search(r"simulated device: at most ([\d.]+) MiB", said)
             return said, peak and float(peak[1])
 
-        for way in ("divided", "divided and trained", "sequence"):
+        for way in ("divided", "divided and trained", "sequence", "trained sequence"):
             with self.subTest(way):
                 run, whole = self.dir / way, self.dir / f"whole {way}"
                 _, least = train(way, f"short {way}", "short.csv", "1GiB")

@@ -3,6 +3,8 @@
 #include <catch2/catch.hpp>
 #include <string>
 
+#include "atelier/error.h"
+
 namespace atelier::train {
 namespace {
 
@@ -69,6 +71,22 @@ TEST_CASE("What did not move does not come, and what comes is there before more 
   CHECK(a.happened() == "0 2+ ");
   a.values.complete();
   CHECK(a.happened() == "2 ");
+}
+
+TEST_CASE("What fails to come is not waited for again", "[arriving]") {
+  Idle block;
+  int arrived = 0;
+  const auto bring = [&](size_t bucket) -> std::function<void()> {
+    return [&arrived, bucket] {
+      if (bucket == 1) throw Error(ErrorCode::kCancelled, "called off");
+      ++arrived;
+    };
+  };
+  ArrivingValues values({&block}, {{&block}, {nullptr}}, bring);
+  values.open({true, true});
+  CHECK_THROWS_AS(values.await(nullptr), Error);
+  values.complete();
+  CHECK(arrived == 1);
 }
 
 }  // namespace
