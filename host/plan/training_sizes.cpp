@@ -69,7 +69,7 @@ class TrainingSizes {
     for (memory::PlannedComponent& component : sized.run.components) {
       if (is_sharded(component)) shard_blocks(component, mode_, *links_);
       if (trains_weights_of(component.name)) limit_trained(component);
-      if (component.parts == 1 && !trains_weights_of(component.name))
+      if (links_ != nullptr && component.parts == 1 && !trains_weights_of(component.name))
         component.host_sharers = static_cast<int>(mode_.ranks_of_machine(*links_));
     }
     under_way_ =
@@ -393,9 +393,9 @@ class TrainingSizes {
                        .attention = attention(),
                        .batches = static_cast<double>(batches_of_rank(config(), mode_)),
                        .is_of_factors = is_of_factors()};
-    // Values and gradients have one dtype. Those that rest on the host come at once.
+    // Of the gradients' dtype; at once from the host, and where ranks compute a step together.
     std::map<std::string, double> at_end = trained_.gradients_of;
-    if (!sends_away_trained()) at_end.swap(step.awaited_of);
+    if (!sends_away_trained() && mode_.sequence == 1) at_end.swap(step.awaited_of);
     step.values_at_end = gradients_of_step(at_end);
     return step;
   }
