@@ -59,6 +59,7 @@ extern "C" void on_save_signal(int signal) {
 StopSignals::StopSignals(Kind kind) {
   requested_signal = 0;
   save_requests = 0;
+  is_over = false;
   has_begun = kind != Kind::kAllFromBegin;
   for (auto& time : noted_at) time = 0;
   num_taken = kind == Kind::kInterrupt ? 1 : kSignals.size();
