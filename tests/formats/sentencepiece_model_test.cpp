@@ -35,7 +35,7 @@ const std::string kTrainer = bytes(2, integer(3, 2));
 std::string byte_pieces(int count) {
   std::string result;
   for (int byte = 0; byte < count; ++byte) {
-    char name[8];
+    char name[16];
     std::snprintf(name, sizeof(name), "<0x%02X>", byte);
     result += piece(name, 0, 6);
   }

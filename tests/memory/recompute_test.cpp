@@ -137,9 +137,9 @@ TEST_CASE("Who asks is told when the gradients of a block with sinks have been g
   });
   const auto num_given = [&] { return std::ranges::count_if(net.sunk(), &Tensor::defined); };
   std::vector<std::pair<const Block*, int64_t>> told;  // and how many gradients were there
-  RecomputeRunner runner(direct, {}, {.on_gradients = [&](const Block& block) {
-                           told.emplace_back(&block, num_given());
-                         }});
+  RecomputeOptions options;
+  options.on_gradients = [&](const Block& block) { told.emplace_back(&block, num_given()); };
+  RecomputeRunner runner(direct, {}, options);
   for (Tensor& input : net.inputs) input = input.detach();
   const Tensor y = net.forward(runner);
   CHECK(told.empty());

@@ -61,7 +61,7 @@ TEST_CASE("Of components that take turns the average of one moves, and counts it
     const NamedTensors before = copy_of(turns.state());
     turns.update(moved);
     const std::string idle = moved == "a" ? "b" : "a";
-    for (const std::string name : {idle + ".x", "num_updates." + idle})
+    for (const std::string& name : {idle + ".x", "num_updates." + idle})
       CHECK(at::equal(turns.state().at(name), before.at(name)));
   }
   for (const auto& [name, ema] : alone)
@@ -78,6 +78,9 @@ class CountingDevice final : public memory::TransferDevice {
   at::Device device() const override { return inner_->device(); }
   at::Tensor device_memory(int64_t bytes) override { return inner_->device_memory(bytes); }
   at::Tensor host_memory(int64_t bytes) override { return inner_->host_memory(bytes); }
+  at::Tensor pin(std::shared_ptr<void> memory, int64_t bytes) override {
+    return inner_->pin(std::move(memory), bytes);
+  }
   memory::Ticket copy_in(const at::Tensor& from, const at::Tensor& to,
                          const memory::Ticket& after) override {
     return inner_->copy_in(from, to, after);
