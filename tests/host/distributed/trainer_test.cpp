@@ -345,8 +345,8 @@ TEST_CASE("A checkpoint that one rank is asked for is saved", "[asked]") {
 TEST_CASE("The error of one rank ends the other one, which names it", "[error]") {
   Ranks ranks;
   if (!ranks.is_first()) {
-    const HookScope fails(at_forward(
-        1, [] { throw Error(ErrorCode::kDataLoss, "a sample of its own is damaged"); }));
+    const HookScope fails(
+        at_forward(1, [] { throw Error(ErrorCode::kDataLoss, "a sample of its own is damaged"); }));
     try {
       ranks.train_together("run");
       FAIL("its sample is damaged");
