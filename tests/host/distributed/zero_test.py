@@ -42,15 +42,15 @@ def sent(run):
 
 
 def held(run):
-    """Bytes that rank 0 holds when a step begins, and of these what gradients take when its second batch begins."""
+    """Bytes that rank 0 holds when a backward pass begins, when all values have come, and what gradients then add."""
     begins, phase = {}, None
     for line in (run / "memory.csv").read_text().splitlines()[1:]:
         _, name, live, *_ = line.split(",")
-        if name != phase and name.startswith("forward"):
+        if name != phase and name.startswith("backward"):
             begins.setdefault(name, []).append(int(live))
         phase = name
     rests, gradients = [], []
-    for name in ("forward 4", "forward 5"):
+    for name in ("backward 4", "backward 5"):
         first, second = begins[name]
         rests.append(first)
         gradients.append(second - first)
