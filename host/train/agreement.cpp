@@ -7,8 +7,6 @@
 
 #include <ATen/ATen.h>
 
-#include "atelier/error.h"
-
 namespace atelier::train {
 
 namespace {
@@ -25,6 +23,21 @@ constexpr std::array kUsage = {&Usage::waited_for_samples, &Usage::waited_for_ot
 
 void throw_stopped() {
   throw Error(ErrorCode::kCancelled, "stopped by a signal");
+}
+
+bool is_stop() {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return error.code() == ErrorCode::kCancelled;
+  } catch (...) {
+    return false;
+  }
+}
+
+Error too_little_memory_elsewhere() {
+  return {ErrorCode::kOutOfMemory, "another rank has too little memory for it",
+          "what that rank says last has flags that would help"};
 }
 
 Agreement::Agreement(int64_t max_skipped_steps, std::function<double()> now,
@@ -96,6 +109,13 @@ bool Agreement::all(bool mine) const {
   if (group_ == nullptr) return mine;
   const std::vector<std::string> said = group_->say(mine ? "yes" : "no");
   return std::ranges::count(said, "yes") == std::ssize(said);
+}
+
+Attempt::End Agreement::worst(Attempt::End mine) const {
+  if (group_ == nullptr) return mine;
+  for (const std::string& said : group_->say(std::to_string(static_cast<int>(mine))))
+    mine = std::max(mine, static_cast<Attempt::End>(std::stoi(said)));
+  return mine;
 }
 
 void Agreement::begin_step() {

@@ -6,6 +6,8 @@
 #include <mutex>
 #include <vector>
 
+#include "atelier/error.h"
+
 #include "host/distributed/group.h"
 #include "host/run/stop.h"
 #include "memory/clock.h"
@@ -28,7 +30,7 @@ struct Usage {
 
 // How a process came out of a step.
 struct Attempt {
-  enum class End { kWhole, kStopped, kOutOfMemory };
+  enum class End { kWhole, kStopped, kOutOfMemory };  // from good to bad
   End end = End::kWhole;
   bool has_moved = false;      // parameters, before it failed
   bool can_keep_less = false;  // for the backward pass
@@ -45,6 +47,11 @@ enum class Decision {
 
 // Ends work that a decision ends. Throws Error{kCancelled}.
 [[noreturn]] void throw_stopped();
+// Of the exception that is being handled: whether throw_stopped() threw it.
+bool is_stop();
+
+// What the others throw where one rank has too little memory.
+Error too_little_memory_elsewhere();
 
 // Only says what is to be done: nothing is undone, saved or repeated here, so that
 // processes can come to one decision before any of them acts. Not thread-safe but for
@@ -77,6 +84,9 @@ class Agreement {
   Usage usage_of_all(const Usage& mine) const;
   // Whether it is so for all processes, which all come here, some of them minutes before others.
   bool all(bool mine) const;
+  // How work between steps ended for the process that it went worst for. All come here, as to
+  // all().
+  Attempt::End worst(Attempt::End mine) const;
 
   // Around each attempt at a step; end_step() when it came to its end.
   void begin_step();

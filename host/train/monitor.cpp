@@ -11,6 +11,7 @@
 #include "atelier/error.h"
 #include "atelier/host/stop.h"
 
+#include "host/plugins/guard.h"
 #include "host/random/counter.h"
 #include "host/report/text.h"
 #include "memory/clock.h"
@@ -30,16 +31,31 @@ double peak_host_bytes() {
   return static_cast<double>(usage.ru_maxrss) * 1024.0;
 }
 
+// Of the exception that is being handled: what it says, where it ends no run.
+std::optional<Error> failure_of_images(bool in_lockstep) {
+  if (!in_lockstep) {
+    if (const auto failure = plugins::out_of_memory()) return failure;
+  }
+  try {
+    throw;
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kEnvironment) return error;
+  } catch (...) {  // it is thrown on
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 Monitor::Monitor(const RunParts& parts, RunState& state, Objective& objective,
-                 const Timesteps& timesteps, const Agreement& agreement)
+                 const Timesteps& timesteps, const Agreement& agreement, const StepMemory& memory)
     : parts_(parts),
       config_(parts.config),
       state_(state),
       objective_(objective),
       timesteps_(timesteps),
-      agreement_(agreement) {
+      agreement_(agreement),
+      memory_(memory) {
   if (!parts.model.device().is_cpu() || parts.model.is_simulated())
     meter_.emplace(parts.model.device(), parts.model.transfer());
 }
@@ -56,16 +72,35 @@ void Monitor::open() {
     writers_.push_back(run::open_csv(path_of(run::kCsvName), step == 0 ? -1 : step));
 }
 
+// What of it did not fit into memory. Processes that share blocks come to the end of it, or none.
 template <typename F>
-bool Monitor::run_unless_stopped(F&& work) const {
+std::optional<Error> Monitor::attempt(F&& work) {
+  std::optional<Error> failure;
+  Attempt::End mine = Attempt::End::kWhole;
+  ended_ = mine;
   try {
     work();
-    return true;
-  } catch (const Error& error) {
+  } catch (...) {
+    failure = plugins::out_of_memory();
     const bool may_be_stopped = parts_.in_lockstep() || agreement_.is_asked_to_leave();
-    if (error.code() != ErrorCode::kCancelled || !may_be_stopped) throw;
-    return false;
+    if (!failure && !(is_stop() && may_be_stopped)) throw;
+    mine = failure ? Attempt::End::kOutOfMemory : Attempt::End::kStopped;
   }
+  if (failure && parts_.in_lockstep()) parts_.group->call_off();
+  if (ended_ == Attempt::End::kWhole) ended_ = agreement_.worst(mine);
+  return failure;
+}
+
+template <typename F>
+bool Monitor::run_with_average(std::string_view name, F&& work) {
+  std::optional<Error> failure;
+  if (parts_.in_lockstep()) parts_.group->begin_work();
+  state_.with_average([&] { failure = attempt(work); });
+  if (ended_ != Attempt::End::kOutOfMemory) return ended_ == Attempt::End::kWhole;
+  if (parts_.in_lockstep()) parts_.group->leave();
+  const std::string place =
+      std::string(name) + " after step " + std::to_string(state_.counters().step);
+  throw(failure ? memory_.does_not_fit(*failure) : too_little_memory_elsewhere()).at(place);
 }
 
 void Monitor::begin() {
@@ -132,10 +167,11 @@ void Monitor::log(const StepResult& result, bool is_last) {
 }
 
 // Ends a validation before its next row, where a signal came; in lockstep to all or to none.
-void Monitor::check_validation() const {
-  if (parts_.in_lockstep() ? !agreement_.all(!agreement_.is_asked_to_leave())
-                           : agreement_.is_asked_to_leave())
-    throw_stopped();
+void Monitor::check_validation() {
+  const bool is_asked = agreement_.is_asked_to_leave();
+  const Attempt::End mine = is_asked ? Attempt::End::kStopped : Attempt::End::kWhole;
+  if (parts_.in_lockstep()) ended_ = agreement_.worst(mine);
+  if (is_asked || ended_ != Attempt::End::kWhole) throw_stopped();
 }
 
 // Sums over the samples that this rank computes, one for each level.
@@ -169,9 +205,7 @@ void Monitor::validate() {
   const ops::StopScope stops([this] {
     if (!parts_.in_lockstep()) check_validation();
   });
-  const bool is_whole =
-      run_unless_stopped([&] { state_.with_average([&] { sums = validation_losses(grid); }); });
-  if (!agreement_.all(is_whole)) return;
+  if (!run_with_average("the validation", [&] { sums = validation_losses(grid); })) return;
   if (parts_.group) parts_.group->all_reduce(sums).wait();
   std::map<std::string, double> values;
   double mean = 0;
@@ -222,23 +256,25 @@ void Monitor::preview() {
   if (parts_.preview == nullptr) return;
   if (parts_.timeline != nullptr) parts_.timeline->begin("sample");
   std::vector<Preview::Shown> drawn;  // for another process, which shows it
+  const auto draw = [&] {
+    parts_.preview->run(state_.counters().step, [&](const Preview::Shown& shown) {
+      if (parts_.group == nullptr || parts_.group->is_first())
+        show(shown);
+      else
+        drawn.push_back(shown);
+    });
+  };
   // Those that draw together wait for the disk of the one that writes.
   const distributed::Patience patience(parts_.in_lockstep() ? parts_.group : nullptr);
-  try {
-    run_unless_stopped([&] {
-      state_.with_average([&] {
-        parts_.preview->run(state_.counters().step, [&](const Preview::Shown& shown) {
-          if (parts_.group == nullptr || parts_.group->is_first())
-            show(shown);
-          else
-            drawn.push_back(shown);
-        });
-      });
-    });
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kEnvironment) throw;
-    parts_.progress.warn("no sample images: " + std::string(error.what()));
-  }
+  run_with_average("the sample images", [&] {
+    try {
+      draw();
+    } catch (...) {
+      const std::optional<Error> failure = failure_of_images(parts_.in_lockstep());
+      if (!failure) throw;
+      parts_.progress.warn("no sample images: " + std::string(failure->what()));
+    }
+  });
   if (parts_.group != nullptr) show_of_others(drawn);
 }
 

@@ -5,12 +5,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "host/run/metrics.h"
 #include "host/train/agreement.h"
 #include "host/train/objective.h"
 #include "host/train/run_state.h"
+#include "host/train/step_memory.h"
 #include "host/train/timesteps.h"
 #include "host/train/train_step.h"
 #include "memory/device_meter.h"
@@ -21,7 +23,7 @@ namespace atelier::train {
 class Monitor {
  public:
   Monitor(const RunParts& parts, RunState& state, Objective& objective, const Timesteps& timesteps,
-          const Agreement& agreement);
+          const Agreement& agreement, const StepMemory& memory);
 
   // Opens the files of metrics. What they have of steps behind the one that is resumed is cut off.
   void open();
@@ -40,17 +42,22 @@ class Monitor {
   // "loss 0.1234 lr 1.0e-04 …", of the last step that was logged.
   const std::string& note() const { return note_; }
 
-  // The losses on a grid of noise levels, of the validation samples. A signal ends it early.
+  // The losses on a grid of noise levels, of the validation samples. A signal ends it early. Throws
+  // Error{kOutOfMemory} in all processes when one has too little memory for it.
   void validate();
-  // Images are not worth a run: what goes wrong with their files is told.
+  // Images are not worth a run: what goes wrong with their files is told, and that they do not fit
+  // into memory, unless several processes draw them together. Then that is thrown as by validate().
   void preview();
 
  private:
-  // Runs `work`, which a signal may end; the loop sees to the signal. Returns whether it came to
-  // its end.
+  // Runs `work` with the averages, where there are any. A signal may end it; the loop sees to the
+  // signal. Returns whether it came to its end in all processes, which throw Error{kOutOfMemory}
+  // where one has too little memory for it. `name`: of the work, for that error.
   template <typename F>
-  bool run_unless_stopped(F&& work) const;
-  void check_validation() const;
+  bool run_with_average(std::string_view name, F&& work);
+  template <typename F>
+  std::optional<Error> attempt(F&& work);
+  void check_validation();
   void write(const std::map<std::string, double>& values, int64_t step);
   at::Tensor validation_losses(const std::vector<Timestep>& grid);
   void show(const Preview::Shown& shown);
@@ -62,7 +69,9 @@ class Monitor {
   Objective& objective_;
   const Timesteps& timesteps_;
   const Agreement& agreement_;
-  std::optional<memory::DeviceMeter> meter_;  // of a device that is not the host
+  const StepMemory& memory_;
+  Attempt::End ended_ = Attempt::End::kWhole;  // work, as far as all processes know
+  std::optional<memory::DeviceMeter> meter_;   // of a device that is not the host
   std::vector<std::unique_ptr<run::MetricsWriter>> writers_;
   double loss_sum_ = 0.0;  // since the last line of metrics
   int64_t loss_count_ = 0;

@@ -81,6 +81,17 @@ void Preview::encode_ahead() {
 }
 
 void Preview::run(int64_t step, const std::function<void(const Shown&)>& shown) {
+  try {
+    draw(step, shown);
+  } catch (...) {
+    state_->generator->unload();
+    throw;
+  }
+  state_->generator->unload();
+}
+
+// What is loaded for it stays.
+void Preview::draw(int64_t step, const std::function<void(const Shown&)>& shown) {
   std::optional<Error> failure;  // of a file: others, who draw the same, wait for no less
   const auto write = [&](const auto& work) {
     if (state_->folder.empty() || failure) return;
@@ -124,7 +135,6 @@ void Preview::run(int64_t step, const std::function<void(const Shown&)>& shown) 
       shown({png, settings.prompt, path, number, target.height, target.width});
     });
   }
-  state_->generator->unload();
   if (failure) throw Error(*failure);
 }
 

@@ -46,6 +46,7 @@ class Preview {
 
  private:
   struct State;
+  void draw(int64_t step, const std::function<void(const Shown&)>& shown);
   std::unique_ptr<State> state_;
 };
 

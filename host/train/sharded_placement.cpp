@@ -313,6 +313,8 @@ ShardedPlacement::Gathering ShardedPlacement::gather(const FlatLayout::Bucket& b
 void ShardedPlacement::spread(Gathering& gathering) {
   const at::NoGradGuard no_grad;
   gathering.sent.wait();
+  // Where processes leave, nothing has come, and pieces may lie in the leaves.
+  if (groups_.shards->is_called_off()) return;
   for (const FlatLayout::Place& place : gathering.bucket->places) {
     const Tensor leaf = shared_[place.tensor].whole.leaf.detach();
     leaf.view(-1).copy_(gathering.whole.narrow(0, place.begin, leaf.numel()));

@@ -60,17 +60,6 @@ data::MicroBatch largest_batch(std::span<const int64_t> shapes, std::span<const 
       ->second.samples;
 }
 
-// Of the exception that is being handled: whether throw_stopped() threw it.
-bool is_stop() {
-  try {
-    throw;
-  } catch (const Error& error) {
-    return error.code() == ErrorCode::kCancelled;
-  } catch (...) {
-    return false;
-  }
-}
-
 }  // namespace
 
 int64_t count_steps(const Samples& samples, const Config& config) {
@@ -93,7 +82,7 @@ Trainer::Trainer(const RunParts& parts, Selection selection, std::function<doubl
       step_(parts.config, state_.trained(), state_.optimizer(), objective_, memory_, total_steps_,
             parts.timeline, parts.group),
       agreement_(parts.config.max_skipped_steps, std::move(now), parts.group),
-      monitor_(parts, state_, objective_, timesteps_, agreement_),
+      monitor_(parts, state_, objective_, timesteps_, agreement_, memory_),
       caption_seed_(random::stream_seed(config_.seed, random::Stream::kCaptionDropout)),
       frames_seed_(random::stream_seed(config_.seed, random::Stream::kFrames)) {}
 
@@ -249,9 +238,7 @@ std::optional<StepResult> Trainer::make_step(const StepData& data) {
     const std::string step = place_of(data);
     if (decision == Decision::kFail) {
       fails_together_ = !outcome.attempt.has_moved;
-      if (!outcome.failure)
-        throw Error(ErrorCode::kOutOfMemory, step + ": another rank has too little memory for it",
-                    "what that rank says last has flags that would help");
+      if (!outcome.failure) throw too_little_memory_elsewhere().at(step);
       if (has_reported_) memory_.report(state_.optimizer());
       throw memory_.does_not_fit(*outcome.failure).at(step);
     }
@@ -289,6 +276,18 @@ void Trainer::wait_for_first() {
   if (parts_.group) parts_.group->say("");
 }
 
+// What shows how far the run is. All processes end together where one has too little memory for it.
+void Trainer::look(void (Monitor::*work)()) {
+  settle();
+  state_.trained().placement().complete();
+  try {
+    (monitor_.*work)();
+  } catch (const Error& error) {
+    fails_together_ = error.code() == ErrorCode::kOutOfMemory;
+    throw;
+  }
+}
+
 void Trainer::after_step(const data::StepBatches& plan) {
   const int64_t step = state_.counters().step;
   const auto is_due = [](const std::optional<int64_t>& interval, int64_t count) {
@@ -296,16 +295,9 @@ void Trainer::after_step(const data::StepBatches& plan) {
   };
   const auto& previews = config_.previews;
   if (is_due(previews.every_n_steps, step) ||
-      (plan.is_last_of_epoch && is_due(previews.every_n_epochs, plan.epoch + 1))) {
-    settle();
-    state_.trained().placement().complete();
-    monitor_.preview();
-  }
-  if (step % config_.validation.steps == 0 || step == total_steps_) {
-    settle();
-    state_.trained().placement().complete();
-    monitor_.validate();
-  }
+      (plan.is_last_of_epoch && is_due(previews.every_n_epochs, plan.epoch + 1)))
+    look(&Monitor::preview);
+  if (step % config_.validation.steps == 0 || step == total_steps_) look(&Monitor::validate);
   if (config_.output.save_steps) {
     if (is_due(config_.output.save_steps, step)) save(state_.step_name());
   } else if (plan.is_last_of_epoch) {

@@ -43,9 +43,9 @@ class Trainer {
   // the exit code. Throws Error{kNumerics} when too many steps in a row were not finite.
   //
   // A step that does not fit into the device's memory is made again from its start with less kept
-  // for the backward pass, to the same bits. When nothing is left to drop, or processes compute the
-  // step together: state and weights of the last finished step are saved, and Error{kOutOfMemory}
-  // is thrown by all processes.
+  // for the backward pass, to the same bits. When nothing is left to drop, processes compute the
+  // step together, or a validation does not fit: state and weights of the last finished step are
+  // saved, and Error{kOutOfMemory} is thrown by all processes.
   int run();
 
  private:
@@ -64,6 +64,7 @@ class Trainer {
   Outcome leave_step(Outcome outcome);
   std::string place_of(const StepData& data) const;  // "step 5"
   void settle();
+  void look(void (Monitor::*work)());
   void after_step(const data::StepBatches& plan);
   void save(const std::string& name, bool is_last = false);
   void wait_for_first();

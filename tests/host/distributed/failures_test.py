@@ -203,16 +203,19 @@ class FailuresTest(unittest.TestCase):
         self.assertLess(time.monotonic() - since, promise + 1 + allowance(), launched.said())
         return code
 
+    def assert_same_state(self, run, other, step):
+        ours, theirs = state_of(run, step), state_of(other, step)
+        self.assertTrue(ours)
+        self.assertEqual(set(ours), set(theirs))
+        self.assertEqual([name for name, value in ours.items() if theirs[name] != value], [])
+
     def assert_whole(self, way, run):
         """What is left goes on, to the bits of a run that nothing happened to."""
         steps = max((int(folder.name[5:]) for folder in (run / "checkpoints").glob("step-*")), default=0) + 5
         untouched = self.dir / f"untouched {way}"
         for folder in (run, untouched):
             program.run_line(self.launch_line(way, folder, max_train_steps=steps), code=0)
-        ours, theirs = state_of(run, steps), state_of(untouched, steps)
-        self.assertTrue(ours)
-        self.assertEqual(set(ours), set(theirs))
-        self.assertEqual([name for name, value in ours.items() if theirs[name] != value], [])
+        self.assert_same_state(run, untouched, steps)
         ours, theirs = losses(run), losses(untouched)
         self.assertEqual({step: theirs[step] for step in ours}, ours)  # a full disk takes no metrics
 
@@ -309,7 +312,37 @@ class FailuresTest(unittest.TestCase):
                 self.assertNotIn("PEER_LOST", said)
                 self.assertFalse(list(run.glob("checkpoints/*")))
                 train(way, way, "metadata.csv", "1GiB")
-                self.assertEqual(state_of(run, 9), state_of(whole, 9))
+                self.assert_same_state(run, whole, 9)
+
+    def test_sample_images_that_do_not_fit(self):
+        prompts = self.dir / "prompts.txt"
+        prompts.write_text("a large image --w 512 --h 512 --s 2\n")
+
+        def train(way, name, capacity, code=0, **flags):
+            line = self.launch_line(
+                way, self.dir / name, device=f"simulated:{capacity}", vram="off", max_train_steps=6, save_steps=5,
+                weights_total_limit=None, dist_timeout=None, use_gradient_checkpointing=True, **flags)
+            said = program.run_line(line, code=code).stderr
+            peak = re.search(r"simulated device: at most ([\d.]+) MiB", said)
+            return said, peak and float(peak[1])
+
+        shown = dict(sample_prompts=prompts, sample_every_n_steps=3)
+        for way in ("whole", "divided and trained"):
+            with self.subTest(way):
+                run = self.dir / way
+                _, least = train(way, f"plain {way}", "1GiB")
+                _, most = train(way, f"shown {way}", "1GiB", **shown)
+                tight = f"{0.98 * most:.2f}MiB"
+                if way == "whole":  # each image is of one process
+                    said, _ = train(way, way, tight, **shown)
+                    self.assertIn("no sample images: ", said)
+                else:
+                    said, _ = train(way, way, tight, code=4, **shown)
+                    self.assertIn("error: the sample images after step 3: ", said)
+                    self.assertNotIn("PEER_LOST", said)
+                    self.assertEqual([path.name for path in run.glob("checkpoints/*")], ["step-00000003"])
+                    train(way, way, "1GiB", **shown)
+                self.assert_same_state(run, self.dir / f"plain {way}", 6)
 
     def test_a_disk_that_is_full_while_checkpoints_are_written(self):
         disk = self.dir / "disk"

@@ -420,6 +420,28 @@ TEST_CASE("A rank that validates longer than an exchange may take is waited for"
   ranks.group->part();
 }
 
+TEST_CASE("Where a validation does not fit on one rank, the last step is saved", "[validation]") {
+  Ranks ranks;
+  ranks.config.output.save_steps = 100;
+  ranks.config.validation.steps = 3;
+  ranks.config.validation.timesteps = 1;
+  const HookScope fails([&, steps = 0](const at::Tensor& velocity) mutable {
+    if (at::GradMode::is_enabled())
+      ++steps;
+    else if (steps > 0 && !ranks.is_first())
+      run_out_of_memory();
+    return velocity;
+  });
+  test::expect_error(ErrorCode::kOutOfMemory,
+                     {ranks.is_first() ? "the validation after step 3: another rank has too little"
+                                       : "the validation after step 3: toy.denoise: no room"},
+                     [&] { ranks.train_together("run"); });
+  ranks.group->part();
+  if (!ranks.is_first()) return;
+  CHECK(ranks.newest("run").step == 3);
+  CHECK(fs::exists(ranks.folder / "run/step-3.safetensors"));
+}
+
 TEST_CASE("A checkpoint that one rank passes over is passed over by both", "[passed_over]") {
   Ranks ranks;
   ranks.config.num_epochs = 2;

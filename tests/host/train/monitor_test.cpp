@@ -13,27 +13,29 @@ namespace {
 
 using test::HookScope;
 
-struct Bench : test::RunToy {
+struct MonitorBench : test::RunToy {
   std::unique_ptr<run::RunFolder> run_folder;
   std::unique_ptr<RunState> state;
+  std::unique_ptr<StepMemory> memory;
   std::unique_ptr<Timesteps> timesteps;
   std::unique_ptr<Objective> objective;
   Agreement agreement{10};
   std::unique_ptr<Monitor> monitor;
 
-  Bench() {
+  MonitorBench() {
     config.log.csv = true;
     config.validation.timesteps = 2;
   }
   void begin(Preview* preview = nullptr) {
-    monitor.reset(), objective.reset(), state.reset(), run_folder.reset();
+    monitor.reset(), objective.reset(), memory.reset(), state.reset(), run_folder.reset();
     run_folder = std::make_unique<run::RunFolder>(config.output.output_path);
     const RunParts all = parts(*run_folder, preview);
     state = std::make_unique<RunState>(all, selection());
+    memory = std::make_unique<StepMemory>(*model, config, state->trained(), progress, nullptr);
     timesteps = std::make_unique<Timesteps>(ScheduleDefaults{}, config.timesteps);
     objective = std::make_unique<Objective>(*model, model->stages().denoisers, model->runner(),
                                             *timesteps, config.seed);
-    monitor = std::make_unique<Monitor>(all, *state, *objective, *timesteps, agreement);
+    monitor = std::make_unique<Monitor>(all, *state, *objective, *timesteps, agreement, *memory);
   }
   static StepResult step(int64_t number, double loss, double norm = 0.5) {
     return {.step = number,
@@ -56,49 +58,49 @@ struct Bench : test::RunToy {
   }
 };
 
-using Rows = std::vector<std::string>;
+using CsvRows = std::vector<std::string>;
 
 TEST_CASE("Metrics are written at the steps that were asked for, and at the last", "[monitor]") {
-  Bench bench;
+  MonitorBench bench;
   bench.config.log.logging_steps = 2;
   bench.begin();
   bench.monitor->open();
   bench.monitor->begin();
   bench.state->counters().skipped = 3;
   for (int step = 1; step <= 5; ++step)
-    bench.monitor->log(Bench::step(step, step, /*norm=*/10.0 * step), /*is_last=*/step == 5);
-  CHECK(bench.rows("train/loss") == Rows{"2,1.5", "4,3.5", "5,5"});  // the mean since the last
-  CHECK(bench.rows("train/grad_norm") == Rows{"2,20", "4,40", "5,50"});
-  CHECK(bench.rows("train/lr") == Rows{"2,0.01", "4,0.01", "5,0.01"});
-  CHECK(bench.rows("train/skipped_steps") == Rows{"2,3", "4,3", "5,3"});
+    bench.monitor->log(MonitorBench::step(step, step, /*norm=*/10.0 * step), /*is_last=*/step == 5);
+  CHECK(bench.rows("train/loss") == CsvRows{"2,1.5", "4,3.5", "5,5"});  // the mean since the last
+  CHECK(bench.rows("train/grad_norm") == CsvRows{"2,20", "4,40", "5,50"});
+  CHECK(bench.rows("train/lr") == CsvRows{"2,0.01", "4,0.01", "5,0.01"});
+  CHECK(bench.rows("train/skipped_steps") == CsvRows{"2,3", "4,3", "5,3"});
 }
 
 TEST_CASE("The line of progress has every step", "[monitor]") {
-  Bench bench;
+  MonitorBench bench;
   bench.config.log.logging_steps = 100;
   bench.begin();
   bench.monitor->open();
   bench.monitor->begin();
-  bench.monitor->log(Bench::step(1, 0.25), false);
+  bench.monitor->log(MonitorBench::step(1, 0.25), false);
   CHECK_THAT(bench.monitor->note(), Catch::StartsWith("loss 0.2500 lr 1.00e-02 norm 0.5 mem "));
-  bench.monitor->log(Bench::step(2, 0.125), false);
+  bench.monitor->log(MonitorBench::step(2, 0.125), false);
   CHECK_THAT(bench.monitor->note(), Catch::StartsWith("loss 0.1250 "));
   CHECK(bench.rows("train/loss").empty());
 }
 
 TEST_CASE("Time that went to something else is in no rate", "[monitor]") {
-  Bench bench;
+  MonitorBench bench;
   bench.begin();
   bench.monitor->open();
   bench.monitor->begin();
   bench.monitor->leave_out(-1000);  // as if the step had taken so long
   bench.monitor->wait_for_samples(250);
-  bench.monitor->log(Bench::step(1, 1.0), false);
+  bench.monitor->log(MonitorBench::step(1, 1.0), false);
   bench.monitor->leave_out(1000);
   bench.monitor->wait_for_samples(0);
-  bench.monitor->log(Bench::step(2, 1.0), false);
-  const Rows rates = bench.rows("perf/seconds_per_step"),
-             waits = bench.rows("perf/data_wait_share");
+  bench.monitor->log(MonitorBench::step(2, 1.0), false);
+  const CsvRows rates = bench.rows("perf/seconds_per_step"),
+                waits = bench.rows("perf/data_wait_share");
   REQUIRE(rates.size() == 2);
   CHECK(std::stod(rates[0].substr(2)) == Approx(1000).margin(10));
   CHECK(std::stod(rates[1].substr(2)) < 10);
@@ -107,22 +109,22 @@ TEST_CASE("Time that went to something else is in no rate", "[monitor]") {
 }
 
 TEST_CASE("A run that is resumed cuts off the metrics of steps behind its own", "[monitor]") {
-  Bench bench;
+  MonitorBench bench;
   bench.begin();
   bench.monitor->open();
   bench.monitor->begin();
-  for (int step = 1; step <= 4; ++step) bench.monitor->log(Bench::step(step, step), false);
+  for (int step = 1; step <= 4; ++step) bench.monitor->log(MonitorBench::step(step, step), false);
   bench.begin();
   bench.state->counters().step = 2;
   bench.monitor->open();
-  CHECK(bench.rows("train/loss") == Rows{"1,1", "2,2"});
+  CHECK(bench.rows("train/loss") == CsvRows{"1,1", "2,2"});
   bench.monitor->begin();
-  bench.monitor->log(Bench::step(3, 7), false);
-  CHECK(bench.rows("train/loss") == Rows{"1,1", "2,2", "3,7"});
+  bench.monitor->log(MonitorBench::step(3, 7), false);
+  CHECK(bench.rows("train/loss") == CsvRows{"1,1", "2,2", "3,7"});
 }
 
 TEST_CASE("Validation is the mean loss of each level over the samples", "[monitor]") {
-  Bench bench;
+  MonitorBench bench;
   bench.begin();
   bench.monitor->open();
   bench.state->counters().step = 4;
@@ -134,7 +136,7 @@ TEST_CASE("Validation is the mean loss of each level over the samples", "[monito
   for (uint32_t i = 0; i < 3; ++i)
     sums +=
         bench.objective->at_levels(bench.samples->load(i, false), grid, seed, i).to(at::kDouble);
-  const Rows whole = bench.rows("validation/loss");
+  const CsvRows whole = bench.rows("validation/loss");
   REQUIRE(whole.size() == 1);
   CHECK(whole[0].starts_with("4,"));
   CHECK(std::stod(whole[0].substr(2)) == Approx(sums.mean().item<double>() / 3).epsilon(1e-5));
@@ -142,7 +144,7 @@ TEST_CASE("Validation is the mean loss of each level over the samples", "[monito
     char key[40];
     std::snprintf(key, sizeof key, "validation/loss_sigma_%.3f",
                   static_cast<double>(grid[level].sigma));
-    const Rows rows = bench.rows(key);
+    const CsvRows rows = bench.rows(key);
     REQUIRE(rows.size() == 1);
     CHECK(std::stod(rows[0].substr(2)) ==
           Approx(sums[static_cast<int64_t>(level)].item<double>() / 3).epsilon(1e-5));
@@ -151,7 +153,7 @@ TEST_CASE("Validation is the mean loss of each level over the samples", "[monito
 }
 
 TEST_CASE("Validation changes nothing of the run, and gives the same again", "[monitor]") {
-  Bench bench;
+  MonitorBench bench;
   bench.begin();
   bench.monitor->open();
   NamedTensors before;
@@ -168,14 +170,14 @@ TEST_CASE("Validation changes nothing of the run, and gives the same again", "[m
     for (const optim::Parameter& parameter : group.parameters)
       CHECK_FALSE(parameter.leaf.grad().defined());
   }
-  const Rows rows = bench.rows("validation/loss");
+  const CsvRows rows = bench.rows("validation/loss");
   REQUIRE(rows.size() == 2);
   CHECK(rows[0] == rows[1]);
 }
 
 TEST_CASE("Validation looks at the averages where there are any", "[monitor]") {
   for (const bool has_average : {true, false}) {
-    Bench bench;
+    MonitorBench bench;
     if (has_average) bench.config.ema_decay = 0.9;
     bench.begin();
     bench.monitor->open();
@@ -183,7 +185,7 @@ TEST_CASE("Validation looks at the averages where there are any", "[monitor]") {
     const at::NoGradGuard no_grad;
     for (const auto& [name, value] : bench.state->trained().values()) value.mul_(1.5);
     bench.monitor->validate();
-    const Rows rows = bench.rows("validation/loss");
+    const CsvRows rows = bench.rows("validation/loss");
     REQUIRE(rows.size() == 2);
     CHECK((rows[0] == rows[1]) == has_average);
   }
@@ -191,7 +193,7 @@ TEST_CASE("Validation looks at the averages where there are any", "[monitor]") {
 
 TEST_CASE("A signal ends validation early, and half of it is not told", "[monitor]") {
   const test::SignalScope signals;
-  Bench bench;
+  MonitorBench bench;
   bench.begin();
   bench.monitor->open();
   int calls = 0;
@@ -206,7 +208,7 @@ TEST_CASE("A signal ends validation early, and half of it is not told", "[monito
 
 TEST_CASE("What goes wrong in validation without a signal is told", "[monitor]") {
   const test::SignalScope signals;
-  Bench bench;
+  MonitorBench bench;
   bench.begin();
   bench.monitor->open();
   const HookScope hook([](const at::Tensor&) -> at::Tensor {
@@ -216,8 +218,24 @@ TEST_CASE("What goes wrong in validation without a signal is told", "[monitor]")
                      [&] { bench.monitor->validate(); });
 }
 
+TEST_CASE("A validation that does not fit has a way out", "[monitor]") {
+  MonitorBench bench;
+  bench.config.ema_decay = 0.5;
+  bench.begin();
+  bench.monitor->open();
+  bench.state->counters().step = 3;
+  const at::Tensor before = bench.state->trained().values().begin()->second.clone();
+  const HookScope hook(
+      [](const at::Tensor&) -> at::Tensor { throw Error(ErrorCode::kOutOfMemory, "no room"); });
+  test::expect_error(ErrorCode::kOutOfMemory,
+                     {"the validation after step 3: toy.denoise: no room", "--max_pixels"},
+                     [&] { bench.monitor->validate(); });
+  CHECK(at::equal(bench.state->trained().values().begin()->second, before));
+  CHECK(bench.rows("validation/loss").empty());
+}
+
 TEST_CASE("Images are not worth a run, and what else goes wrong with them is", "[monitor]") {
-  Bench bench;
+  MonitorBench bench;
   generate::Settings settings;
   settings.prompt = "a lighthouse";
   settings.num_frames = 1;
@@ -231,6 +249,12 @@ TEST_CASE("Images are not worth a run, and what else goes wrong with them is", "
   bench.monitor->preview();
   CHECK_THAT(bench.said(), Catch::Contains("no sample images: ") && Catch::Contains("taken"));
   test::fs::remove(bench.folder / "taken");
+  {
+    const HookScope hook(
+        [](const at::Tensor&) -> at::Tensor { throw Error(ErrorCode::kOutOfMemory, "no room"); });
+    bench.monitor->preview();
+    CHECK_THAT(bench.said(), Catch::Contains("no sample images: toy.denoise: no room"));
+  }
   const HookScope hook(
       [](const at::Tensor&) -> at::Tensor { throw Error(ErrorCode::kNumerics, "nonsense"); });
   test::expect_error(ErrorCode::kNumerics, {"nonsense"}, [&] { bench.monitor->preview(); });
