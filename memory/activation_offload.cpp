@@ -11,11 +11,11 @@ namespace atelier::memory {
 namespace {
 
 constexpr size_t kMostLoads = 2;                 // on their way to the host
-constexpr int64_t kAlignment = 256;              // of tensors in a load
+constexpr int64_t kLoadAlignment = 256;          // of tensors in a load
 constexpr int64_t kMeasured = int64_t{1} << 25;  // bytes that are copied to know the rate
 
 int64_t aligned(int64_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return (bytes + kLoadAlignment - 1) / kLoadAlignment * kLoadAlignment;
 }
 
 // The elements of a tensor without gaps, as they lie.

@@ -201,7 +201,7 @@ int64_t picoseconds_of(const OperatorCosts& op) {
 }
 
 // Runs of one kind and shape that are planned alike.
-struct Group {
+struct RunGroup {
   const BlockCosts* costs;
   std::vector<size_t> members;  // places in the pass, early ones first
   size_t movable = 0;           // how many of these may offload: the first ones
@@ -222,14 +222,14 @@ struct Group {
   }
 };
 
-std::vector<Group> groups_of(Runs runs, size_t first) {
-  std::vector<Group> groups;
+std::vector<RunGroup> groups_of(Runs runs, size_t first) {
+  std::vector<RunGroup> groups;
   for (size_t i = first; i < runs.size(); ++i) {
     if (!is_recomputed(runs, i)) continue;
     auto group = std::find_if(groups.begin(), groups.end(),
-                              [&](const Group& g) { return g.costs == runs[i].get(); });
+                              [&](const RunGroup& g) { return g.costs == runs[i].get(); });
     if (group == groups.end()) {
-      group = groups.insert(group, Group{runs[i].get(), {}, 0, {}, 0});
+      group = groups.insert(group, RunGroup{runs[i].get(), {}, 0, {}, 0});
       group->offloads.resize(runs[i]->operators.size());
     }
     group->members.push_back(i);
@@ -240,7 +240,7 @@ std::vector<Group> groups_of(Runs runs, size_t first) {
 
 // What is kept beside what is offloaded.
 struct Solution {
-  std::vector<Group> groups;
+  std::vector<RunGroup> groups;
   KeepSolution kept;
   int64_t picoseconds = 0;                        // that are saved in all
   int64_t moving_bytes = 0, offloaded_bytes = 0;  // see ActivationPlan
@@ -254,9 +254,9 @@ struct Solution {
 };
 
 // Looks for the best of all plans that fit into `room` bytes.
-class Search {
+class OffloadSearch {
  public:
-  Search(std::vector<Group> groups, int64_t room, const OffloadLimits& limits)
+  OffloadSearch(std::vector<RunGroup> groups, int64_t room, const OffloadLimits& limits)
       : room_(room), limits_(limits) {
     best_ = solve(std::move(groups));
   }
@@ -267,7 +267,7 @@ class Search {
     std::vector<size_t> order(best_.groups.size());
     std::iota(order.begin(), order.end(), 0);
     const auto bytes = [&](size_t g) {
-      const Group& group = best_.groups[g];
+      const RunGroup& group = best_.groups[g];
       return operator_bytes(*group.costs) * static_cast<int64_t>(group.movable);
     };
     std::stable_sort(order.begin(), order.end(),
@@ -285,9 +285,9 @@ class Search {
   };
 
   // The choices for the runs of all groups, without what is offloaded.
-  std::vector<KeepChoice> choices(const std::vector<Group>& groups) const {
+  std::vector<KeepChoice> choices(const std::vector<RunGroup>& groups) const {
     std::vector<KeepChoice> result;
-    for (const Group& group : groups) {
+    for (const RunGroup& group : groups) {
       for (size_t op = 0; op < group.offloads.size(); ++op) {
         const OperatorCosts& costs = group.costs->operators[op];
         if (costs.is_unread) continue;
@@ -299,9 +299,9 @@ class Search {
   }
 
   // What is offloaded, with nothing kept.
-  static Solution offloaded(const std::vector<Group>& groups) {
+  static Solution offloaded(const std::vector<RunGroup>& groups) {
     Solution result;
-    for (const Group& group : groups) {
+    for (const RunGroup& group : groups) {
       const auto runs = static_cast<int64_t>(group.moving);
       if (runs == 0) continue;
       for (size_t op = 0; op < group.offloads.size(); ++op) {
@@ -316,7 +316,7 @@ class Search {
     return result;
   }
 
-  Solution solve(std::vector<Group> groups) {
+  Solution solve(std::vector<RunGroup> groups) {
     Solution result = offloaded(groups);
     const int64_t steps = std::max(kMostPlanSteps - steps_, kMostPlanSteps / 4);
     result.kept = choose_kept(choices(groups), room_ - result.moving_bytes, steps);
@@ -327,7 +327,7 @@ class Search {
   }
 
   // More than solve() finds, or the same: the last output is kept in part.
-  double bound(const std::vector<Group>& groups, const Solution& moved) const {
+  double bound(const std::vector<RunGroup>& groups, const Solution& moved) const {
     std::vector<KeepChoice> all = choices(groups);
     std::sort(all.begin(), all.end(), [](const KeepChoice& a, const KeepChoice& b) {
       return static_cast<double>(a.picoseconds) * static_cast<double>(b.bytes) >
@@ -345,7 +345,7 @@ class Search {
   }
 
   // The sets of operators that `group` could offload, the most promising first.
-  std::vector<Set> sets(const Group& group, std::vector<Group> groups, size_t place) const {
+  std::vector<Set> sets(const RunGroup& group, std::vector<RunGroup> groups, size_t place) const {
     constexpr size_t kMostOperators = 12;  // of which sets are tried: the slowest ones
     std::vector<size_t> candidates;
     for (size_t op = 0; op < group.costs->operators.size(); ++op) {
@@ -361,7 +361,7 @@ class Search {
     const double window = limits_.bytes_per_second * group.costs->seconds;
     std::vector<Set> result;
     for (uint32_t mask = 1; mask < uint32_t{1} << candidates.size(); ++mask) {
-      Group& trial = groups[place] = group;
+      RunGroup& trial = groups[place] = group;
       for (size_t i = 0; i < candidates.size(); ++i)
         trial.offloads[candidates[i]] = (mask >> i & 1) != 0;
       const int64_t bytes = trial.offloaded_bytes();
@@ -377,9 +377,9 @@ class Search {
   }
 
   void try_group(size_t place) {
-    const Group before = best_.groups[place];
+    const RunGroup before = best_.groups[place];
     if (before.movable == 0) return;
-    std::vector<Group> groups = best_.groups;
+    std::vector<RunGroup> groups = best_.groups;
     for (const Set& set : sets(before, groups, place)) {
       if (set.bound < static_cast<double>(best_.picoseconds) || steps_ > kMostPlanSteps) return;
       if (set.bound == static_cast<double>(best_.picoseconds) && set.bytes > best_.offloaded_bytes)
@@ -400,7 +400,7 @@ class Search {
 // Says of every run what becomes of its outputs: those that are kept, in late runs.
 void fill_actions(const Solution& solution, ActivationPlan& plan) {
   auto kept = solution.kept.kept.begin();
-  for (const Group& group : solution.groups) {
+  for (const RunGroup& group : solution.groups) {
     const std::vector<bool> movers = group.movers();
     for (size_t op = 0; op < group.offloads.size(); ++op) {
       const OperatorCosts& costs = group.costs->operators[op];
@@ -434,7 +434,7 @@ ActivationPlan plan_activations(Runs runs, const ActivationBudget& budget, int64
     if (whole_bytes(runs, first, spent) <= limit) return keep_everything(runs, first, spent);
   }
   const int64_t room = room_for_outputs(runs, budget, available);
-  const Solution solution = Search(groups_of(runs, first), room - spent, offload).find();
+  const Solution solution = OffloadSearch(groups_of(runs, first), room - spent, offload).find();
 
   ActivationPlan plan;
   plan.runs.resize(runs.size());

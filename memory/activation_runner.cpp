@@ -15,11 +15,6 @@ constexpr size_t kMostPasses = 256;       // that are remembered
 constexpr int64_t kMostMeasuredRuns = 8;  // of one kind and shape
 constexpr size_t kMostOperators = 1024;   // of a block
 
-bool any_requires_grad(const Tensors& tensors) {
-  return std::any_of(tensors.begin(), tensors.end(),
-                     [](const at::Tensor& t) { return t.defined() && t.requires_grad(); });
-}
-
 bool is_measured(const BlockCosts& costs) {
   return costs.runs > 0 && costs.working_bytes > 0;
 }

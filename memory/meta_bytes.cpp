@@ -12,7 +12,7 @@ struct MetaBytes::Counter {
 
 namespace {
 
-thread_local std::shared_ptr<MetaBytes::Counter> current_counter;
+thread_local std::shared_ptr<MetaBytes::Counter> meta_counter;
 
 // Stands behind a meta tensor that has no bytes.
 struct Entry {
@@ -20,23 +20,23 @@ struct Entry {
   std::shared_ptr<MetaBytes::Counter> counter;
 };
 
-void free_counted(void* context) {
+void free_meta(void* context) {
   const std::unique_ptr<Entry> entry(static_cast<Entry*>(context));
   entry->counter->now -= entry->bytes;
 }
 
 // In place of LibTorch's own, which gives nothing and counts nothing.
-class CountingAllocator final : public c10::Allocator {
+class MetaAllocator final : public c10::Allocator {
  public:
-  explicit CountingAllocator(c10::Allocator* base) : base_(base) {}
+  explicit MetaAllocator(c10::Allocator* base) : base_(base) {}
   c10::DataPtr allocate(size_t bytes) override {
-    if (!current_counter) return base_->allocate(bytes);
+    if (!meta_counter) return base_->allocate(bytes);
     const auto count = static_cast<int64_t>(bytes);
-    MetaBytes::Counter& counter = *current_counter;
+    MetaBytes::Counter& counter = *meta_counter;
     counter.now += count;
     counter.written += count;
     counter.peak = std::max(counter.peak, counter.now);
-    return {nullptr, new Entry{count, current_counter}, &free_counted, at::kMeta};
+    return {nullptr, new Entry{count, meta_counter}, &free_meta, at::kMeta};
   }
   void copy_data(void*, const void*, size_t) const override {}
 
@@ -46,7 +46,7 @@ class CountingAllocator final : public c10::Allocator {
 
 void install() {
   static const bool installed = [] {
-    c10::SetAllocator(at::kMeta, new CountingAllocator(c10::GetAllocator(at::kMeta)));
+    c10::SetAllocator(at::kMeta, new MetaAllocator(c10::GetAllocator(at::kMeta)));
     return true;
   }();
   (void)installed;
@@ -56,11 +56,11 @@ void install() {
 
 MetaBytes::MetaBytes() : counter_(std::make_shared<Counter>()) {
   install();
-  current_counter = counter_;
+  meta_counter = counter_;
 }
 
 MetaBytes::~MetaBytes() {
-  current_counter.reset();
+  meta_counter.reset();
 }
 
 int64_t MetaBytes::now() const {

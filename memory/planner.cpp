@@ -133,7 +133,7 @@ std::vector<Choice> choices_of(const PlannedComponent& component, int64_t prefet
 }
 
 // Components that are on the device together, in some phase, and the phases that they are in.
-struct Group {
+struct PhaseGroup {
   std::vector<size_t> components, phases;
 };
 
@@ -148,10 +148,10 @@ using Score = std::array<int64_t, 5>;
 // Branch and bound. Less of any cost never makes a plan worse, so choices that are in no way better
 // than another one of their component are left out, and components that are not picked yet count
 // with the least of each cost that any of their choices has that may still fit.
-class Search {
+class PlanSearch {
  public:
-  Search(const PlannedRun& run, int64_t prefetch, const PlanLimits& limits,
-         const DeviceProfile& profile, bool wants_smallest)
+  PlanSearch(const PlannedRun& run, int64_t prefetch, const PlanLimits& limits,
+             const DeviceProfile& profile, bool wants_smallest)
       : run_(run), limits_(limits), profile_(profile), wants_smallest_(wants_smallest) {
     size_t num_costs = kNumCosts;
     for (const PlannedPhase& phase : run_.phases) {
@@ -171,7 +171,7 @@ class Search {
     plan.phases.resize(run_.phases.size());
     plan.device_bytes = profile_.reserve_bytes;
     int64_t total = 0;
-    for (const Group& group : groups()) {
+    for (const PhaseGroup& group : groups()) {
       best_.reset();
       picked_.assign(run_.components.size(), nullptr);
       chosen_.assign(run_.components.size(), 0);
@@ -332,7 +332,7 @@ class Search {
     return order;
   }
 
-  std::vector<Group> groups() const {
+  std::vector<PhaseGroup> groups() const {
     std::vector<size_t> leader(run_.components.size());
     std::iota(leader.begin(), leader.end(), size_t{0});
     for (const auto& members : members_) {
@@ -341,17 +341,17 @@ class Search {
         std::replace(leader.begin(), leader.end(), from, to);
       }
     }
-    std::map<size_t, Group> found;
+    std::map<size_t, PhaseGroup> found;
     for (size_t i = 0; i < leader.size(); ++i) found[leader[i]].components.push_back(i);
     for (size_t phase = 0; phase < members_.size(); ++phase)
       found[leader[members_[phase].front()]].phases.push_back(phase);
-    std::vector<Group> groups;
+    std::vector<PhaseGroup> groups;
     for (auto& [key, group] : found) groups.push_back(std::move(group));
     return groups;
   }
 
   // Picks for the components from `place` on, the most promising first.
-  void visit(const Group& group, size_t place) {
+  void visit(const PhaseGroup& group, size_t place) {
     const size_t component = group.components[place];
     const std::vector<Choice>& choices = fronts_[component].choices;
     std::vector<std::pair<Score, size_t>> promising;
@@ -375,7 +375,7 @@ class Search {
 
   // The score of what is picked, where the components from `place` on take the least that they can:
   // no pick of them gives less. nullopt: none fits.
-  std::optional<Score> least_score(const Group& group, size_t place) {
+  std::optional<Score> least_score(const PhaseGroup& group, size_t place) {
     ++num_tried_;
     const bool is_whole = place == group.components.size();
     if (!is_whole && !pick_least(group, place)) return std::nullopt;
@@ -399,7 +399,7 @@ class Search {
 
   // Picks the least of what fits, for the components from `place` on. Returns whether anything
   // does.
-  bool pick_least(const Group& group, size_t place) {
+  bool pick_least(const PhaseGroup& group, size_t place) {
     const auto rest = std::span(group.components).subspan(place);
     for (const size_t component : rest) {
       if (fronts_[component].least.empty()) return false;
@@ -418,7 +418,7 @@ class Search {
   }
 
   // What a component may take of the device beside all others as they are picked.
-  int64_t room_for(const Group& group, size_t component) const {
+  int64_t room_for(const PhaseGroup& group, size_t component) const {
     int64_t room = limits_.device_bytes;
     for (const size_t phase : group.phases) {
       if (std::ranges::count(members_[phase], component) == 0) continue;
@@ -526,7 +526,7 @@ std::optional<MemoryPlan> best_plan(const PlannedRun& run, const PlanLimits& lim
   for (int64_t prefetch = run.prefetch.value_or(1); prefetch <= most; ++prefetch) {
     int64_t bar = INT64_MAX;
     if (best) bar = wants_smallest ? best->device_bytes : picoseconds(best->seconds);
-    Search search(run, prefetch, limits, profile, wants_smallest);
+    PlanSearch search(run, prefetch, limits, profile, wants_smallest);
     if (auto plan = search.solve(bar)) best = std::move(plan);
     num_tried += search.num_tried();
   }

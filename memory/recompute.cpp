@@ -49,6 +49,11 @@ struct RecomputeShared {
   std::unordered_set<const Block*> checked_;
 };
 
+bool any_requires_grad(const Tensors& tensors) {
+  return std::ranges::any_of(tensors,
+                             [](const at::Tensor& t) { return t.defined() && t.requires_grad(); });
+}
+
 namespace {
 
 using at::Tensor;
@@ -57,11 +62,6 @@ using torch::autograd::Node;
 [[noreturn]] void fail(const Block& block, const std::string& what, std::string hint = {}) {
   throw Error(ErrorCode::kInternal, "recompute: block '" + block.path() + "': " + what,
               std::move(hint));
-}
-
-bool any_requires_grad(const Tensors& tensors) {
-  return std::any_of(tensors.begin(), tensors.end(),
-                     [](const Tensor& t) { return t.defined() && t.requires_grad(); });
 }
 
 // Where the block runs: the first device that is not the CPU.

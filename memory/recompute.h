@@ -13,6 +13,9 @@
 
 namespace atelier::memory {
 
+// Tensors may be undefined.
+bool any_requires_grad(const Tensors& tensors);
+
 // What one operator call of a block costs: the bytes that keeping its outputs holds, and the time
 // that computing them again takes.
 struct OperatorCosts {

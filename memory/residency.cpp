@@ -23,7 +23,7 @@ namespace {
 // What a weight is made of: WeightStore::parts(), where they rest.
 using Parts = std::vector<at::Tensor>;
 
-int64_t bytes_of(const Parts& parts) {
+int64_t bytes_of_parts(const Parts& parts) {
   int64_t bytes = 0;
   for (const at::Tensor& part : parts) bytes += static_cast<int64_t>(part.nbytes());
   return bytes;
@@ -157,7 +157,7 @@ Found find(const Block& block, const std::string& path, Weight& weight) {
 }
 
 int64_t resident_bytes(const Weight& weight) {
-  return weight.is_loaded() ? bytes_of(weight.state().store()->parts()) : 0;
+  return weight.is_loaded() ? bytes_of_parts(weight.state().store()->parts()) : 0;
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ namespace atelier::memory {
 
 namespace {
 
-constexpr int64_t kAlignment = 256;
+constexpr int64_t kAllocationAlignment = 256;
 constexpr int kPoison = 0xFF;  // NaN in every floating dtype
 
 class WorkState : public Ticket::State {
@@ -62,9 +62,9 @@ class CopyState final : public WorkState {
   std::exception_ptr failure_;
 };
 
-class ExchangeState final : public WorkState {
+class SimulatedExchange final : public WorkState {
  public:
-  ExchangeState(double end, bool is_on_wall, std::function<void()> finish)
+  SimulatedExchange(double end, bool is_on_wall, std::function<void()> finish)
       : WorkState(end), is_on_wall_(is_on_wall), finish_(std::move(finish)) {}
 
   void wait() override {
@@ -271,8 +271,8 @@ class SimulatedDevice final : public TransferDevice {
     const std::lock_guard lock(mutex_);
     exchanged_at_ = std::max(in_.now(), exchanged_at_);
     if (takes_time) exchanged_at_ += static_cast<double>(to.nbytes()) / options_.bytes_per_second;
-    return Ticket(std::make_shared<ExchangeState>(exchanged_at_, takes_time && !options_.clock,
-                                                  std::move(finish)));
+    return Ticket(std::make_shared<SimulatedExchange>(exchanged_at_, takes_time && !options_.clock,
+                                                      std::move(finish)));
   }
 
   Ticket computed() override { return {}; }
@@ -309,7 +309,7 @@ class SimulatedDevice final : public TransferDevice {
     const c10::InferenceMode normal(false);
     void* data = nullptr;
     const auto size = static_cast<size_t>(std::max<int64_t>(bytes, 1));
-    if (posix_memalign(&data, kAlignment, size) != 0)
+    if (posix_memalign(&data, kAllocationAlignment, size) != 0)
       throw Error(ErrorCode::kOutOfMemory,
                   "the host's memory: it has no " + std::to_string(bytes) + " bytes",
                   "free some, or leave weights on disk");

@@ -8,12 +8,13 @@ namespace atelier::memory {
 
 namespace {
 
-constexpr int64_t kAlignment = 64;
+constexpr int64_t kTensorAlignment = 64;
 
 }  // namespace
 
 StagingRing::StagingRing(TransferDevice& transfer, int64_t part_bytes)
-    : transfer_(transfer), part_bytes_((part_bytes + kAlignment - 1) / kAlignment * kAlignment) {}
+    : transfer_(transfer),
+      part_bytes_((part_bytes + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment) {}
 
 void* StagingRing::take(const at::Tensor& to) {
   const int64_t bytes = to.numel();
@@ -21,7 +22,8 @@ void* StagingRing::take(const at::Tensor& to) {
   Part& part = parts_[now_];
   if (!part.memory.defined()) part.memory = transfer_.host_memory(part_bytes_);
   const at::Tensor from = part.memory.narrow(0, used_, bytes);
-  used_ = std::min(part_bytes_, (used_ + bytes + kAlignment - 1) / kAlignment * kAlignment);
+  used_ = std::min(part_bytes_,
+                   (used_ + bytes + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment);
   pieces_.push_back({from, to});
   return from.data_ptr();
 }

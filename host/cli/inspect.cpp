@@ -57,7 +57,7 @@ void print(const Parts&... parts) {
   (print(shown(parts)), ...);
 }
 
-std::string count_text(uint64_t elements) {
+std::string elements_text(uint64_t elements) {
   char text[32];
   const auto value = static_cast<double>(elements);
   if (elements >= 1'000'000'000) {
@@ -129,7 +129,7 @@ void print_tensors(const Json& item) {
   const Json& tensors = item["tensors"];
   if (const size_t files = item["files"].size(); files > 1)
     print(", ", std::to_string(files), " shards");
-  print(", ", tensors["count"], " tensors, ", count_text(tensors["elements"].get<uint64_t>()),
+  print(", ", tensors["count"], " tensors, ", elements_text(tensors["elements"].get<uint64_t>()),
         " values, ", bytes_text(tensors["bytes"]));
   if (tensors.contains("dtypes")) {
     for (const auto& [name, counts] : tensors["dtypes"].items())

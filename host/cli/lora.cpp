@@ -22,16 +22,16 @@ struct LoraCommand {
   const char* help;
   int (*run)(std::span<const std::string>);
 };
-constexpr LoraCommand kCommands[] = {
+constexpr LoraCommand kLoraCommands[] = {
     {"info", "say what LoRA files add to, and by how much", run_lora_info},
     {"convert", "write a LoRA in the spelling of another program", run_lora_convert},
     {"merge", "several LoRAs into one, or into a model's weights", run_lora_merge},
     {"extract", "make a LoRA of what training changed in a model", run_lora_extract},
 };
 
-void print_help() {
+void print_lora_help() {
   std::puts("atelier lora COMMAND [flags]\nWorks on LoRA files.\n");
-  for (const LoraCommand& command : kCommands)
+  for (const LoraCommand& command : kLoraCommands)
     std::printf("  %-14s %s\n", command.name, command.help);
   std::puts("\natelier lora COMMAND --help lists its flags.");
 }
@@ -45,11 +45,11 @@ std::vector<flags::CommandSpec> lora_commands() {
 
 int run_lora(std::span<const std::string> arguments) {
   if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h") {
-    print_help();
+    print_lora_help();
     return arguments.empty() ? 2 : 0;
   }
   std::vector<std::string> names;
-  for (const LoraCommand& command : kCommands) {
+  for (const LoraCommand& command : kLoraCommands) {
     if (arguments[0] == command.name) return command.run(arguments.subspan(1));
     names.emplace_back(command.name);
   }

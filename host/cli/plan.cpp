@@ -23,16 +23,16 @@ struct PlanCommand {
   const char* help;
   int (*run)(std::span<const std::string>, const PlanOnly&);
 };
-constexpr PlanCommand kCommands[] = {
+constexpr PlanCommand kPlanCommands[] = {
     {"generate", "making images", plan_generate},
     {"train", "training", plan_train},
 };
 
-void print_help() {
+void print_plan_help() {
   std::puts(
       "atelier plan COMMAND [flags]\nSays what a run of that command would hold where, how long it "
       "would take and why,\nwithout running it.\n");
-  for (const PlanCommand& command : kCommands)
+  for (const PlanCommand& command : kPlanCommands)
     std::printf("  %-14s %s\n", command.name, command.help);
   std::puts("\natelier plan COMMAND --help lists the flags beside those of atelier COMMAND.");
 }
@@ -129,7 +129,7 @@ PlanOnly take_own_flags(const PlanCommand& command, std::vector<std::string>& ar
 
 std::vector<flags::CommandSpec> plan_commands(const ModelFamily* family) {
   std::vector<flags::CommandSpec> specs;
-  for (const PlanCommand& command : kCommands) {
+  for (const PlanCommand& command : kPlanCommands) {
     specs.push_back(own_flags(command));
     const flags::CommandSpec run =
         command.run == plan_train ? train_command(family) : generate_command(family);
@@ -140,11 +140,11 @@ std::vector<flags::CommandSpec> plan_commands(const ModelFamily* family) {
 
 int run_plan(std::span<const std::string> arguments) {
   if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h") {
-    print_help();
+    print_plan_help();
     return arguments.empty() ? 2 : 0;
   }
   std::vector<std::string> names;
-  for (const PlanCommand& command : kCommands) {
+  for (const PlanCommand& command : kPlanCommands) {
     names.emplace_back(command.name);
     if (arguments[0] != command.name) continue;
     std::vector<std::string> rest(arguments.begin() + 1, arguments.end());

@@ -31,7 +31,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 namespace {
 
 constexpr milliseconds kPatience = std::chrono::hours(1);
-constexpr milliseconds kLook(50);  // between two looks whether work is called off
+constexpr milliseconds kCallOffLook(50);  // between two looks whether work is called off
 
 // Gloo, of which exchanges that are under way can be ended.
 class GlooTransport final : public c10d::ProcessGroupGloo {
@@ -159,7 +159,7 @@ bool Group::Run::can_exchange() {
 void Group::Run::wait(c10d::Work& work, const Arrival* arrival) {
   if (is_leaving) return;
   const double begin = memory::seconds_now();
-  while (arrival != nullptr && !arrival->wait(kLook)) can_exchange();
+  while (arrival != nullptr && !arrival->wait(kCallOffLook)) can_exchange();
   with_peers([&] { work.wait(); });
   seconds_waited += memory::seconds_now() - begin;
 }

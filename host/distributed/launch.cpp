@@ -32,7 +32,7 @@ constexpr int kStoppedCode = 75;  // of a process that was asked to stop, and ha
 // That others have after one has failed: longer than Peers take to say who is lost and to end a
 // process that is held up.
 constexpr auto kGrace = std::chrono::seconds(4);
-constexpr auto kLook = std::chrono::milliseconds(200);
+constexpr auto kChildrenLook = std::chrono::milliseconds(200);
 constexpr std::array kPassedOn = {SIGTERM, SIGINT, SIGUSR1, SIGUSR2};
 constexpr int kNotFoundCode = 127;  // of a child whose program does not start
 
@@ -212,7 +212,7 @@ int launch(const LaunchPlan& plan) {
   std::vector<int> passed_on;
   std::optional<Clock::time_point> end;
   while (any_runs(children)) {
-    if (const auto signal = signals.next(kLook); signal && *signal != SIGCHLD) {
+    if (const auto signal = signals.next(kChildrenLook); signal && *signal != SIGCHLD) {
       send(children, *signal, /*to_groups=*/false);
       passed_on.push_back(*signal);
     }

@@ -7,6 +7,7 @@
 
 #include <ATen/ATen.h>
 
+#include "host/distributed/meeting.h"
 #include "memory/clock.h"
 
 namespace atelier::distributed {
@@ -14,14 +15,8 @@ namespace {
 
 using at::Tensor;
 
-constexpr int kRounds = 9;
+constexpr int kSamples = 9;
 constexpr int64_t kSmall = 16;  // numbers of each rank's part
-
-std::string host_name() {
-  char name[256] = "";
-  gethostname(name, sizeof name - 1);
-  return name;
-}
 
 // The ranks of each machine.
 std::vector<std::vector<int>> machines_of(Group& group) {
@@ -41,7 +36,7 @@ std::vector<std::vector<int>> machines_of(Group& group) {
 double median_seconds(Group& group, const Tensor& result, const std::function<Ticket()>& begin) {
   const Tensor meeting = at::zeros({1}, result.options());
   std::vector<double> seconds;
-  for (int round = 0; round <= kRounds; ++round) {
+  for (int round = 0; round <= kSamples; ++round) {
     group.all_reduce(meeting).wait();
     (void)meeting.item();
     const double start = memory::seconds_now();
@@ -49,8 +44,8 @@ double median_seconds(Group& group, const Tensor& result, const std::function<Ti
     (void)result.view(-1)[0].item();  // a GPU is waited for
     if (round > 0) seconds.push_back(memory::seconds_now() - start);
   }
-  std::ranges::nth_element(seconds, seconds.begin() + kRounds / 2);
-  return seconds[kRounds / 2];
+  std::ranges::nth_element(seconds, seconds.begin() + kSamples / 2);
+  return seconds[kSamples / 2];
 }
 
 // One kind of exchange, of parts of `count` numbers.

@@ -12,13 +12,13 @@ namespace atelier::distributed {
 namespace {
 
 // Of a rank: where processes see each other by number, this one's, and its descriptor.
-struct Told {
+struct SlabPlace {
   std::string space;
   int64_t process = 0;
   int descriptor = -1;
 
   std::string dump() const { return nlohmann::json({space, process, descriptor}).dump(); }
-  static Told parse(const std::string& text) {
+  static SlabPlace parse(const std::string& text) {
     const auto told = nlohmann::json::parse(text);
     return {told[0], told[1], told[2]};
   }
@@ -29,17 +29,17 @@ struct Told {
 std::shared_ptr<memory::SharedSlabs> share_machine(Group& group) {
   if (group.size() == 1) return nullptr;
   std::shared_ptr<memory::SharedSlabs> own = memory::SharedSlabs::make();
-  const Told mine = {process_space(), getpid(), own ? own->descriptor() : -1};
-  std::vector<Told> neighbours;  // of this machine, this one among them
+  const SlabPlace mine = {process_space(), getpid(), own ? own->descriptor() : -1};
+  std::vector<SlabPlace> neighbours;  // of this machine, this one among them
   int64_t place = 0;
   for (const std::string& text : group.say(mine.dump())) {
-    const Told told = Told::parse(text);
+    const SlabPlace told = SlabPlace::parse(text);
     if (told.space != mine.space) continue;
     if (told.process == mine.process) place = std::ssize(neighbours);
     neighbours.push_back(told);
   }
   if (neighbours.size() == 1) return nullptr;
-  const Told& first = neighbours.front();
+  const SlabPlace& first = neighbours.front();
   std::shared_ptr<memory::SharedSlabs> slabs =
       place == 0 ? own : memory::SharedSlabs::open(first.process, first.descriptor);
   if (slabs) slabs->deal(place, std::ssize(neighbours));

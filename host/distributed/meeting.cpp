@@ -16,6 +16,8 @@
 
 #include "atelier/error.h"
 
+#include "host/report/error_line.h"
+
 namespace atelier::distributed {
 namespace {
 
@@ -34,17 +36,6 @@ constexpr const char* kTickets = "tickets";  // how many processes have asked fo
 constexpr const char* kOutcome = "outcome";  // of a round, as rank 0 tells it
 constexpr const char* kBegun = "begun";      // the round that all had come to, for who is late
 constexpr const char* kAgain = "every process of a run has a number of its own, from 0";
-
-std::string host_name() {
-  std::array<char, 256> name = {};
-  gethostname(name.data(), name.size() - 1);
-  return name.data();
-}
-
-std::string first_line(const std::exception& error) {
-  const std::string text = error.what();
-  return text.substr(0, text.find('\n'));  // a stack stands behind it
-}
 
 // LibTorch's warnings of lost connections have stacks in them; what failed is told as errors are.
 // TORCH_CPP_LOG_LEVEL brings them back.
@@ -69,13 +60,13 @@ StorePtr open_store(const Ranks& ranks, milliseconds limit) {
   try {
     store = c10::make_intrusive<c10d::TCPStore>(ranks.address, options);
   } catch (const std::exception& error) {
-    if (first_line(error).find("EADDRINUSE") != std::string::npos)
+    if (report::first_line(error).find("EADDRINUSE") != std::string::npos)
       throw Error(ErrorCode::kEnvironment,
                   place_of(ranks) + ": another program listens at this port",
                   "take another one: MASTER_PORT, or --master_port of launch");
     throw Error(ErrorCode::kPeerLost,
                 "rank " + std::to_string(ranks.rank) + ": " + place_of(ranks) +
-                    ", where the ranks meet: " + first_line(error),
+                    ", where the ranks meet: " + report::first_line(error),
                 "look at what rank 0 said last");
   }
   store->setTimeout(kForever);
@@ -269,6 +260,12 @@ Meeting attend(const StorePtr& store, const Ranks& ranks, milliseconds limit) {
 }
 
 }  // namespace
+
+std::string host_name() {
+  std::array<char, 256> name = {};
+  gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
 
 std::string process_space() {
   std::string boot;

@@ -16,6 +16,9 @@ class Store;
 
 namespace atelier::distributed {
 
+// This machine's name.
+std::string host_name();
+
 // Processes for which this is the same see each other by number: it names the machine since it was
 // started, and a container's own numbers.
 std::string process_space();

@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-constexpr milliseconds kLook(200);       // between two looks at the store
+constexpr milliseconds kStoreLook(200);  // between two looks at the store
 constexpr milliseconds kRollCall(1500);  // that ranks have to answer
 constexpr milliseconds kVerdict(3000);   // until a failure is explained
 constexpr milliseconds kEnd(1500);       // that the main thread has to end the process
@@ -82,11 +82,6 @@ struct Verdict {
     return {static_cast<ErrorCode>(std::stoi(dump)), dump.substr(space + 1)};
   }
 };
-
-std::string first_line(const std::exception& error) {
-  const std::string text = error.what();
-  return text.substr(0, text.find('\n'));  // a stack stands behind it
-}
 
 // The ranks that have not set their key of this kind; throws where the store has gone.
 std::vector<int> missing(c10d::Store& store, const char* kind, int size) {
@@ -186,7 +181,7 @@ void Peers::Shared::watch() {
   std::optional<Clock::time_point> end;
   while (true) {
     std::unique_lock lock(mutex);
-    changed.wait_for(lock, kLook, [&] { return stops || (asked && !verdict); });
+    changed.wait_for(lock, kStoreLook, [&] { return stops || (asked && !verdict); });
     if (stops) break;
     const std::optional<std::string> reason = verdict ? std::nullopt : asked;
     lock.unlock();
@@ -207,7 +202,7 @@ void Peers::Shared::guard() {
   const auto waits = [&](milliseconds time) {
     return !changed.wait_for(lock, time, [&] { return stops; });
   };
-  while (waits(kLooksOfSign * kLook)) {
+  while (waits(kLooksOfSign * kStoreLook)) {
     if (++silence < most_missed) continue;
     if (!verdict) verdict = of_lost_store();
     changed.notify_all();
@@ -278,7 +273,7 @@ Verdict Peers::Shared::decide(const std::string& reason) {
   const Verdict found = is_ours ? Verdict{.text = reason} : explain(reason);
   const std::string told = text_of(watched->compareSet(kVerdictKey, {}, bytes_of(found.dump())));
   // Who keeps the store stays until the others have read it.
-  if (ranks.is_first() && !ranks.has_agent_store) std::this_thread::sleep_for(2 * kLook);
+  if (ranks.is_first() && !ranks.has_agent_store) std::this_thread::sleep_for(2 * kStoreLook);
   return Verdict::parse(told);
 }
 
@@ -342,7 +337,7 @@ Peers::~Peers() {
   std::unique_lock lock(shared_->mutex);
   shared_->stops = true;
   shared_->changed.notify_all();
-  shared_->changed.wait_for(lock, 3 * kLook, [&] { return shared_->has_stopped; });
+  shared_->changed.wait_for(lock, 3 * kStoreLook, [&] { return shared_->has_stopped; });
 }
 
 const Ranks& Peers::ranks() const {
@@ -378,7 +373,7 @@ std::vector<std::string> Peers::say(const std::string& text) {
       texts.push_back(text_of(store.get(key_of(kind.c_str(), rank))));  // waits for it
     return texts;
   } catch (const std::exception& error) {
-    throw lost(first_line(error));
+    throw lost(report::first_line(error));
   }
 }
 
@@ -409,7 +404,7 @@ void Peers::call_off(int64_t work) {
   try {
     shared_->store->set(kCalledOff, bytes_of(std::to_string(work)));
   } catch (const std::exception& error) {
-    throw lost(first_line(error));
+    throw lost(report::first_line(error));
   }
   shared_->called_off = work;
 }

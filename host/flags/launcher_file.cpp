@@ -43,7 +43,7 @@ constexpr std::string_view kSending =
     "gradients are sent in buckets of 25 MiB, and the results are the same";
 constexpr std::string_view kSaved = "weights are always saved whole";
 constexpr std::string_view kOptimizer = "use --optimizer_type and the flags beside it";
-constexpr std::string_view kLogs = "progress and metrics are written to --output_path";
+constexpr std::string_view kWrittenToOutput = "progress and metrics are written to --output_path";
 constexpr std::string_view kNotHere = "leave it out: there is nothing like it here";
 
 constexpr Setting kAccelerate[] = {
@@ -127,15 +127,15 @@ constexpr Setting kDeepSpeed[] = {
     {"train_micro_batch_size_per_gpu", kTrain, "batch_size"},
     {"train_batch_size", kTrain, "global_batch_size"},
     {"activation_checkpointing", kIdle, kMemory},
-    {"wall_clock_breakdown", kIdle, kLogs},
-    {"steps_per_print", kIdle, kLogs},
-    {"dump_state", kIdle, kLogs},
-    {"memory_breakdown", kIdle, kLogs},
-    {"flops_profiler", kIdle, kLogs},
-    {"comms_logger", kIdle, kLogs},
-    {"tensorboard", kIdle, kLogs},
-    {"wandb", kIdle, kLogs},
-    {"csv_monitor", kIdle, kLogs},
+    {"wall_clock_breakdown", kIdle, kWrittenToOutput},
+    {"steps_per_print", kIdle, kWrittenToOutput},
+    {"dump_state", kIdle, kWrittenToOutput},
+    {"memory_breakdown", kIdle, kWrittenToOutput},
+    {"flops_profiler", kIdle, kWrittenToOutput},
+    {"comms_logger", kIdle, kWrittenToOutput},
+    {"tensorboard", kIdle, kWrittenToOutput},
+    {"wandb", kIdle, kWrittenToOutput},
+    {"csv_monitor", kIdle, kWrittenToOutput},
     {"aio", kIdle, "nothing is kept on a disk"},
     {"checkpoint", kIdle, kSaved},
     {"zero_allow_untested_optimizer", kQuiet},

@@ -154,10 +154,10 @@ LayerWeights join(const std::vector<Rows>& parts, int64_t out) {
 }
 
 // What is added to each layer of the model, by its weight.
-using Additions = std::map<const Weight*, std::vector<Addition>>;
+using AdditionsOfWeight = std::map<const Weight*, std::vector<Addition>>;
 
 // The rows of `target` that something is added to, by their place in it.
-std::vector<Rows> rows_of(const Target& target, const Additions& additions) {
+std::vector<Rows> rows_of(const Target& target, const AdditionsOfWeight& additions) {
   std::vector<Rows> rows;
   for (const TargetPiece& piece : target.pieces) {
     const auto found = additions.find(piece.weight);
@@ -210,7 +210,7 @@ std::vector<LayerWeights> respell(std::vector<LayerWeights> layers, LoadedModel&
     });
     if (!is_used) continue;
     const auto names = targets_in(model, part, formats::lora_spelling(format).layers);
-    Additions additions;
+    AdditionsOfWeight additions;
     for (const LayerWeights& layer : layers) {
       if (layer.component != component) continue;
       const Target* target = targets.find(layer.path, component);

@@ -30,4 +30,9 @@ std::string error_line(const Error& error, std::string_view label) {
   return line + tag + rest + "\n";
 }
 
+std::string first_line(const std::exception& error) {
+  const std::string text = error.what();
+  return text.substr(0, text.find('\n'));
+}
+
 }  // namespace atelier::report

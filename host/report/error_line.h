@@ -1,6 +1,7 @@
 // How an error is shown.
 #pragma once
 
+#include <exception>
 #include <string>
 #include <string_view>
 
@@ -12,5 +13,8 @@ namespace atelier::report {
 // first of the message follow indented; a first line of more than 400 bytes is cut, and then the
 // whole follows indented too.
 std::string error_line(const Error& error, std::string_view label = "error");
+
+// What an error of LibTorch says, without the stack that stands behind its first line.
+std::string first_line(const std::exception& error);
 
 }  // namespace atelier::report

@@ -22,16 +22,14 @@
 namespace atelier::train {
 namespace {
 
+using formats::quote_and_escape;
+
 using flags::CommandSpec;
 using flags::CompatFlag;
 using flags::find_compat_flag;
 using Fate = flags::CompatFate;
 using flags::FlagKind;
 using flags::FlagSpec;
-
-std::string quote(std::string_view text) {
-  return formats::quote_and_escape(text);
-}
 
 bool is_variable(std::string_view word) {
   const size_t equals = word.find('=');
@@ -280,7 +278,7 @@ class Rewriter {
     for (size_t at = 0; at < words.size();) {
       const std::string& word = words[at++];
       if (!word.starts_with("--")) {
-        problems_.add(quote(word) + " stands alone", "quote a value that holds spaces");
+        problems_.add(quote_and_escape(word) + " stands alone", "quote a value that holds spaces");
         continue;
       }
       Given flag = given_of(word);

@@ -21,16 +21,14 @@
 namespace atelier::train {
 namespace {
 
+using formats::quote_and_escape;
+
 namespace fs = std::filesystem;
 
 using flags::CommandSpec;
 using flags::FlagSpec;
 using flags::GivenValue;
 using flags::ParsedFlags;
-
-std::string quote(std::string_view text) {
-  return formats::quote_and_escape(text);
-}
 
 // ---- What stands below the command line ----
 
@@ -211,7 +209,8 @@ void fill_cache_path(Config& c, const ParsedFlags& flags, report::Problems& prob
 double parse_number(const std::string& name, const std::string& text) {
   const auto value = report::parse_number<double>(text);
   if (!value || !std::isfinite(*value))
-    throw Error(ErrorCode::kInvalidArgument, name + ": " + quote(text) + " is no number");
+    throw Error(ErrorCode::kInvalidArgument,
+                name + ": " + quote_and_escape(text) + " is no number");
   return *value;
 }
 
@@ -219,14 +218,14 @@ bool parse_truth(const std::string& name, const std::string& text) {
   if (text == "true" || text == "True") return true;
   if (text == "false" || text == "False") return false;
   throw Error(ErrorCode::kInvalidArgument,
-              name + ": " + quote(text) + " is neither true nor false");
+              name + ": " + quote_and_escape(text) + " is neither true nor false");
 }
 
 // One "key=value" of --optimizer_args.
 void set_optimizer_arg(optim::Options& o, const std::string& part) {
   const size_t equals = part.find('=');
   if (equals == std::string::npos)
-    throw Error(ErrorCode::kInvalidArgument, quote(part) + " is no key=value");
+    throw Error(ErrorCode::kInvalidArgument, quote_and_escape(part) + " is no key=value");
   const std::string key = part.substr(0, equals), text = part.substr(equals + 1);
   const std::map<std::string, double*> numbers = {{"clip_threshold", &o.clip_threshold},
                                                   {"decay_rate", &o.decay_rate},
@@ -245,7 +244,7 @@ void set_optimizer_arg(optim::Options& o, const std::string& part) {
   } else if (key == "beta3") {
     o.prodigy_beta3 = parse_number(key, text);
   } else {
-    throw Error(ErrorCode::kInvalidArgument, quote(key) + " is not known",
+    throw Error(ErrorCode::kInvalidArgument, quote_and_escape(key) + " is not known",
                 "there are clip_threshold, decay_rate, eps1, eps2 and scale_parameter of "
                 "Adafactor, and d0, d_coef, beta3, use_bias_correction and safeguard_warmup of "
                 "Prodigy; others are flags: --adam_beta1, --adam_epsilon, --weight_decay");
@@ -295,7 +294,8 @@ void fill_memory(Config& c, const ParsedFlags& flags, report::Problems& problems
   try {
     c.activation_budget = memory::parse_activation_budget(budget);
   } catch (const Error& error) {
-    problems.add(error.at(flags.place("activation_memory_budget") + ": " + quote(budget)));
+    problems.add(
+        error.at(flags.place("activation_memory_budget") + ": " + quote_and_escape(budget)));
   }
 }
 

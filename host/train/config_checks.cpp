@@ -11,9 +11,7 @@
 namespace atelier::train {
 namespace {
 
-std::string quote(std::string_view text) {
-  return formats::quote_and_escape(text);
-}
+using formats::quote_and_escape;
 
 // One look at a configuration.
 class Checks {
@@ -46,8 +44,8 @@ class Checks {
     if (std::find(known.begin(), known.end(), name) != known.end()) return;
     const std::string nearest = report::nearest_name(name, known);
     add(flag,
-        quote(name) + " is no component of " + std::string(family_->name()) + " that can be " +
-            "trained: they are " + report::list_names(known),
+        quote_and_escape(name) + " is no component of " + std::string(family_->name()) +
+            " that can be " + "trained: they are " + report::list_names(known),
         nearest.empty() ? "" : "did you mean " + nearest + "?");
   }
 
@@ -56,15 +54,16 @@ class Checks {
     std::set<std::string> whole;
     for (const std::string& path : config_.trainable_models) {
       check_component("trainable_models", component_of(path));
-      if (!whole.insert(path).second) add("trainable_models", quote(path) + " stands there twice");
+      if (!whole.insert(path).second)
+        add("trainable_models", quote_and_escape(path) + " stands there twice");
     }
     std::set<std::string> adapted;
     for (const std::string& component : lora.base_models) {
       check_component("lora_base_model", component);
       if (!adapted.insert(component).second)
-        add("lora_base_model", quote(component) + " stands there twice");
+        add("lora_base_model", quote_and_escape(component) + " stands there twice");
       if (whole.contains(component))
-        add("trainable_models", quote(component) + " is trained whole and gets a LoRA",
+        add("trainable_models", quote_and_escape(component) + " is trained whole and gets a LoRA",
             "leave out one of --trainable_models and --lora_base_model");
     }
     if (config_.stage == Stage::kDataProcess) return;
@@ -141,8 +140,8 @@ class Checks {
       if (std::find(known.begin(), known.end(), name) != known.end()) continue;
       const std::string nearest = report::nearest_name(name, known);
       add("extra_inputs",
-          quote(name) + " is no input of " + std::string(family_->name()) + ": they are " +
-              report::list_names(known),
+          quote_and_escape(name) + " is no input of " + std::string(family_->name()) +
+              ": they are " + report::list_names(known),
           nearest.empty() ? "" : "did you mean " + nearest + "?");
     }
   }

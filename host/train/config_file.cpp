@@ -21,13 +21,11 @@ namespace fs = std::filesystem;
 
 namespace {
 
+using formats::quote_and_escape;
+
 using flags::FlagKind;
 using flags::FlagSpec;
 using nlohmann::json;
-
-std::string quote(std::string_view text) {
-  return formats::quote_and_escape(text);
-}
 
 // What a value is, in words.
 std::string kind_of(const toml::node& node) {
@@ -310,7 +308,7 @@ std::vector<flags::GivenValue> parse_config_text(const std::string& text, const 
     const std::string line = shown + ":" + std::to_string(number) + ": ";
     const FlagSpec* flag = flags::find_flag(command, name);
     if (!flag) {
-      add_unknown(line + quote(name), name, node.is_table(), command, problems);
+      add_unknown(line + quote_and_escape(name), name, node.is_table(), command, problems);
       continue;
     }
     const std::string place = line + name;

@@ -21,7 +21,7 @@ using files::FileReader;
 
 constexpr const char* kKindField = "atelier.kind";
 constexpr const char* kHashField = "atelier.content";  // of the tensors, see content_of()
-constexpr const char* kRunAgain = "run --task sft:data_process again, which makes it anew";
+constexpr const char* kMakeAnew = "run --task sft:data_process again, which makes it anew";
 
 std::string content_of(const NamedTensors& tensors) {
   files::ContentHash hash;
@@ -84,7 +84,7 @@ NamedTensors EncodingStore::read(std::string_view stage, std::string_view key) c
     if (error.code() == ErrorCode::kEnvironment) throw;
     const bool is_gone = error.code() == ErrorCode::kNotFound;
     throw Error(ErrorCode::kDataLoss, error.message(),
-                (is_gone ? "" : "delete it and ") + std::string(kRunAgain), "CACHE_ENTRY");
+                (is_gone ? "" : "delete it and ") + std::string(kMakeAnew), "CACHE_ENTRY");
   }
 }
 

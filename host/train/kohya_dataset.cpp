@@ -20,6 +20,8 @@
 namespace atelier::train {
 namespace {
 
+using formats::quote_and_escape;
+
 // Keys that a flag stands for. Others are those of the command line.
 constexpr std::pair<std::string_view, std::string_view> kKeys[] = {
     {"image_dir", "dataset_base_path"},
@@ -46,10 +48,6 @@ constexpr std::string_view kSources[] = {"image_directory", "video_directory", "
                                          "video_jsonl_file"};
 constexpr std::string_view kClipKeys[] = {"target_frames", "frame_extraction", "max_frames"};
 
-std::string quote(std::string_view text) {
-  return formats::quote_and_escape(text);
-}
-
 template <size_t N>
 bool is_one_of(std::string_view key, const std::string_view (&keys)[N]) {
   return std::find(std::begin(keys), std::end(keys), key) != std::end(keys);
@@ -58,7 +56,7 @@ bool is_one_of(std::string_view key, const std::string_view (&keys)[N]) {
 int64_t pixels_of(const std::string& text) {
   const int64_t pixels = report::parse_number<int64_t>(text).value_or(0);
   if (pixels < 1 || pixels > 1'000'000)
-    throw Error(ErrorCode::kInvalidArgument, quote(text) + " is no number of pixels");
+    throw Error(ErrorCode::kInvalidArgument, quote_and_escape(text) + " is no number of pixels");
   return pixels;
 }
 
@@ -240,7 +238,7 @@ FlagValues read_kohya_dataset(const std::string& path, report::Problems& problem
 FlagValues flags_of_resolution(const std::string& text, bool has_buckets) {
   const std::vector<std::string> sides = formats::parse_list(text);
   if (sides.empty() || sides.size() > 2)
-    throw Error(ErrorCode::kInvalidArgument, quote(text) + " is no size",
+    throw Error(ErrorCode::kInvalidArgument, quote_and_escape(text) + " is no size",
                 "write 1024, or 1024,768 with the width first");
   const int64_t width = pixels_of(sides.front()), height = pixels_of(sides.back());
   if (has_buckets) return {{"max_pixels", std::to_string(width * height)}};

@@ -29,12 +29,12 @@ namespace ops = atelier::ops;
 namespace {
 
 // Where the names of a file begin, and what stands before those of the language model behind it.
-struct Spelling {
+struct GemmaSpelling {
   const char* prefix;
   const char* stem;
   const char* name;
 };
-constexpr Spelling kSpellings[] = {
+constexpr GemmaSpelling kGemmaSpellings[] = {
     {"", "", "transformers"},
     {"text_encoder.", "", "transformers"},
     {"", "model.", "causal_lm"},
@@ -135,7 +135,7 @@ std::vector<bool> every_second(int64_t layers) {
 }
 
 std::optional<Detection> detect_gemma2(const TensorIndex& checkpoint) {
-  for (const Spelling& spelling : kSpellings) {
+  for (const GemmaSpelling& spelling : kGemmaSpellings) {
     const std::string stem = std::string(spelling.prefix) + spelling.stem;
     if (!checkpoint.contains(stem + kMarker)) continue;
     // Gemma 3 has norms of queries and keys.
@@ -148,7 +148,7 @@ std::optional<Detection> detect_gemma2(const TensorIndex& checkpoint) {
 
 atelier::WeightMap gemma2_map(const Detection& part) {
   std::string stem;
-  for (const Spelling& spelling : kSpellings) {
+  for (const GemmaSpelling& spelling : kGemmaSpellings) {
     if (part.spelling == spelling.name) stem = spelling.stem;
   }
   const std::string last = "layers." + std::to_string(part.integer("layers") - 1) + ".*";

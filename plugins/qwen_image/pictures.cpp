@@ -17,7 +17,6 @@ using atelier::ResizeFilter;
 
 namespace {
 
-constexpr int64_t kPatchPixels = 14, kFrames = 2;  // a still is shown as two frames
 constexpr int64_t kTokenPixels = 2 * kPatchPixels;
 constexpr double kMaxPixels = 12'845'056, kMinPixels = 3'136;
 constexpr int64_t kMaxAspect = 200;

@@ -9,6 +9,9 @@
 
 namespace qwen_image {
 
+// A patch of the vision tower; a still is shown as two frames.
+constexpr int64_t kPatchPixels = 14, kFrames = 2;
+
 struct PictureSize {
   int64_t height = 0, width = 0;
 };

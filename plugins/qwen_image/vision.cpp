@@ -29,7 +29,7 @@ namespace ops = atelier::ops;
 
 namespace {
 
-constexpr int64_t kPatchPixels = 14, kMerged = 4, kFrames = 2;
+constexpr int64_t kMerged = 4;
 constexpr double kRopeTheta = 10000;
 
 // Tokens of all pictures in the order of windows, and where patches of windows and of pictures

@@ -123,10 +123,10 @@ at::Tensor ClipVision::forward(const at::Tensor& image, atelier::BlockRunner& ru
 
 namespace {
 
-struct Names {
+struct ClipNames {
   const char *spelling, *stem, *layers, *patch, *positions, *up;
 };
-constexpr Names kNames[] = {
+constexpr ClipNames kClipNames[] = {
     {"original", "visual.", "transformer.{}.norm1.weight", "patch_embedding.weight",
      "pos_embedding", "transformer.0.mlp.0.weight"},
     {"transformers", "vision_model.", "encoder.layers.{}.layer_norm1.weight",
@@ -137,7 +137,7 @@ constexpr Names kNames[] = {
      "encoder.layers.0.mlp.fc1.weight"},
 };
 
-ClipConfig read_clip(const PartView& view, const Names& names) {
+ClipConfig read_clip(const PartView& view, const ClipNames& names) {
   const std::string stem = names.stem;
   ClipConfig c;
   const TensorIndex& index = view.index();
@@ -170,13 +170,13 @@ ClipConfig read_clip(const PartView& view, const Names& names) {
 }
 
 // The module's name of what transformers calls `name`, behind the stem; q, k and v are one.
-constexpr atelier::Renamed kOutsideBlocks[] = {
+constexpr atelier::Renamed kClipOutsideBlocks[] = {
     {"cls_embedding", "embeddings.class_embedding"},
     {"pos_embedding", "embeddings.position_embedding.weight"},
     {"patch_embedding.weight", "embeddings.patch_embedding.weight"},
     {"pre_norm.", "pre_layrnorm."},
 };
-constexpr atelier::Renamed kInBlocks[] = {
+constexpr atelier::Renamed kClipInBlocks[] = {
     {"transformer.", "encoder.layers."},
     {".norm1.", ".layer_norm1."},
     {".norm2.", ".layer_norm2."},
@@ -188,12 +188,12 @@ constexpr atelier::Renamed kInBlocks[] = {
 void add_rows(WeightMap& map, const std::string& stem, const std::string& path) {
   constexpr std::string_view kQkv = ".attn.to_qkv.";
   if (!path.starts_with("transformer.")) {
-    map.push_back({stem + atelier::renamed(path, kOutsideBlocks), path});
+    map.push_back({stem + atelier::renamed(path, kClipOutsideBlocks), path});
   } else if (path.find(kQkv) == std::string::npos) {
-    map.push_back({stem + atelier::renamed(path, kInBlocks), path});
+    map.push_back({stem + atelier::renamed(path, kClipInBlocks), path});
   } else {
     for (const char* part : {"q", "k", "v"}) {
-      std::string name = atelier::renamed(path, kInBlocks);
+      std::string name = atelier::renamed(path, kClipInBlocks);
       name.replace(name.find(kQkv), kQkv.size(), ".self_attn." + std::string(part) + "_proj.");
       map.push_back({stem + name, path, /*axis=*/0});
     }
@@ -204,7 +204,7 @@ void add_rows(WeightMap& map, const std::string& stem, const std::string& path) 
 
 std::optional<Detection> detect_clip(const TensorIndex& checkpoint) {
   static constexpr std::string_view kPrefixes[] = {"", "image_encoder.", "model."};
-  for (const Names& names : kNames) {
+  for (const ClipNames& names : kClipNames) {
     const std::string marker = std::string(names.stem) + names.patch;
     const std::string_view markers[] = {marker};
     const auto prefix = atelier::find_prefix(checkpoint, kPrefixes, markers);

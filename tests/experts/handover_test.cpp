@@ -22,7 +22,7 @@ const ModelFamily& family() {
 }
 
 // Experts of some blocks, of which a few come and go.
-struct Scene {
+struct HandoverScene {
   test::Folder folder;
   bool hands_over = true;
   memory::Place place = memory::Place::kHost;
@@ -31,7 +31,7 @@ struct Scene {
   int64_t peak = 0;  // bytes of the device
   int64_t held = 0;  // of these, what was told of the second expert's
 
-  Scene() {
+  HandoverScene() {
     std::vector<Detection> parts = family().tiny_parts();
     for (Detection& part : parts) {
       if (part.component == "vae") continue;
@@ -104,7 +104,7 @@ void check_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>
 TEST_CASE("The second expert's first blocks come during the first one's last step", "[streaming]") {
   for (const memory::Place place : {memory::Place::kHost, memory::Place::kDisk}) {
     for (const bool batches_cfg : {true, false}) {
-      Scene plain, ahead;
+      HandoverScene plain, ahead;
       plain.place = ahead.place = place;
       plain.hands_over = false;
       const auto expected = plain.draw(*plain.open("cpu"), batches_cfg);
@@ -119,7 +119,7 @@ TEST_CASE("The second expert's first blocks come during the first one's last ste
 }
 
 TEST_CASE("An expert that was cut off while the next one came runs again", "[streaming]") {
-  Scene scene;
+  HandoverScene scene;
   const auto model = scene.open(kSimulated);
   const auto expected = scene.draw(*model);
   bool stops = false;
@@ -137,7 +137,7 @@ TEST_CASE("An expert that was cut off while the next one came runs again", "[str
 }
 
 TEST_CASE("Nothing is handed over to what is there, or does not come and go", "[streaming]") {
-  Scene scene;
+  HandoverScene scene;
   const auto whole = scene.open("cpu");
   whole->load_component("dit");
   hand_over(*whole, "dit", "dit_low");

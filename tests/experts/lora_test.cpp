@@ -29,11 +29,11 @@ const ModelFamily& family() {
 }
 
 // The two experts, and LoRAs of one of their layers.
-struct Scene {
+struct LoraScene {
   Folder folder;
   std::unique_ptr<model::LoadedModel> model;
 
-  Scene() {
+  LoraScene() {
     test::write_model(family(), folder.path());
     model = open({"dit", "dit_low"});
   }
@@ -89,7 +89,7 @@ void check_changed(const std::map<std::string, at::Tensor>& before,
 }  // namespace
 
 TEST_CASE("A LoRA reaches the denoiser that its use names, and no other", "[lora]") {
-  const Scene scene;
+  const LoraScene scene;
   const std::string path = scene.write_lora("plain");
   const auto base = scene.velocities();
   for (const Mode mode : {Mode::kHot, Mode::kMerge}) {
@@ -110,7 +110,7 @@ TEST_CASE("A LoRA reaches the denoiser that its use names, and no other", "[lora
 }
 
 TEST_CASE("A LoRA's own word for its component counts where the user has none", "[lora]") {
-  const Scene scene;
+  const LoraScene scene;
   const std::string path = scene.write_lora("low", "dit_low");
   const auto base = scene.velocities();
   Registry registry(*scene.model);
@@ -129,7 +129,7 @@ TEST_CASE("A LoRA's own word for its component counts where the user has none", 
 }
 
 TEST_CASE("A LoRA of which nothing else says it is for the denoiser that its name says", "[lora]") {
-  const Scene scene;
+  const LoraScene scene;
   const auto base = scene.velocities();
   const std::string low = scene.write_lora("Style_LOW_noise_r4"),
                     high = scene.write_lora("high_noise_model"),
@@ -147,7 +147,7 @@ TEST_CASE("A LoRA of which nothing else says it is for the denoiser that its nam
 }
 
 TEST_CASE("A LoRA that could be meant for either denoiser is refused", "[lora]") {
-  const Scene scene;
+  const LoraScene scene;
   const std::string path = scene.write_lora("plain");
   Registry registry(*scene.model);
   expect_error(ErrorCode::kInvalidArgument,
@@ -168,7 +168,7 @@ TEST_CASE("A LoRA that could be meant for either denoiser is refused", "[lora]")
 }
 
 TEST_CASE("Converted and merged LoRAs keep their component", "[lora]") {
-  const Scene scene;
+  const LoraScene scene;
   const std::string low = scene.write_lora("low", "dit_low"),
                     out = scene.folder / "out.safetensors";
   const LoraFile file = LoraFile::open(low);

@@ -32,7 +32,7 @@ struct Rows {
   Segments queries, keys;
 };
 
-std::vector<Rows> some_rows() {
+std::vector<Rows> kinds_of_rows() {
   const int64_t t = times();
   const auto alike = [](std::string name, const Segments& rows) {
     return Rows{std::move(name), rows, rows};
@@ -106,8 +106,8 @@ void check_backend(AttentionBackend backend, const Operator& op) {
 TEST_CASE("Attention equals float64 on the CPU", "[gpu][attention]") {
   at::manual_seed(1);
   for (const Heads& heads : some_heads()) {
-    for (const Rows& rows : some_rows()) test::check(attention_of(rows, heads, {}));
-    const Rows rows = some_rows()[1];
+    for (const Rows& rows : kinds_of_rows()) test::check(attention_of(rows, heads, {}));
+    const Rows rows = kinds_of_rows()[1];
     test::check(attention_of(rows, heads, {.causal = true, .scale = 0.3}));
   }
 }
@@ -118,7 +118,7 @@ TEST_CASE("Each back end that a device has equals float64 on the CPU", "[gpu][at
   int known = 0;
   for (const AttentionBackend backend : {kFlash, kEfficient, kCudnn, kMath}) {
     for (const Heads& heads : some_heads()) {
-      for (const Rows& rows : {some_rows()[0], some_rows()[1]}) {
+      for (const Rows& rows : {kinds_of_rows()[0], kinds_of_rows()[1]}) {
         const Operator op = attention_of(rows, heads, {});
         const Forced choice(backend);
         known += runs_there(backend, op, at::kBFloat16);
@@ -132,7 +132,7 @@ TEST_CASE("Each back end that a device has equals float64 on the CPU", "[gpu][at
 TEST_CASE("Caps, windows, biases and groups of keys equal float64 on the CPU", "[gpu][attention]") {
   at::manual_seed(3);
   const Heads heads = some_heads()[1];
-  const Rows rows = some_rows()[1];
+  const Rows rows = kinds_of_rows()[1];
   const int64_t longest = rows.queries.longest();
   const auto groups = [](const Segments& of) {
     return at::bitwise_left_shift(at::ones({of.total()}, at::kLong),

@@ -2,6 +2,7 @@
 
 #include <random>
 
+#include "memory/direct.h"
 #include "memory/live_bytes.h"
 #include "memory/recompute.h"
 #include "memory/toy_net.h"
@@ -12,11 +13,10 @@ namespace {
 using at::Tensor;
 using ops::Action;
 using ops::ActionPlan;
+using test::direct;
 using test::kOperators;
 using test::Net;
 using test::Train;
-
-DirectRunner direct;
 
 // A host of `bytes` behind a simulated device whose memory is NaN until it is written.
 struct Host {

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "memory/activation_runner.h"
+#include "memory/direct.h"
 #include "memory/live_bytes.h"
 #include "memory/toy_net.h"
 
@@ -14,11 +15,10 @@ namespace {
 
 using at::Tensor;
 using ops::Action;
+using test::direct;
 using test::Net;
 using test::Train;
 using Kind = ActivationBudget::Kind;
-
-DirectRunner direct;
 
 int64_t total_bytes(const std::vector<KeepChoice>& choices) {
   int64_t total = 0;

@@ -1,8 +1,8 @@
 #include "memory/link_profile.h"
 
-#include <catch2/catch.hpp>
-
 #include "atelier/error.h"
+
+#include "support/catch.h"
 
 namespace atelier::memory {
 namespace {

@@ -1,7 +1,5 @@
 #include "memory/meta_bytes.h"
 
-#include <catch2/catch.hpp>
-
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -13,12 +11,13 @@
 #include "atelier/ops/pointwise.h"
 
 #include "memory/live_bytes.h"
+#include "support/catch.h"
 
 namespace atelier::memory {
 namespace {
 
 constexpr int64_t kWidth = 128, kHeads = 4, kMlp = 512, kRank = 8;
-constexpr int64_t kRows = 300 + 200;
+constexpr int64_t kAllRows = 300 + 200;
 
 // A transformer block as families write them, with a LoRA on its layers.
 struct Layers : nn::Module {
@@ -63,9 +62,9 @@ template <typename Counter>
 Bytes measure(at::Device device, const Counter& make_counter) {
   Layers layers(device);
   const at::TensorOptions options = at::TensorOptions(device).dtype(at::kFloat);
-  const at::Tensor x = at::zeros({kRows, kWidth}, options).requires_grad_();
+  const at::Tensor x = at::zeros({kAllRows, kWidth}, options).requires_grad_();
   const at::Tensor modulation = at::zeros({2, 6 * kWidth}, options);
-  const at::Tensor angles = at::zeros({kRows, kWidth / kHeads / 2}, options);
+  const at::Tensor angles = at::zeros({kAllRows, kWidth / kHeads / 2}, options);
   Bytes bytes;
   {
     const at::NoGradGuard no_grad;
@@ -103,10 +102,10 @@ TEST_CASE("A dry run counts products and attention", "[dry_run]") {
   const at::TensorOptions options = at::TensorOptions(at::kMeta).dtype(at::kFloat);
   const at::NoGradGuard no_grad;
   const ops::DryRun dry(at::kCUDA);
-  layers.forward(at::zeros({kRows, kWidth}, options), at::zeros({2, 6 * kWidth}, options),
-                 at::zeros({kRows, kWidth / kHeads / 2}, options));
-  const double base = 2.0 * kRows * (4 * kWidth * kWidth + 2 * kWidth * kMlp);
-  const double adapters = 2.0 * kRows * kRank * (4 * 2 * kWidth + 2 * (kWidth + kMlp));
+  layers.forward(at::zeros({kAllRows, kWidth}, options), at::zeros({2, 6 * kWidth}, options),
+                 at::zeros({kAllRows, kWidth / kHeads / 2}, options));
+  const double base = 2.0 * kAllRows * (4 * kWidth * kWidth + 2 * kWidth * kMlp);
+  const double adapters = 2.0 * kAllRows * kRank * (4 * 2 * kWidth + 2 * (kWidth + kMlp));
   CHECK(dry.product_flops() == Approx(base + adapters));
   CHECK(dry.attention_flops() == Approx(4.0 * (300.0 * 300 + 200 * 200) * kWidth));
 }

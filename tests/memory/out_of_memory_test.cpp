@@ -4,16 +4,16 @@
 
 #include "memory/activation_runner.h"
 #include "memory/device_meter.h"
+#include "memory/direct.h"
 #include "memory/live_bytes.h"
 #include "memory/toy_net.h"
 
 namespace atelier::memory {
 namespace {
 
+using test::direct;
 using test::Net;
 using test::Train;
-
-DirectRunner direct;
 
 // What LibTorch allocates while it lives is bounded.
 class Limited {

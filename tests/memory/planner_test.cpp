@@ -1,12 +1,13 @@
 #include "memory/planner.h"
 
-#include <catch2/catch.hpp>
 #include <functional>
 #include <map>
 #include <random>
 
 #include "atelier/error.h"
 #include "atelier/host/attention_rules.h"
+
+#include "support/catch.h"
 
 namespace atelier::memory {
 namespace {

@@ -4,6 +4,7 @@
 
 #include "atelier/ops/linear.h"
 
+#include "memory/quantized_kinds.h"
 #include "support/tensors.h"
 
 using namespace atelier;
@@ -13,20 +14,16 @@ using memory::Quantized;
 using memory::QuantizedKind;
 using memory::QuantizedStore;
 using test::error_of;
+using test::kKinds;
 using test::mentions;
 using test::same_bits;
+using test::seeded;
 
 namespace {
 
-constexpr QuantizedKind kKinds[] = {QuantizedKind::kFp8, QuantizedKind::kInt8};
-
-at::Tensor noise(at::IntArrayRef sizes, uint64_t seed = 1) {
-  return at::randn(sizes, at::detail::createCPUGenerator(seed), at::kFloat);
-}
-
 // Rows of very different sizes.
 at::Tensor uneven(int64_t rows, int64_t columns) {
-  return noise({rows, columns}) * at::pow(10.0, at::linspace(-6, 4, rows)).unsqueeze(1);
+  return seeded({rows, columns}) * at::pow(10.0, at::linspace(-6, 4, rows)).unsqueeze(1);
 }
 
 double largest_of(QuantizedKind kind) {
@@ -90,14 +87,14 @@ TEST_CASE("Zeros, tiny and huge rows stay finite", "[quantized]") {
 TEST_CASE("What is not finite, and what is no matrix, is refused", "[quantized]") {
   for (const QuantizedKind kind : kKinds) {
     for (const double value : {NAN, INFINITY, -INFINITY}) {
-      at::Tensor weight = noise({4, 20});
+      at::Tensor weight = seeded({4, 20});
       weight[2][7] = value;
       const Error error = error_of([&] { quantize(weight, kind); });
       CHECK(error.code() == ErrorCode::kNumerics);
       CHECK(mentions(error, "not finite"));
     }
     CHECK(error_of([&] {
-            quantize(noise({2, 3, 4}), kind);
+            quantize(seeded({2, 3, 4}), kind);
           }).code() == ErrorCode::kInvalidArgument);
   }
 }
@@ -134,12 +131,12 @@ TEST_CASE("Products with stored weights and their gradients are those of the dra
           "[quantized]") {
   for (const QuantizedKind kind : kKinds) {
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-      const WeightPtr weight = stored(noise({24, 40}), kind, dtype);
+      const WeightPtr weight = stored(seeded({24, 40}), kind, dtype);
       const WeightPtr plain = test::make_weight(weight->draw());
-      const WeightPtr bias = test::make_weight(noise({24}, 2).to(dtype));
-      const at::Tensor a = test::trained(noise({4, 40}, 3)), b = test::trained(noise({24, 4}, 4));
+      const WeightPtr bias = test::make_weight(seeded({24}, 2).to(dtype));
+      const at::Tensor a = test::trained(seeded({4, 40}, 3)), b = test::trained(seeded({24, 4}, 4));
       const ops::Adapter adapter = {.a = a, .b = b, .scale = 0.5};
-      const at::Tensor x = test::trained(noise({6, 40}, 5).to(dtype));
+      const at::Tensor x = test::trained(seeded({6, 40}, 5).to(dtype));
       const auto run = [&](const WeightPtr& from) {
         const at::Tensor y = ops::linear(x, from, bias, {&adapter, 1});
         test::Tensors all = test::gradients({y}, {x, a, b});
@@ -153,11 +150,11 @@ TEST_CASE("Products with stored weights and their gradients are those of the dra
 
 TEST_CASE("Between forward and backward nobody holds a drawn weight", "[quantized]") {
   constexpr int64_t kWidth = 256, kRows = 3;
-  const WeightPtr weight = stored(noise({kWidth, kWidth}), QuantizedKind::kFp8, at::kBFloat16);
-  const at::Tensor a = test::trained(noise({2, kWidth}, 3)),
-                   b = test::trained(noise({kWidth, 2}, 4));
+  const WeightPtr weight = stored(seeded({kWidth, kWidth}), QuantizedKind::kFp8, at::kBFloat16);
+  const at::Tensor a = test::trained(seeded({2, kWidth}, 3)),
+                   b = test::trained(seeded({kWidth, 2}, 4));
   const ops::Adapter adapter = {.a = a, .b = b};
-  const at::Tensor x = test::trained(noise({kRows, kWidth}, 5).to(at::kBFloat16));
+  const at::Tensor x = test::trained(seeded({kRows, kWidth}, 5).to(at::kBFloat16));
   ops::linear(x, weight, nullptr, {&adapter, 1});  // what is made once is made
   const test::Bytes bytes;
   const at::Tensor y = ops::linear(x, weight, nullptr, {&adapter, 1});
@@ -172,13 +169,13 @@ TEST_CASE("Between forward and backward nobody holds a drawn weight", "[quantize
 }
 
 TEST_CASE("A stored weight cannot be trained itself", "[quantized]") {
-  const WeightPtr weight = stored(noise({4, 16}), QuantizedKind::kInt8, at::kFloat);
+  const WeightPtr weight = stored(seeded({4, 16}), QuantizedKind::kInt8, at::kFloat);
   CHECK(error_of([&] { weight->state().set_trainable(true); }).code() ==
         ErrorCode::kInvalidArgument);
 }
 
 TEST_CASE("A stored weight is the same over copies of its codes and scales", "[quantized]") {
-  const WeightPtr weight = stored(noise({4, 16}), QuantizedKind::kInt8, at::kFloat);
+  const WeightPtr weight = stored(seeded({4, 16}), QuantizedKind::kInt8, at::kFloat);
   const WeightStore& store = *weight->state().store();
   const std::vector<at::Tensor> parts = store.parts();
   REQUIRE(parts.size() == 2);

@@ -4,6 +4,7 @@
 #include <thread>
 #include <utility>
 
+#include "memory/direct.h"
 #include "memory/toy_net.h"
 
 namespace atelier::memory {
@@ -12,6 +13,7 @@ namespace {
 using at::Tensor;
 using ops::Action;
 using ops::ActionPlan;
+using test::direct;
 using test::kHeads;
 using test::kMlp;
 using test::kOperators;
@@ -19,8 +21,6 @@ using test::kWidth;
 using test::Net;
 using test::ToyBlock;
 using test::Train;
-
-DirectRunner direct;
 
 ActionPlan plan_of(unsigned mask) {
   ActionPlan plan;

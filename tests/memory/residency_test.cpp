@@ -5,6 +5,7 @@
 #include <random>
 #include <thread>
 
+#include "memory/direct.h"
 #include "memory/live_bytes.h"
 #include "memory/matrices.h"
 #include "memory/quantized_store.h"
@@ -15,13 +16,12 @@ namespace {
 
 using at::Tensor;
 
+using test::direct;
 using test::forward_order;
 using test::kMatrixBytes;
 using test::kSide;
 using test::Matrices;
 using test::MatrixBlock;
-
-DirectRunner direct;
 
 // Blocks that compute for a second each and come at `matrices_per_second`, in virtual time.
 struct TimedMatrices : Matrices {

@@ -1,7 +1,6 @@
 #include "memory/run_order.h"
 
-#undef CHECK  // c10 has one of its own
-#include <catch2/catch.hpp>
+#include "support/catch.h"
 
 namespace atelier::memory {
 namespace {

@@ -2,6 +2,7 @@
 // are summed up.
 #include <optional>
 
+#include "memory/direct.h"
 #include "memory/recompute.h"
 #include "memory/toy_net.h"
 
@@ -11,11 +12,10 @@ namespace {
 using at::Tensor;
 using ops::Action;
 using ops::ActionPlan;
+using test::direct;
 using test::kWidth;
 
 constexpr unsigned kReads = 4;  // products of a ReadingBlock
-
-DirectRunner direct;
 
 // Inputs: x, and what every block reads. Each of its two layers runs twice.
 struct ReadingBlock : Block {
@@ -75,7 +75,7 @@ struct MixedRunner final : BlockRunner {
 
 // The way number `way` of running a block: by a mask of what is kept, the last one whole.
 constexpr unsigned kWays = (1u << kReads) + 1;
-std::optional<ActionPlan> plan_of(unsigned way) {
+std::optional<ActionPlan> plan_of_way(unsigned way) {
   if (way + 1 == kWays) return std::nullopt;
   ActionPlan plan;
   for (unsigned i = 0; i < kReads; ++i)
@@ -95,7 +95,7 @@ TEST_CASE("Gradients of what all blocks read do not depend on which are recomput
   for (unsigned first = 0; first < kWays; ++first) {
     for (unsigned second = 0; second < kWays; ++second) {
       MixedRunner runner;
-      runner.plans = {plan_of(first), plan_of(second), plan_of(second)};
+      runner.plans = {plan_of_way(first), plan_of_way(second), plan_of_way(second)};
       equal += test::same_bits(net.step(runner), want);
     }
   }

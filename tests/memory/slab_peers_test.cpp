@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <thread>
 
+#include "memory/direct.h"
 #include "memory/matrices.h"
 #include "memory/quantized_store.h"
 #include "memory/residency.h"
@@ -17,11 +18,10 @@ namespace atelier::memory {
 namespace {
 
 using at::Tensor;
+using test::direct;
 using test::forward_order;
 using test::kMatrixBytes;
 using test::Matrices;
-
-DirectRunner direct;
 
 // Where the parts of each gather meet, by its number.
 class Board {
@@ -73,7 +73,7 @@ class BoardPeers final : public SlabPeers {
   int64_t rank_;
 };
 
-struct Options {
+struct PeerOptions {
   Place place = Place::kHost;
   int64_t prefetch = 1;
   std::optional<QuantizedKind> stored = std::nullopt;
@@ -81,7 +81,7 @@ struct Options {
 };
 
 // One of the processes: a net of its own, whose weights are those of the others.
-struct Process {
+struct Peer {
   Matrices net;
   std::shared_ptr<BoardPeers> peers;
   std::unique_ptr<TransferDevice> transfer = make_simulated_device({.poison = true});
@@ -90,7 +90,7 @@ struct Process {
   int64_t most_loaded = 0;
   int wrong = 0;  // what came out of running the blocks
 
-  Process(int blocks, Board& board, int64_t rank, const Options& options)
+  Peer(int blocks, Board& board, int64_t rank, const PeerOptions& options)
       : net(blocks), peers(std::make_shared<BoardPeers>(board, rank)) {
     std::map<const Block*, Tensor> files;
     for (auto& block : net.blocks) {
@@ -124,11 +124,11 @@ struct Process {
 };
 
 // Runs `work` of each process, which says what is wrong, in a thread of its own.
-std::vector<std::unique_ptr<Process>> run_all(Board& board, int blocks, const Options& options,
-                                              const std::function<int(Process&)>& work) {
-  std::vector<std::unique_ptr<Process>> all;
+std::vector<std::unique_ptr<Peer>> run_all(Board& board, int blocks, const PeerOptions& options,
+                                           const std::function<int(Peer&)>& work) {
+  std::vector<std::unique_ptr<Peer>> all;
   for (int64_t rank = 0; rank < board.size(); ++rank)
-    all.push_back(std::make_unique<Process>(blocks, board, rank, options));
+    all.push_back(std::make_unique<Peer>(blocks, board, rank, options));
   std::vector<std::thread> threads;
   for (auto& process : all) threads.emplace_back([&] { process->wrong = work(*process); });
   for (std::thread& thread : threads) thread.join();
@@ -149,10 +149,10 @@ std::vector<int> there_and_back(int blocks, int steps = 1) {
 TEST_CASE("A block comes whole from the parts of all processes", "[slab_peers]") {
   constexpr int kBlocks = 7;
   const auto size = GENERATE(2, 3, 4);
-  Options options = {.place = GENERATE(Place::kHost, Place::kDevice)};
+  PeerOptions options = {.place = GENERATE(Place::kHost, Place::kDevice)};
   options.stored = GENERATE(std::optional<QuantizedKind>(), QuantizedKind::kFp8);
   Board board(size);
-  const auto all = run_all(board, kBlocks, options, [&](Process& process) {
+  const auto all = run_all(board, kBlocks, options, [&](Peer& process) {
     return process.net.wrong(*process.runner, there_and_back(kBlocks, /*steps=*/3));
   });
   for (const auto& process : all) {
@@ -165,9 +165,9 @@ TEST_CASE("A block comes whole from the parts of all processes", "[slab_peers]")
 TEST_CASE("A process holds its part of the blocks, and slots", "[slab_peers]") {
   constexpr int kBlocks = 8;
   const auto size = GENERATE(2, 4);
-  const Options options = {.place = GENERATE(Place::kHost, Place::kDevice), .prefetch = 2};
+  const PeerOptions options = {.place = GENERATE(Place::kHost, Place::kDevice), .prefetch = 2};
   Board board(size);
-  const auto all = run_all(board, kBlocks, options, [&](Process& process) {
+  const auto all = run_all(board, kBlocks, options, [&](Peer& process) {
     return process.net.wrong(*process.runner, there_and_back(kBlocks));
   });
   for (const auto& process : all) {
@@ -216,7 +216,7 @@ TEST_CASE("A process reads of a block its part alone", "[slab_peers]") {
 TEST_CASE("Blocks that are still in slots are not gathered again", "[slab_peers]") {
   constexpr int kBlocks = 8, kSlots = 3, kSteps = 4;
   Board board(2);
-  const auto all = run_all(board, kBlocks, {.prefetch = kSlots - 1}, [&](Process& process) {
+  const auto all = run_all(board, kBlocks, {.prefetch = kSlots - 1}, [&](Peer& process) {
     return process.net.wrong(*process.runner, there_and_back(kBlocks, kSteps));
   });
   for (const auto& process : all) {
@@ -232,7 +232,7 @@ TEST_CASE("Blocks that are still in slots are not gathered again", "[slab_peers]
 TEST_CASE("A weight that is drawn while its block is away comes from all", "[slab_peers]") {
   constexpr int kBlocks = 4;
   Board board(2);
-  run_all(board, kBlocks, {.prefetch = 0}, [&](Process& process) {
+  run_all(board, kBlocks, {.prefetch = 0}, [&](Peer& process) {
     int wrong = 0;
     for (size_t i = 0; i < kBlocks; ++i) {
       const Tensor value = process.net.weight(i).draw(), index = at::tensor({3, 1});
@@ -246,9 +246,9 @@ TEST_CASE("A weight that is drawn while its block is away comes from all", "[sla
 TEST_CASE("What a process writes into its part is drawn by all after a refresh", "[slab_peers]") {
   constexpr int kBlocks = 4, kSteps = 3;
   const auto size = GENERATE(2, 3);
-  const Options options = {.place = GENERATE(Place::kHost, Place::kDevice)};
+  const PeerOptions options = {.place = GENERATE(Place::kHost, Place::kDevice)};
   Board board(size);
-  const auto all = run_all(board, kBlocks, options, [&](Process& process) {
+  const auto all = run_all(board, kBlocks, options, [&](Peer& process) {
     int wrong = 0;
     for (int step = 0; step < kSteps; ++step) {
       wrong += process.net.wrong(*process.runner, there_and_back(kBlocks));
@@ -280,7 +280,7 @@ TEST_CASE("What a process writes into its part is drawn by all after a refresh",
 TEST_CASE("Numbers of a weight that was not contiguous are trained as of others", "[slab_peers]") {
   constexpr int kBlocks = 2;
   Board board(2);
-  const auto all = run_all(board, kBlocks, {.is_turned = true}, [&](Process& process) {
+  const auto all = run_all(board, kBlocks, {.is_turned = true}, [&](Peer& process) {
     int wrong = process.net.wrong(*process.runner, there_and_back(kBlocks));
     for (size_t i = 0; i < kBlocks; ++i) {
       process.residency->own_numbers(process.net.weight(i)).neg_();
@@ -298,7 +298,7 @@ TEST_CASE("Numbers of a weight that was not contiguous are trained as of others"
 TEST_CASE("What a divided weight draws is known without its parts", "[slab_peers]") {
   Board board(2);
   const auto stored = GENERATE(std::optional<QuantizedKind>(), QuantizedKind::kFp8);
-  run_all(board, 2, {.stored = stored}, [](Process& process) {
+  run_all(board, 2, {.stored = stored}, [](Peer& process) {
     const int64_t before = process.peers->gathers;
     const bool is_known = drawn_dtype(process.net.weight(1)) == at::kFloat;
     return is_known && process.peers->gathers == before ? 0 : 1;
@@ -307,7 +307,7 @@ TEST_CASE("What a divided weight draws is known without its parts", "[slab_peers
 
 TEST_CASE("Weights in 8 bits have no numbers that are trained", "[slab_peers]") {
   Board board(2);
-  run_all(board, 2, {.stored = QuantizedKind::kFp8}, [](Process& process) {
+  run_all(board, 2, {.stored = QuantizedKind::kFp8}, [](Peer& process) {
     try {
       (void)process.residency->own_numbers(process.net.weight(0));
       return 1;
@@ -320,7 +320,7 @@ TEST_CASE("Weights in 8 bits have no numbers that are trained", "[slab_peers]") 
 TEST_CASE("What is drawn alone does not bring other blocks", "[slab_peers]") {
   constexpr int kBlocks = 6;
   Board board(2);
-  const auto all = run_all(board, kBlocks, {.prefetch = 2}, [](Process& process) {
+  const auto all = run_all(board, kBlocks, {.prefetch = 2}, [](Peer& process) {
     int wrong = process.net.wrong(*process.runner, there_and_back(kBlocks));
     for (size_t i = 0; i < kBlocks; ++i) process.residency->refresh(*process.net.blocks[i]);
     const int64_t before = process.peers->gathers;
@@ -374,7 +374,7 @@ TEST_CASE("Gathers hide behind computing", "[slab_peers]") {
 
 TEST_CASE("A process that is lost ends the hold that waits for it", "[slab_peers]") {
   Board board(1);
-  Process process(4, board, 0, {});
+  Peer process(4, board, 0, {});
   process.peers->fails_at = 0;
   REQUIRE_THROWS_AS(process.runner->run(*process.net.blocks[0], {process.net.x}), Error);
 }
@@ -383,7 +383,7 @@ TEST_CASE("A process that ends with an error does not wait for parts of the othe
           "[slab_peers]") {
   Board board(2);  // of which only one is there
   try {
-    Process process(4, board, 0, {});
+    Peer process(4, board, 0, {});
     process.peers->fails_at = 1;  // the first gather has begun then
     process.residency->hold(*process.net.blocks[0]);
     FAIL("the other process came");

@@ -5,6 +5,7 @@
 #include "atelier/host/scaled_products.h"
 #include "atelier/ops/linear.h"
 
+#include "memory/quantized_kinds.h"
 #include "memory/quantized_store.h"
 #include "memory/recompute.h"
 #include "memory/toy_net.h"
@@ -15,19 +16,15 @@ using namespace atelier;
 using memory::Quantized;
 using memory::QuantizedKind;
 using memory::QuantizedStore;
+using test::kKinds;
 using test::same_bits;
+using test::seeded;
 
 namespace {
 
-constexpr QuantizedKind kKinds[] = {QuantizedKind::kFp8, QuantizedKind::kInt8};
-
-at::Tensor noise(at::IntArrayRef sizes, uint64_t seed = 1) {
-  return at::randn(sizes, at::detail::createCPUGenerator(seed), at::kFloat);
-}
-
 // Rows and columns of different sizes, as activations have them.
 at::Tensor activations(int64_t rows, int64_t columns, uint64_t seed) {
-  return noise({rows, columns}, seed) * at::pow(10.0, at::linspace(-2, 2, rows)).unsqueeze(1) *
+  return seeded({rows, columns}, seed) * at::pow(10.0, at::linspace(-2, 2, rows)).unsqueeze(1) *
          at::linspace(0.2, 3, columns);
 }
 
@@ -69,7 +66,7 @@ at::Tensor written_gradient(const at::Tensor& grad, const Quantized& w, Quantize
 
 // Of linear(x): y, and the gradients of x, a and b.
 test::Tensors run(const at::Tensor& x, const WeightPtr& weight, const ops::Adapter& adapter) {
-  const WeightPtr bias = test::make_weight(noise({weight->sizes()[0]}, 2).to(x.scalar_type()));
+  const WeightPtr bias = test::make_weight(seeded({weight->sizes()[0]}, 2).to(x.scalar_type()));
   const at::Tensor y = ops::linear(x, weight, bias, {&adapter, 1});
   test::Tensors all = test::gradients({y}, {x, adapter.a, adapter.b});
   all.insert(all.begin(), y.detach());
@@ -100,7 +97,7 @@ TEST_CASE("Products of codes are what the written formula gives", "[w8a8]") {
 
 TEST_CASE("Each value of a layer is within its activations' rounding", "[w8a8]") {
   for (const QuantizedKind kind : kKinds) {
-    const at::Tensor w = noise({64, 256}, 3), x = activations(50, 256, 4);
+    const at::Tensor w = seeded({64, 256}, 3), x = activations(50, 256, 4);
     const WeightPtr codes = stored(w, kind, at::kFloat, true);
     const at::Tensor drawn = codes->draw().to(at::kDouble), exact = x.to(at::kDouble);
     const at::Tensor y = ops::linear(x, codes).to(at::kDouble);
@@ -128,9 +125,9 @@ TEST_CASE("Each value of a layer is within its activations' rounding", "[w8a8]")
 TEST_CASE("Adapters and biases of 8-bit products are those of plain ones", "[w8a8]") {
   for (const QuantizedKind kind : kKinds) {
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-      const at::Tensor w = noise({24, 40}), x = test::trained(noise({6, 40}, 5).to(dtype));
-      const ops::Adapter adapter = {.a = test::trained(noise({4, 40}, 3)),
-                                    .b = test::trained(noise({24, 4}, 4)),
+      const at::Tensor w = seeded({24, 40}), x = test::trained(seeded({6, 40}, 5).to(dtype));
+      const ops::Adapter adapter = {.a = test::trained(seeded({4, 40}, 3)),
+                                    .b = test::trained(seeded({24, 4}, 4)),
                                     .scale = 0.5};
       const WeightPtr codes = stored(w, kind, dtype, true);
       const test::Tensors eight = run(x, codes, adapter);
@@ -153,7 +150,7 @@ TEST_CASE("Adapters and biases of 8-bit products are those of plain ones", "[w8a
 }
 
 TEST_CASE("A token's product does not depend on the others", "[w8a8]") {
-  const WeightPtr weight = stored(noise({32, 64}), QuantizedKind::kInt8, at::kFloat, true);
+  const WeightPtr weight = stored(seeded({32, 64}), QuantizedKind::kInt8, at::kFloat, true);
   const at::Tensor x = activations(9, 64, 4), together = ops::linear(x, weight);
   for (int64_t row = 0; row < 9; ++row)
     CHECK(at::equal(ops::linear(x.narrow(0, row, 1), weight)[0], together[row]));
@@ -161,9 +158,9 @@ TEST_CASE("A token's product does not depend on the others", "[w8a8]") {
 
 TEST_CASE("Nothing, zeros and what is not finite pass through", "[w8a8]") {
   for (const QuantizedKind kind : kKinds) {
-    const WeightPtr weight = stored(noise({8, 32}), kind, at::kFloat, true);
+    const WeightPtr weight = stored(seeded({8, 32}), kind, at::kFloat, true);
     CHECK(ops::linear(at::zeros({0, 32}), weight).sizes() == at::IntArrayRef({0, 8}));
-    at::Tensor x = noise({4, 32}, 2);
+    at::Tensor x = seeded({4, 32}, 2);
     x[0].zero_(), x[1][3] = NAN, x[2][5] = INFINITY;
     const at::Tensor y = ops::linear(x, weight);
     CHECK(at::equal(y[0], at::zeros({8})));
@@ -190,10 +187,10 @@ TEST_CASE("8-bit products draw no weight and hold nothing of it", "[w8a8]") {
   for (const QuantizedKind kind : kKinds) {
     auto weight = std::make_shared<Weight>("weight", std::vector<int64_t>{kWidth, kWidth});
     weight->state().set_store(
-        std::make_shared<Codes>(memory::quantize(noise({kWidth, kWidth}), kind)));
-    const ops::Adapter adapter = {.a = test::trained(noise({2, kWidth}, 3)),
-                                  .b = test::trained(noise({kWidth, 2}, 4))};
-    const at::Tensor x = test::trained(noise({kRows, kWidth}, 5).to(at::kBFloat16));
+        std::make_shared<Codes>(memory::quantize(seeded({kWidth, kWidth}), kind)));
+    const ops::Adapter adapter = {.a = test::trained(seeded({2, kWidth}, 3)),
+                                  .b = test::trained(seeded({kWidth, 2}, 4))};
+    const at::Tensor x = test::trained(seeded({kRows, kWidth}, 5).to(at::kBFloat16));
     ops::linear(x, weight, nullptr, {&adapter, 1});  // what is made once is made
     const test::Bytes bytes;
     const at::Tensor y = ops::linear(x, weight, nullptr, {&adapter, 1});
@@ -227,12 +224,13 @@ TEST_CASE("Blocks of 8-bit products are recomputed to the bit", "[w8a8]") {
 }
 
 TEST_CASE("A LoRA learns over 8-bit products", "[w8a8]") {
-  const at::Tensor x = noise({64, 32}, 6), w = noise({16, 32}, 7) / 6;
-  const at::Tensor target = at::mm(x, (w + at::mm(noise({16, 2}, 8), noise({2, 32}, 9)) / 12).t());
+  const at::Tensor x = seeded({64, 32}, 6), w = seeded({16, 32}, 7) / 6;
+  const at::Tensor target =
+      at::mm(x, (w + at::mm(seeded({16, 2}, 8), seeded({2, 32}, 9)) / 12).t());
   for (const QuantizedKind kind : kKinds) {
     const auto learn = [&](bool is_w8a8) {
       const WeightPtr weight = stored(w, kind, at::kFloat, is_w8a8);
-      ops::Adapter adapter = {.a = test::trained(noise({2, 32}, 10) / 6),
+      ops::Adapter adapter = {.a = test::trained(seeded({2, 32}, 10) / 6),
                               .b = test::trained(at::zeros({16, 2}))};
       double loss = 0;
       for (int step = 0; step < 300; ++step) {
@@ -255,7 +253,7 @@ TEST_CASE("A LoRA learns over 8-bit products", "[w8a8]") {
 }
 
 TEST_CASE("A device may add up in fewer bits where it is allowed to, and nowhere else", "[w8a8]") {
-  const Quantized codes = memory::quantize(noise({32, 32}), QuantizedKind::kFp8);
+  const Quantized codes = memory::quantize(seeded({32, 32}), QuantizedKind::kFp8);
   // Calls of the device's product, and those that ask for it. What comes of them here is no matter.
   const auto asked = [&] {
     const test::DeviceCalls calls;

@@ -2,13 +2,12 @@
 // family.
 #include "atelier/host/dry_run.h"
 
-#include <catch2/catch.hpp>
-
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
 #include "memory/live_bytes.h"
 #include "memory/meta_bytes.h"
+#include "support/catch.h"
 #include "support/device_calls.h"
 #include "support/models.h"
 #include "support/opened_family.h"

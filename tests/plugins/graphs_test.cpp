@@ -20,14 +20,14 @@ using test::opened_family;
 constexpr std::array<float, 5> kLevels = {0.9f, 0.7f, 0.5f, 0.3f, 0.1f};
 
 // The tiny denoiser on its way through the levels, with a prompt and another one of another length.
-struct Denoiser {
+struct GraphedDenoiser {
   const at::NoGradGuard no_grad;
   std::unique_ptr<Model> model;
   std::string name;
   DirectRunner direct;
   std::vector<Conditioning> prompts;
 
-  Denoiser() {
+  GraphedDenoiser() {
     at::manual_seed(3);
     for (const ComponentSpec& spec : opened_family().components()) {
       if (spec.role == Role::kDenoiser) name = spec.name;
@@ -60,7 +60,7 @@ struct Denoiser {
 }  // namespace
 
 TEST_CASE("A denoiser whose blocks are graphs gives the same bits at each level", "[graphs]") {
-  Denoiser denoiser;
+  GraphedDenoiser denoiser;
   test::TracedRecorder::Counts counts;
   GraphRunner runner(denoiser.direct);
   runner.begin({.recorder = std::make_unique<test::TracedRecorder>(counts),

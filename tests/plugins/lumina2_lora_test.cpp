@@ -16,10 +16,6 @@ using model::LoadedModel;
 
 namespace {
 
-const ModelFamily& family() {
-  return test::opened_family();
-}
-
 // Largest difference over the largest value of `want`.
 double error(const at::Tensor& got, const at::Tensor& want) {
   return ((got - want).abs().max() / want.abs().max()).item<double>();
@@ -33,19 +29,19 @@ struct Scene {
   std::map<std::string, std::unique_ptr<LoadedModel>> models;
 
   Scene() {
-    for (Detection part : family().tiny_parts()) {
+    for (Detection part : test::opened_family().tiny_parts()) {
       if (part.component != "dit") continue;
-      const auto model = family().make_model({&part, 1}, {});
+      const auto model = test::opened_family().make_model({&part, 1}, {});
       nn::Module& dit = model->component("dit");
       dit.visit_weights(
           [](const std::string&, Weight& weight) { weight.set(at::randn(weight.sizes())); });
-      for (const std::string& spelling : family().spellings(part)) {
+      for (const std::string& spelling : test::opened_family().spellings(part)) {
         part.spelling = spelling;
         const std::string path = folder / (spelling + ".safetensors");
-        weights::save_component(dit, family().weight_map(part), "", path,
+        weights::save_component(dit, test::opened_family().weight_map(part), "", path,
                                 {{files::kConfigKey, R"({"hidden_size": 96})"}});
         models[spelling] = LoadedModel::open(
-            family(), {.model_paths = path, .device = "cpu", .components = {"dit"}});
+            test::opened_family(), {.model_paths = path, .device = "cpu", .components = {"dit"}});
       }
     }
     REQUIRE(models.size() == 2);
@@ -219,21 +215,23 @@ TEST_CASE("One file may hold several components, and other files take their plac
   std::vector<model::LoadedPart> lenders;
   std::vector<formats::TensorEntry> entries;
   std::map<std::string, at::Tensor> values;
-  for (Detection part : family().tiny_parts()) {
-    auto model = family().make_model({&part, 1}, {});
+  for (Detection part : test::opened_family().tiny_parts()) {
+    auto model = test::opened_family().make_model({&part, 1}, {});
     model->component(part.component).visit_weights([](const std::string&, Weight& weight) {
       weight.set(at::randn(weight.sizes()));
     });
     const std::string path = folder / (part.component + ".safetensors");
-    weights::save_component(model->component(part.component), family().weight_map(part), "", path,
+    weights::save_component(model->component(part.component),
+                            test::opened_family().weight_map(part), "", path,
                             {{files::kConfigKey, configs.at(part.component)}});
-    const auto lender = model::detect_parts(family(), files::Checkpoint::open(path, {path}));
+    const auto lender =
+        model::detect_parts(test::opened_family(), files::Checkpoint::open(path, {path}));
     lenders.push_back(lender.at(0));
     if (part.component == "text_encoder") part.spelling = "bundle";
     if (part.component == "vae") part.spelling = "original";
-    for (const auto& tensor :
-         weights::published_tensors(model->component(part.component), family().weight_map(part),
-                                    prefixes.at(part.component)))
+    for (const auto& tensor : weights::published_tensors(model->component(part.component),
+                                                         test::opened_family().weight_map(part),
+                                                         prefixes.at(part.component)))
       values[tensor.name] = tensor.value();
     parts.emplace_back(part, std::move(model));
   }
@@ -249,10 +247,11 @@ TEST_CASE("One file may hold several components, and other files take their plac
   const std::string bundle = write("bundle.safetensors");
   const std::vector<std::string> components = {"dit", "vae", "text_encoder"};
   test::expect_error(ErrorCode::kInvalidArgument, {"bundle.safetensors", "has no config"}, [&] {
-    LoadedModel::open(family(), {.model_paths = bundle, .device = "cpu", .components = components});
+    LoadedModel::open(test::opened_family(),
+                      {.model_paths = bundle, .device = "cpu", .components = components});
   });
   const auto model = LoadedModel::open(
-      family(),
+      test::opened_family(),
       {.model_paths = bundle, .lenders = lenders, .device = "cpu", .components = components});
   CHECK(model->parts().size() == 3);
   for (const auto& [part, made] : parts) {
@@ -272,10 +271,11 @@ TEST_CASE("One file may hold several components, and other files take their plac
 
   // A file of one component takes the place of the one in the bundle.
   const auto other = LoadedModel::open(
-      family(), {.model_paths = "[\"" + bundle + "\", \"" + (folder / "vae.safetensors") + "\"]",
-                 .lenders = lenders,
-                 .device = "cpu",
-                 .components = components});
+      test::opened_family(),
+      {.model_paths = "[\"" + bundle + "\", \"" + (folder / "vae.safetensors") + "\"]",
+       .lenders = lenders,
+       .device = "cpu",
+       .components = components});
   CHECK(other->find_part("vae")->checkpoint.name() == folder / "vae.safetensors");
   CHECK(other->find_part("dit")->checkpoint.name() == bundle);
 
@@ -284,7 +284,7 @@ TEST_CASE("One file may hold several components, and other files take their plac
   const std::string bad = write("bad.safetensors");
   test::expect_error(ErrorCode::kInvalidArgument, {"stray.weight"}, [&] {
     LoadedModel::open(
-        family(),
+        test::opened_family(),
         {.model_paths = bad, .lenders = lenders, .device = "cpu", .components = components});
   });
 }

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <catch2/catch.hpp>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -21,6 +20,7 @@
 #include "host/model/recognition.h"
 #include "host/weights/storage.h"
 #include "host/weights/weight_binding.h"
+#include "support/catch.h"
 #include "support/models.h"
 #include "support/opened_family.h"
 #include "support/published_keys.h"

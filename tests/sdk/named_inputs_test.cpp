@@ -1,8 +1,8 @@
 #include "atelier/named_inputs.h"
 
-#include <catch2/catch.hpp>
-
 #include <ATen/ATen.h>
+
+#include "support/catch.h"
 
 using namespace atelier;
 using Catch::Matchers::Contains;

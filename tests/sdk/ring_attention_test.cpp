@@ -20,20 +20,20 @@ struct UseBackend {
   ~UseBackend() { set_attention_backend(AttentionBackend::kAuto); }
 };
 
-struct Case {
+struct RingCase {
   Segments rows;
   int64_t heads, key_heads, width;
 };
 
 // One sample and several; lengths that ranks cut anywhere; fewer rows than ranks; tiles of a
 // kernel.
-const std::vector<Case> kCases = {{Segments({24}), 3, 1, 8},
-                                  {Segments({6, 6, 6, 6}), 5, 5, 7},
-                                  {Segments({3, 0, 17, 5, 1}), 6, 1, 16},
-                                  {Segments({2}), 2, 1, 4},
-                                  {Segments({40, 1700}), 2, 1, 8}};
+const std::vector<RingCase> kRingCases = {{Segments({24}), 3, 1, 8},
+                                          {Segments({6, 6, 6, 6}), 5, 5, 7},
+                                          {Segments({3, 0, 17, 5, 1}), 6, 1, 16},
+                                          {Segments({2}), 2, 1, 4},
+                                          {Segments({40, 1700}), 2, 1, 8}};
 
-Tensors inputs_of(const Case& in, at::ScalarType dtype) {
+Tensors inputs_of(const RingCase& in, at::ScalarType dtype) {
   at::manual_seed(7);
   Tensors result;
   for (const int64_t heads : {in.heads, in.key_heads, in.key_heads})
@@ -42,7 +42,7 @@ Tensors inputs_of(const Case& in, at::ScalarType dtype) {
 }
 
 // The output, and gradients of q, k and v.
-Tensors whole(const Case& in, const Tensors& inputs, const AttentionOptions& options) {
+Tensors whole(const RingCase& in, const Tensors& inputs, const AttentionOptions& options) {
   Tensors leaves;
   for (const Tensor& t : inputs) leaves.push_back(test::trained(t.to(at::kDouble)));
   const Tensor out = attention(leaves[0], leaves[1], leaves[2], in.rows, options);
@@ -52,7 +52,7 @@ Tensors whole(const Case& in, const Tensors& inputs, const AttentionOptions& opt
 }
 
 // The same by ranks: each gives all rows of the output, and its part of the gradients.
-Tensors shared(const Case& in, const Tensors& inputs, const AttentionOptions& options) {
+Tensors shared(const RingCase& in, const Tensors& inputs, const AttentionOptions& options) {
   Tensors leaves;
   for (const Tensor& t : inputs) leaves.push_back(test::trained(t));
   const SharedRows rows(in.rows);
@@ -64,7 +64,8 @@ Tensors shared(const Case& in, const Tensors& inputs, const AttentionOptions& op
   return result;
 }
 
-void check(const Case& in, at::ScalarType dtype, double bound, const AttentionOptions& options) {
+void check(const RingCase& in, at::ScalarType dtype, double bound,
+           const AttentionOptions& options) {
   const Tensors inputs = inputs_of(in, dtype), want = whole(in, inputs, options);
   for (const int64_t P : {2, 3, 4}) {
     if (in.key_heads % P == 0) continue;
@@ -89,7 +90,7 @@ void check(const Case& in, at::ScalarType dtype, double bound, const AttentionOp
 }  // namespace
 
 TEST_CASE("Keys that go around give values and gradients of whole ones", "[ring]") {
-  for (const Case& in : kCases) {
+  for (const RingCase& in : kRingCases) {
     check(in, at::kDouble, 1e-12, {});
     check(in, at::kFloat, 1e-5, {});
     check(in, at::kBFloat16, 0.03, {});
@@ -98,15 +99,15 @@ TEST_CASE("Keys that go around give values and gradients of whole ones", "[ring]
 }
 
 TEST_CASE("Keys go around for kernels that are composed, too", "[ring]") {
-  for (const Case& in : kCases) check(in, at::kDouble, 1e-12, {.softcap = 2.0});
+  for (const RingCase& in : kRingCases) check(in, at::kDouble, 1e-12, {.softcap = 2.0});
   const UseBackend math(AttentionBackend::kMath);
-  for (const Case& in : kCases) check(in, at::kFloat, 1e-5, {});
+  for (const RingCase& in : kRingCases) check(in, at::kFloat, 1e-5, {});
 }
 
 // What each rank's keys give is rounded, of which the mean is as far off as one rounding, and then
 // the mean: the square root of 2. Rounded at each of 8 ranks it would be off by 2.3.
 TEST_CASE("What the keys of all ranks give is rounded once", "[ring]") {
-  const Case in = {Segments({512}), 2, 1, 8};
+  const RingCase in = {Segments({512}), 2, 1, 8};
   const Tensors inputs = inputs_of(in, at::kBFloat16), want = whole(in, inputs, {});
   const auto far = [&](int64_t P) {
     RankThreads threads(P);
@@ -118,7 +119,7 @@ TEST_CASE("What the keys of all ranks give is rounded once", "[ring]") {
 }
 
 TEST_CASE("A pass sends keys and values around, and back twice as much", "[ring]") {
-  const Case in = {Segments({48}), 6, 1, 8};
+  const RingCase in = {Segments({48}), 6, 1, 8};
   for (const auto& [dtype, bytes] : {std::pair(at::kFloat, 4), std::pair(at::kBFloat16, 2)}) {
     const Tensors inputs = inputs_of(in, dtype);
     for (const int64_t P : {2, 3, 4}) {
@@ -140,7 +141,7 @@ TEST_CASE("A pass sends keys and values around, and back twice as much", "[ring]
 
 TEST_CASE("What a block keeps of keys that went around is not sent again", "[ring][recompute]") {
   using Mode = RecomputeScope::Mode;
-  const Case in = {Segments({13, 8}), 4, 1, 8};
+  const RingCase in = {Segments({13, 8}), 4, 1, 8};
   const Tensors inputs = inputs_of(in, at::kFloat);
   for (const Action action : {Action::kKeep, Action::kRecompute}) {
     RankThreads threads(3);
@@ -176,7 +177,7 @@ TEST_CASE("What a block keeps of keys that went around is not sent again", "[rin
 
 TEST_CASE("A back end that cannot run is refused by all ranks", "[ring]") {
   const UseBackend forced(AttentionBackend::kEfficient);
-  const Case in = kCases.front();
+  const RingCase in = kRingCases.front();
   const Tensors inputs = inputs_of(in, at::kFloat);
   RankThreads threads(2);
   std::vector<std::string> said(2);

@@ -1,7 +1,5 @@
 #include "atelier/shared_rows.h"
 
-#include <catch2/catch.hpp>
-
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -9,6 +7,7 @@
 #include "atelier/ops/attention.h"
 #include "atelier/ops/pointwise.h"
 
+#include "support/catch.h"
 #include "support/rank_threads.h"
 #include "support/tensors.h"
 

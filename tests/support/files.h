@@ -13,8 +13,7 @@
 
 #include "atelier/error.h"
 
-#undef CHECK  // c10 has one of its own
-#include <catch2/catch.hpp>
+#include "support/catch.h"
 
 namespace atelier::test {
 

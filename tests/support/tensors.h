@@ -17,8 +17,7 @@
 #include "atelier/error.h"
 #include "atelier/host/weight_state.h"
 
-#undef CHECK  // c10 has one of its own
-#include <catch2/catch.hpp>
+#include "support/catch.h"
 
 namespace atelier::test {
 
@@ -26,6 +25,10 @@ using Tensors = std::vector<at::Tensor>;
 
 // Tensors here are tiny: threads would cost more than they give.
 inline const bool one_thread = (at::set_num_threads(1), true);
+
+inline at::Tensor seeded(at::IntArrayRef sizes, uint64_t seed = 1) {
+  return at::randn(sizes, at::detail::createCPUGenerator(seed), at::kFloat);
+}
 
 // Largest difference over the largest value of `references`; infinite for NaN, another shape or one
 // undefined.

@@ -143,11 +143,6 @@ Tensor dry_buffer(const Tensor& q, const Tensor& k, int64_t tiles) {
                    q.options().dtype(at::kFloat));
 }
 
-Tensor empty_heads(const Tensor& like) {  // [B, H, L, d], packed as [B, L, H, d]
-  return at::empty({like.size(0), like.size(2), like.size(1), like.size(3)}, like.options())
-      .transpose(1, 2);
-}
-
 // [B, H, L, d] as [B, L, H, d] lies: what cuDNN shares its plans for.
 Tensor packed(const Tensor& heads) {
   return heads.transpose(1, 2).contiguous().transpose(1, 2);

@@ -68,13 +68,12 @@ struct Tiles {
   }
 };
 
-// [B, H, L, d], packed as [B, L, H, d]: as the kernel has them.
+}  // namespace
+
 Tensor empty_heads(const Tensor& like) {
   return at::empty({like.size(0), like.size(2), like.size(1), like.size(3)}, like.options())
       .transpose(1, 2);
 }
-
-}  // namespace
 
 std::tuple<Tensor, Tensor> cpu_flash(const Tensor& q, const Tensor& k, const Tensor& v, bool causal,
                                      std::optional<double> scale) {

@@ -8,6 +8,9 @@
 
 namespace atelier::ops {
 
+// [B, H, L, d], packed as [B, L, H, d]; `like`: of these sizes.
+at::Tensor empty_heads(const at::Tensor& like);
+
 // q: [B, H, L, d], k and v: [B, K, S, d], H a multiple of K. Returns the output [B, H, L, d] and
 // the logarithm of the sum of exponentials of each row, [B, H, L].
 std::tuple<at::Tensor, at::Tensor> cpu_flash(const at::Tensor& q, const at::Tensor& k,

@@ -6,20 +6,20 @@
 namespace atelier::ops {
 namespace {
 
-thread_local LeafScope* current_scope = nullptr;
+thread_local LeafScope* current_leaf_scope = nullptr;
 
 }  // namespace
 
-LeafScope::LeafScope() : outer_(current_scope) {
-  current_scope = this;
+LeafScope::LeafScope() : outer_(current_leaf_scope) {
+  current_leaf_scope = this;
 }
 LeafScope::~LeafScope() {
-  current_scope = outer_;
+  current_leaf_scope = outer_;
 }
 
 at::Tensor LeafScope::place_of(const at::Tensor& trained) {
   const bool has_place = trained.defined() && trained.requires_grad() && at::GradMode::is_enabled();
-  return has_place ? place_in(current_scope, trained) : trained;
+  return has_place ? place_in(current_leaf_scope, trained) : trained;
 }
 
 at::Tensor LeafScope::place_in(LeafScope* scope, const at::Tensor& trained) {

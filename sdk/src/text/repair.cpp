@@ -18,7 +18,7 @@ using View = std::u32string_view;
 using Text = std::u32string;
 using Sequences = std::span<const Sequence>;
 
-constexpr char32_t kReplacement = 0xFFFD, kSubstitute = 0x1A;
+constexpr char32_t kReplacementPoint = 0xFFFD, kSubstitute = 0x1A;
 
 bool is_surrogate(char32_t c) {
   return c >= 0xD800 && c <= 0xDFFF;
@@ -41,7 +41,7 @@ Text decode(std::string_view text) {
       result += 0xD000 | (text[at + 1] & 0x3F) << 6 | (text[at + 2] & 0x3F);
       at += 3;
     } else {
-      result += kReplacement;
+      result += kReplacementPoint;
       at += invalid_utf8_length(text, at);
     }
   }
@@ -242,7 +242,7 @@ std::optional<Text> fix_whole(View text) {
     const bool is_mac_roman = encoding.high[0xB9 - 0x80] == kMacRomanPi;
     if (!is_mac_roman && is_in(repair::kAlteredUtf8, *bytes))
       bytes = restore_no_break_spaces(*bytes);
-    if (encoding.substitute == kReplacement) bytes = replace_lossy(*bytes);
+    if (encoding.substitute == kReplacementPoint) bytes = replace_lossy(*bytes);
     if (std::optional<Text> fixed = decode_variants(*bytes)) return fixed;
   }
   return std::nullopt;
@@ -318,7 +318,7 @@ Text fix_surrogates(View text) {
       result += 0x10000 + ((c - 0xD800) << 10) + (next - 0xDC00);
       ++i;
     } else {
-      result += is_surrogate(c) ? kReplacement : c;
+      result += is_surrogate(c) ? kReplacementPoint : c;
     }
   }
   return result;

@@ -6,6 +6,7 @@
 #include "atelier/error.h"
 
 #include "formats/utf8.h"
+#include "text/unicode.h"
 
 namespace atelier::text {
 namespace {
@@ -13,7 +14,6 @@ namespace {
 using formats::PieceType;
 using formats::SentencePieceKind;
 
-constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 constexpr std::string_view kSpace = "\xE2\x96\x81";  // U+2581
 
 }  // namespace

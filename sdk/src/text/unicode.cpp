@@ -12,8 +12,6 @@
 namespace atelier::text {
 namespace {
 
-constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
-
 struct CodeRange {
   uint32_t first;
   uint32_t last;

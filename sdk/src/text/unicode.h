@@ -7,6 +7,8 @@
 
 namespace atelier::text {
 
+constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
+
 // Replaces what is not UTF-8 by U+FFFD, one for each longest beginning of a character.
 std::string replace_invalid_utf8(std::string_view text);
 

@@ -1,8 +1,9 @@
 #include "host/data/frame_picking.h"
 
 #include <algorithm>
-#include <catch2/catch.hpp>
 #include <cmath>
+
+#include "support/catch.h"
 
 namespace atelier::data {
 namespace {

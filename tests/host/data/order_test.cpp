@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <catch2/catch.hpp>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -17,6 +16,7 @@
 #include "atelier/error.h"
 
 #include "host/random/counter.h"
+#include "support/catch.h"
 
 namespace {
 // Bytes that this thread has asked for so far.

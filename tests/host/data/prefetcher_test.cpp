@@ -1,12 +1,13 @@
 #include "host/data/prefetcher.h"
 
 #include <atomic>
-#include <catch2/catch.hpp>
 #include <memory>
 #include <stdexcept>
 #include <string>
 
 #include "atelier/error.h"
+
+#include "support/catch.h"
 
 namespace atelier::data {
 namespace {

@@ -1,9 +1,9 @@
 #include "host/distributed/history.h"
 
-#include <catch2/catch.hpp>
 #include <chrono>
 
 #include "host/distributed/pace.h"
+#include "support/catch.h"
 
 using namespace atelier::distributed;
 

@@ -1,6 +1,5 @@
 #include "host/distributed/launch.h"
 
-#include <catch2/catch.hpp>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -9,6 +8,8 @@
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
+
+#include "support/catch.h"
 
 using namespace atelier;
 using distributed::launch;

@@ -1,9 +1,10 @@
 #include "host/distributed/ranks.h"
 
-#include <catch2/catch.hpp>
 #include <map>
 
 #include "atelier/error.h"
+
+#include "support/catch.h"
 
 using namespace atelier;
 using Catch::Matchers::Contains;

@@ -2,8 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#undef CHECK  // c10's
-#include <catch2/catch.hpp>
+#include "support/catch.h"
 
 namespace atelier::distributed {
 namespace {

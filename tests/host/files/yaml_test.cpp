@@ -1,8 +1,7 @@
 #include "host/files/yaml.h"
 
-#include <catch2/catch.hpp>
-
 #include "formats/parse_error.h"
+#include "support/catch.h"
 
 using namespace atelier;
 using files::parse_yaml;

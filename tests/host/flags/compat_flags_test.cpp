@@ -1,7 +1,8 @@
 #include "host/flags/compat_flags.h"
 
-#include <catch2/catch.hpp>
 #include <set>
+
+#include "support/catch.h"
 
 namespace atelier::flags {
 namespace {

@@ -1,8 +1,8 @@
 #include "host/flags/table.h"
 
-#include <catch2/catch.hpp>
-
 #include "atelier/error.h"
+
+#include "support/catch.h"
 
 namespace atelier::flags {
 namespace {

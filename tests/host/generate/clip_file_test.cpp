@@ -11,7 +11,7 @@ namespace {
 namespace fs = std::filesystem;
 using test::Folder;
 
-constexpr MediaTarget kTarget = {3, 16, 32};
+constexpr MediaTarget kClipTarget = {3, 16, 32};
 
 size_t num_files(const Folder& folder) {
   return static_cast<size_t>(
@@ -23,7 +23,7 @@ TEST_CASE("A clip is there once it is whole", "[clip]") {
   for (const char* name : {"a.gif", "a.webp", "a.mp4"}) {
     INFO(name);
     const std::string path = folder / name;
-    ClipFile clip(path, kTarget, 16, {{"prompt", "a cat"}});
+    ClipFile clip(path, kClipTarget, 16, {{"prompt", "a cat"}});
     clip.add(at::zeros({3, 1, 16, 32}));
     clip.add(at::ones({3, 2, 16, 32}));
     CHECK_FALSE(fs::exists(path));
@@ -44,7 +44,7 @@ TEST_CASE("Of a clip that is not finished nothing stays, and what was there does
     const std::string path = folder / name;
     test::write_bytes(path, "older");
     {
-      ClipFile clip(path, kTarget, 16, {});
+      ClipFile clip(path, kClipTarget, 16, {});
       clip.add(at::zeros({3, 2, 16, 32}));
       CHECK(num_files(folder) == 2);
     }
@@ -57,7 +57,7 @@ TEST_CASE("Of a clip that is not finished nothing stays, and what was there does
 TEST_CASE("A clip's file that cannot be written is named", "[clip]") {
   const Folder folder;
   try {
-    ClipFile clip(folder / "no/a.gif", kTarget, 16, {});
+    ClipFile clip(folder / "no/a.gif", kClipTarget, 16, {});
     FAIL("it was made");
   } catch (const Error& error) {
     CHECK_THAT(error.what(), Catch::Contains("no/a.gif"));

@@ -1,19 +1,20 @@
 #include "host/generate/jobs.h"
 
-#include <catch2/catch.hpp>
-#include <filesystem>
 #include <fstream>
-#include <unistd.h>
 
 #include "atelier/error.h"
 
 #include "host/generate/output_paths.h"
 #include "host/generate/request.h"
 #include "host/generate/settings_checks.h"
+#include "support/catch.h"
 #include "tests/host/generate/fake_family.h"
+#include "tests/support/files.h"
 
 namespace atelier::generate {
 namespace {
+
+using test::Folder;
 
 // What is wrong, all of it; empty when nothing is.
 std::string message_of(const report::Problems& problems) {
@@ -58,20 +59,6 @@ Settings good_settings() {
   settings.family_inputs["edit_strength"] = 0.5;
   return settings;
 }
-
-class Folder {
- public:
-  Folder()
-      : path_(std::filesystem::temp_directory_path() /
-              ("atelier_jobs_" + std::to_string(::getpid()))) {
-    std::filesystem::create_directories(path_);
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  std::string file(const std::string& name) const { return (path_ / name).string(); }
-
- private:
-  std::filesystem::path path_;
-};
 
 TEST_CASE("A family that starts from no image says so", "[generate]") {
   using Catch::Contains;
@@ -339,7 +326,7 @@ TEST_CASE("Good settings pass, and every mistake is found at once", "[settings]"
 TEST_CASE("A mask needs an image of its shape", "[settings]") {
   const Folder folder;
   const auto write = [&](const std::string& name, int width, int height) {
-    const std::string path = folder.file(name);
+    const std::string path = folder / name;
     std::ofstream(path, std::ios::binary)
         << "P5 " << width << ' ' << height << " 255\n"
         << std::string(static_cast<size_t>(width) * static_cast<size_t>(height), '\xff');
@@ -378,7 +365,7 @@ TEST_CASE("Unknown schedules and missing input files are named", "[settings]") {
 TEST_CASE("Initial latents of another shape are refused before the run", "[settings]") {
   const Folder folder;
   Settings settings = good_settings();
-  settings.latents = folder.file("noise.safetensors");
+  settings.latents = folder / "noise.safetensors";
   settings.num_images = 2;
   const auto write = [&](const std::string& name, const std::string& shape, size_t bytes) {
     const std::string header = "{\"" + name + "\":{\"dtype\":\"F32\",\"shape\":" + shape +

@@ -1,7 +1,6 @@
 #include "host/generate/metadata.h"
 
-#include <catch2/catch.hpp>
-
+#include "support/catch.h"
 #include "tests/host/generate/fake_family.h"
 
 namespace atelier::generate {

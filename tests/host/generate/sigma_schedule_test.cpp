@@ -1,9 +1,10 @@
 #include "host/generate/sigma_schedule.h"
 
-#include <catch2/catch.hpp>
 #include <cmath>
 
 #include "atelier/error.h"
+
+#include "support/catch.h"
 
 namespace atelier::generate {
 namespace {

@@ -7,6 +7,7 @@
 
 namespace atelier::lora {
 
+using test::distance;
 using test::expect_error;
 using test::Folder;
 
@@ -39,10 +40,6 @@ at::Tensor addition(const LoraFile& file, const LoraLayer& of) {
   return at::mm(file.read_up(of, at::kFloat).to(at::kDouble),
                 file.read_down(of, at::kFloat).to(at::kDouble)) *
          of.scale;
-}
-
-double distance(const at::Tensor& a, const at::Tensor& b) {
-  return ((a - b).abs().max() / b.abs().max()).item<double>();
 }
 
 std::vector<std::string> names(const std::string& path) {

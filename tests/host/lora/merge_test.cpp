@@ -8,6 +8,7 @@
 
 namespace atelier::lora {
 
+using test::distance;
 using test::expect_error;
 using test::Folder;
 
@@ -29,10 +30,6 @@ at::Tensor addition(const LoraFile& file, const std::string& layer) {
       return at::mm(file.read_up(of, at::kDouble), file.read_down(of, at::kDouble)) * of.scale;
   }
   return at::zeros({}, at::kDouble);
-}
-
-double distance(const at::Tensor& a, const at::Tensor& b) {
-  return ((a - b).abs().max() / b.abs().max()).item<double>();
 }
 
 MergeReport merge(const std::vector<MergeSource>& of, const std::string& output,

@@ -12,12 +12,15 @@
 #include "host/model/model_loader.h"
 #include "host/weights/component_writer.h"
 #include "tests/support/files.h"
-#include "tests/support/toy_family.h"
-#pragma push_macro("CHECK")  // the next header takes it away again
 #include "tests/support/tensors.h"
-#pragma pop_macro("CHECK")
+#include "tests/support/toy_family.h"
 
 namespace atelier::test {
+
+// Largest difference over the largest value of `b`.
+inline double distance(const at::Tensor& a, const at::Tensor& b) {
+  return ((a - b).abs().max() / b.abs().max()).item<double>();
+}
 
 inline const ToyFamily& toy_family() {
   static const ToyFamily family;

@@ -1,11 +1,12 @@
 #include "host/media/pixels.h"
 
-#include <catch2/catch.hpp>
 #include <cmath>
 
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
+
+#include "support/catch.h"
 
 namespace atelier::media {
 namespace {

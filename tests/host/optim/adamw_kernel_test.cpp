@@ -7,9 +7,7 @@
 #include "host/optim/optimizer.h"
 #include "ops/cuda/pointwise_cuda.h"
 #include "sdk/cuda/row_player.h"
-
-#undef CHECK  // c10's
-#include <catch2/catch.hpp>
+#include "support/catch.h"
 
 namespace atelier::optim {
 namespace {

@@ -5,9 +5,7 @@
 #include "atelier/error.h"
 
 #include "memory/transfer_device.h"
-
-#undef CHECK  // c10's
-#include <catch2/catch.hpp>
+#include "support/catch.h"
 
 namespace atelier::optim {
 namespace {

@@ -1,8 +1,8 @@
 #include "host/optim/lr_schedule.h"
 
-#include <catch2/catch.hpp>
-
 #include "atelier/error.h"
+
+#include "support/catch.h"
 
 namespace atelier::optim {
 namespace {

@@ -9,9 +9,7 @@
 #include "atelier/error.h"
 
 #include "host/optim/blockwise.h"
-
-#undef CHECK  // c10's
-#include <catch2/catch.hpp>
+#include "support/catch.h"
 
 namespace atelier::optim {
 namespace {

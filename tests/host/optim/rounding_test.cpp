@@ -6,8 +6,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 
-#undef CHECK  // c10's
-#include <catch2/catch.hpp>
+#include "support/catch.h"
 
 namespace atelier::optim {
 namespace {

@@ -12,13 +12,13 @@ using test::fs::exists;
 namespace {
 
 // Files of a model and of a dataset, and a folder for what is made of them.
-struct Workshop {
+struct PreparedWorkshop {
   Folder folder;
   plugins::Plugin plugin;
   progress::Progress progress{progress::Options{.quiet = true}};
   report::Problems problems;
 
-  Workshop() {
+  PreparedWorkshop() {
     plugin.file.family = "toy";
     plugin.file.version = "1.2";
     plugin.family = &test::image_toy();
@@ -78,7 +78,7 @@ struct Workshop {
 }  // namespace
 
 TEST_CASE("What is wrong with any job is told before a weight is read", "[prepared]") {
-  Workshop shop;
+  PreparedWorkshop shop;
   GenerationRequest request = shop.images({"a.png", "none/b.png"});
   request.jobs[0].settings.height = 15;
   request.jobs[1].settings.loras = {{"style", shop.folder / "style.safetensors", 1.0}};
@@ -93,7 +93,7 @@ TEST_CASE("What is wrong with any job is told before a weight is read", "[prepar
 }
 
 TEST_CASE("A job that comes later is checked as those before", "[prepared]") {
-  Workshop shop;
+  PreparedWorkshop shop;
   PreparedGeneration prepared(shop.images({"a.png"}), shop.progress, shop.problems);
   REQUIRE(shop.problems.empty());
   generate::Job job = shop.images({"b.png"}).jobs.front();
@@ -105,7 +105,7 @@ TEST_CASE("A job that comes later is checked as those before", "[prepared]") {
 }
 
 TEST_CASE("Nothing is planned on the CPU without a limit, and all stays there", "[prepared]") {
-  Workshop shop;
+  PreparedWorkshop shop;
   GenerationRequest request = shop.images({"a.png"});
   request.keeps_components = true;
   request.cfg_batch = false;
@@ -126,7 +126,7 @@ TEST_CASE("Nothing is planned on the CPU without a limit, and all stays there", 
 }
 
 TEST_CASE("A limit makes a plan, which a session follows", "[prepared]") {
-  Workshop shop;
+  PreparedWorkshop shop;
   GenerationRequest request = shop.images({"a.png"});
   request.limits.vram = "1GiB";
   PreparedGeneration prepared(request, shop.progress, shop.problems);
@@ -138,7 +138,7 @@ TEST_CASE("A limit makes a plan, which a session follows", "[prepared]") {
 }
 
 TEST_CASE("A run is prepared, trained, and found finished the next time", "[prepared]") {
-  Workshop shop;
+  PreparedWorkshop shop;
   const train::RunEnd end = shop.train({"--max_train_steps", "2", "--save_steps", "1"});
   CHECK(end.has_trained);
   CHECK(end.exit_code == 0);
@@ -155,7 +155,7 @@ TEST_CASE("A run is prepared, trained, and found finished the next time", "[prep
 }
 
 TEST_CASE("Weights that a run begins with are read in the place of the model's own", "[prepared]") {
-  Workshop first, shop;
+  PreparedWorkshop first, shop;
   first.train({"--trainable_models", "dit", "--max_train_steps", "1", "--save_steps", "1"});
   PreparedTraining prepared = prepare_training(
       shop.training({"--trainable_models", "dit", "--max_train_steps", "1", "--save_steps", "1",
@@ -169,7 +169,7 @@ TEST_CASE("Weights that a run begins with are read in the place of the model's o
 }
 
 TEST_CASE("A run whose cache is not filled does not train from it", "[prepared]") {
-  Workshop shop;
+  PreparedWorkshop shop;
   PreparedTraining prepared = prepare_training(
       shop.training({"--task", "sft:train", "--cache_path", shop.folder / "cache"}), shop.progress,
       shop.problems);
@@ -200,7 +200,7 @@ TEST_CASE("Training without a denoiser is refused, and nothing is sized", "[prep
     }
   };
   const OptionalToy toy;
-  Workshop shop;
+  PreparedWorkshop shop;
   test::fs::remove_all(shop.folder / "model/transformer");
   const std::vector<std::string> arguments = {"--plugin",
                                               "toy",
@@ -224,7 +224,7 @@ TEST_CASE("Training without a denoiser is refused, and nothing is sized", "[prep
 }
 
 TEST_CASE("Everything that is wrong with a run is one error", "[prepared]") {
-  Workshop shop;
+  PreparedWorkshop shop;
   test::write_bytes(shop.folder / "data/metadata.csv", "image,prompt\nnone.png,red\n");
   test::write_bytes(shop.folder / "prompts.txt", "a fox --w 15\n");
   TrainingRequest request =

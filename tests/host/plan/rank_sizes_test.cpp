@@ -1,7 +1,7 @@
 // What several ranks hold and send: by formula, and beside what others have published.
 #include "host/plan/rank_sizes.h"
 
-#include <catch2/catch.hpp>
+#include "support/catch.h"
 
 namespace atelier::plan {
 namespace {

@@ -97,7 +97,7 @@ const TwoToysFamily& two_toys() {
   return family;
 }
 
-struct Workshop {
+struct SizesWorkshop {
   test::Folder folder;
   std::unique_ptr<model::LoadedModel> model;
   PlanBasis basis{.profile = memory::known_profile("h200").value()};
@@ -106,7 +106,7 @@ struct Workshop {
   train::Selection selection;
   int ranks = 1;  // that train
 
-  Workshop() {
+  SizesWorkshop() {
     test::write_toy_model(folder / "model");
     test::fs::copy(folder / "model/transformer", folder / "model/dit_low");
     nlohmann::json paths;
@@ -162,7 +162,7 @@ Names names_of(const SizedRun& sized) {
 }  // namespace
 
 TEST_CASE("Every denoiser is planned, with its own steps and without the other one", "[plan]") {
-  Workshop shop;
+  SizesWorkshop shop;
   SECTION("one image") {
     const SizedRun sized = shop.generate();
     CHECK(names_of(sized) == Names{"encode", "denoise with dit", "denoise with dit_low", "decode"});
@@ -198,7 +198,7 @@ TEST_CASE("Every denoiser is planned, with its own steps and without the other o
 }
 
 TEST_CASE("The negative prompt is planned where a step is guided", "[plan]") {
-  Workshop shop;
+  SizesWorkshop shop;
   generate::Request& request = shop.generation.request;
   SECTION("every step") {
     const SizedRun sized = shop.generate();
@@ -231,14 +231,14 @@ TEST_CASE("The negative prompt is planned where a step is guided", "[plan]") {
 }
 
 TEST_CASE("Levels are prepared as the generator does it, without the last one", "[plan]") {
-  Workshop shop;
+  SizesWorkshop shop;
   shop.generate();
   CHECK(seen.levels.at("dit") == std::vector<float>{1.0F, 0.9F, 0.6F});
   CHECK(seen.levels.at("dit_low") == std::vector<float>{0.4F});
 }
 
 TEST_CASE("A dry generation makes one of the steps that are alike", "[plan]") {
-  Workshop shop;
+  SizesWorkshop shop;
   const at::NoGradGuard no_grad;
   DryModel dry(*shop.model, at::kCPU);
   DryGeneration generation(dry, *shop.model);
@@ -254,7 +254,7 @@ TEST_CASE("A dry generation makes one of the steps that are alike", "[plan]") {
 }
 
 TEST_CASE("What a dry model is given once is counted each time", "[plan]") {
-  Workshop shop;
+  SizesWorkshop shop;
   DryModel dry(*shop.model, at::kCPU);
   int num_runs = 0;
   const DryModel::Function twice = [&](const at::Tensor& in) {
@@ -273,7 +273,7 @@ TEST_CASE("What a dry model is given once is counted each time", "[plan]") {
 }
 
 TEST_CASE("Training is planned with the denoiser that it trains, at a level of its own", "[plan]") {
-  Workshop shop;
+  SizesWorkshop shop;
   for (const std::string component : {"dit", "dit_low"}) {
     seen = {};
     const SizedRun sized = shop.train({component});
@@ -286,7 +286,7 @@ TEST_CASE("Training is planned with the denoiser that it trains, at a level of i
 }
 
 TEST_CASE("Distillation is planned with all its steps", "[plan]") {
-  Workshop shop;
+  SizesWorkshop shop;
   const auto keep_all = [](const SizedRun& sized) {
     return phase(sized, "train").strategies.front();
   };
@@ -300,7 +300,7 @@ TEST_CASE("Distillation is planned with all its steps", "[plan]") {
 }
 
 TEST_CASE("A process plans its own rows, and its own batches of a step", "[plan]") {
-  Workshop shop;
+  SizesWorkshop shop;
   shop.config.order.gradient_accumulation_steps = 3;
   const auto step = [&] { return phase(shop.train({"dit"}), "train").strategies.front(); };
   const Strategy alone = step();
@@ -320,7 +320,7 @@ TEST_CASE("A process plans its own rows, and its own batches of a step", "[plan]
 }
 
 TEST_CASE("The optimizer's own state is what a plan counts", "[plan]") {
-  Workshop shop;
+  SizesWorkshop shop;
   const auto resting = [&](optim::Kind kind) {
     shop.config.optimizer.kind = kind;
     return phase(shop.train({"dit"}), "train").strategies.back().device_bytes;

@@ -1,7 +1,8 @@
 #include "host/progress/progress.h"
 
-#include <catch2/catch.hpp>
 #include <string>
+
+#include "support/catch.h"
 
 namespace atelier::progress {
 namespace {

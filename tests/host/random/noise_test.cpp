@@ -1,6 +1,5 @@
 #include "host/random/noise.h"
 
-#include <catch2/catch.hpp>
 #include <cmath>
 #include <vector>
 
@@ -8,6 +7,7 @@
 #include <ATen/Parallel.h>
 
 #include "host/random/counter.h"
+#include "support/catch.h"
 
 namespace atelier::random {
 namespace {

@@ -1,7 +1,6 @@
 #include "host/report/say_once.h"
 
 #include <algorithm>
-#include <catch2/catch.hpp>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -9,6 +8,8 @@
 #include <optional>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "support/catch.h"
 
 namespace atelier::report {
 namespace {

@@ -1,11 +1,12 @@
 #include "host/run/stop.h"
 
-#include <catch2/catch.hpp>
 #include <csignal>
 #include <ctime>
 #include <functional>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "support/catch.h"
 
 using atelier::run::StopSignals;
 

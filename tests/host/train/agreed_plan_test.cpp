@@ -1,6 +1,6 @@
 #include "host/train/agreed_plan.h"
 
-#include <catch2/catch.hpp>
+#include "support/catch.h"
 
 namespace atelier::train {
 namespace {

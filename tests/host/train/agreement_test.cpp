@@ -1,6 +1,5 @@
 #include "host/train/agreement.h"
 
-#include <catch2/catch.hpp>
 #include <csignal>
 #include <future>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "atelier/error.h"
 
 #include "host/distributed/group.h"
+#include "support/catch.h"
 
 namespace atelier::train {
 namespace {

@@ -1,9 +1,10 @@
 #include "host/train/arriving_values.h"
 
-#include <catch2/catch.hpp>
 #include <string>
 
 #include "atelier/error.h"
+
+#include "support/catch.h"
 
 namespace atelier::train {
 namespace {

@@ -14,7 +14,7 @@ namespace {
 
 using test::Folder;
 
-struct Bench {
+struct EncodersBench {
   Folder folder;
   std::unique_ptr<model::LoadedModel> model;
   progress::Progress progress{progress::Options{.quiet = true}};
@@ -22,7 +22,7 @@ struct Bench {
   const EncodeStage& text = stages[0];
   const EncodeStage& latents = stages[1];
 
-  Bench() {
+  EncodersBench() {
     test::write_toy_model(folder / "model");
     open();
   }
@@ -33,7 +33,7 @@ struct Bench {
 };
 
 TEST_CASE("The components of a stage are there while it is used, and no others", "[encoders]") {
-  Bench bench;
+  EncodersBench bench;
   {
     const Encoders encoders(*bench.model, bench.text, bench.progress);
     CHECK(bench.is_loaded("text_encoder"));
@@ -44,14 +44,14 @@ TEST_CASE("The components of a stage are there while it is used, and no others",
 }
 
 TEST_CASE("A component that was there before stays", "[encoders]") {
-  Bench bench;
+  EncodersBench bench;
   bench.model->load_component("text_encoder");
   { const Encoders encoders(*bench.model, bench.text, bench.progress); }
   CHECK(bench.is_loaded("text_encoder"));
 }
 
 TEST_CASE("A component that cannot be loaded leaves nothing loaded", "[encoders]") {
-  Bench bench;
+  EncodersBench bench;
   const std::string file = bench.folder / "model/text_encoder/model.safetensors";
   const std::string bytes = test::read_bytes(file);
   test::write_bytes(file, bytes.substr(0, bytes.size() - 4));
@@ -60,7 +60,7 @@ TEST_CASE("A component that cannot be loaded leaves nothing loaded", "[encoders]
 }
 
 TEST_CASE("Encodings are the model's, without gradients", "[encoders]") {
-  Bench bench;
+  EncodersBench bench;
   Encoders encoders(*bench.model, bench.text, bench.progress);
   const Conditioning cond = encoders.encode(test::prompt_inputs("ab").values, {});
   const at::Tensor table =
@@ -73,7 +73,7 @@ TEST_CASE("Encodings are the model's, without gradients", "[encoders]") {
 }
 
 TEST_CASE("Encodings that are not finite are refused by their names", "[encoders]") {
-  Bench bench;
+  EncodersBench bench;
   Encoders encoders(*bench.model, bench.latents, bench.progress);
   const at::Tensor pixels = at::zeros({3, 1, 16, 16});
   CHECK(encoders.encode({{"image", pixels}}, {1, 16, 16}).contains("latents"));
@@ -84,7 +84,7 @@ TEST_CASE("Encodings that are not finite are refused by their names", "[encoders
 }
 
 TEST_CASE("A stage that runs in a step has the caller's gradients", "[encoders]") {
-  Bench bench;
+  EncodersBench bench;
   bench.model->load_component("text_encoder");
   Weight& table = *bench.model->model().component("text_encoder").find_weight("table.weight");
   table.state().set_trainable(true);
@@ -99,7 +99,7 @@ TEST_CASE("A stage that runs in a step has the caller's gradients", "[encoders]"
 }
 
 TEST_CASE("Records tell encoders apart by their weights, dtype and tokenizer", "[encoders]") {
-  Bench bench;
+  EncodersBench bench;
   const EncoderRecords records = encoder_records(*bench.model, bench.text);
   REQUIRE(records.size() == 2);
   CHECK(records.find("text_encoder")->second.dtype == "float32");
@@ -129,7 +129,7 @@ TEST_CASE("Records tell encoders apart by their weights, dtype and tokenizer", "
 }
 
 TEST_CASE("An encoder that is not there is the one that was recorded, or missing", "[encoders]") {
-  Bench bench;
+  EncodersBench bench;
   const EncoderRecords whole = encoder_records(*bench.model, bench.text);
   for (const char* part : {"text_encoder", "tokenizer"})
     test::fs::rename(bench.folder / ("model/" + std::string(part)), bench.folder / part);

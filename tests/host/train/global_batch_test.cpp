@@ -1,6 +1,6 @@
 #include "host/train/global_batch.h"
 
-#include <catch2/catch.hpp>
+#include "support/catch.h"
 
 using namespace atelier;
 using Catch::Matchers::Contains;

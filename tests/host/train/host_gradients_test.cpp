@@ -1,5 +1,6 @@
 #include "host/train/host_gradients.h"
 
+#include <cmath>
 #include <limits>
 
 #include <ATen/ATen.h>
@@ -7,13 +8,10 @@
 
 #include "atelier/error.h"
 
-#undef CHECK  // c10's
-#include <catch2/catch.hpp>
+#include "support/catch.h"
 
 namespace atelier::train {
 namespace {
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 struct NoBlock final : Block {
   NoBlock() : Block(nullptr, "") {}
@@ -189,12 +187,12 @@ TEST_CASE("On the way, no block moves by gradients or a loss that are not finite
   const Trained before;
   Host host;
   std::vector<at::Tensor> given = gradients_of(host, 0);
-  host.pass(given, 1, kNan, host.move());
+  host.pass(given, 1, NAN, host.move());
   CHECK_FALSE(host.gradients.has_moved());
   CHECK(equal_state(before, host));
   host.gradients.clear();
 
-  given[1].index_put_({2, 3}, at::full({}, kNan).to(at::kBFloat16));
+  given[1].index_put_({2, 3}, at::full({}, NAN).to(at::kBFloat16));
   host.pass(given, 1, 1.0F, host.move());
   CHECK(host.gradients.has_moved());
   for (const size_t i : {0, 1}) CHECK(at::equal(host.value(i), before.value(i)));

@@ -14,12 +14,12 @@ namespace {
 using test::toy_sample;
 using test::TrainToy;
 
-struct Bench : TrainToy {
+struct ObjectiveBench : TrainToy {
   DirectRunner runner;
   std::unique_ptr<Timesteps> timesteps;
   std::unique_ptr<Objective> objective;
 
-  Bench() {
+  ObjectiveBench() {
     open();
     config.timesteps.weighting = Weighting::kSigmaSqrt;
     timesteps = std::make_unique<Timesteps>(ScheduleDefaults{}, config.timesteps);
@@ -42,7 +42,7 @@ struct Bench : TrainToy {
 };
 
 TEST_CASE("The loss of flow matching is the weighted error of the velocity", "[objective]") {
-  Bench bench;
+  ObjectiveBench bench;
   const uint64_t noise_seed = random::stream_seed(bench.config.seed, random::Stream::kNoise);
   const uint64_t level_seed = random::stream_seed(bench.config.seed, random::Stream::kTimestep);
   std::vector<PlacedSample> batch = {{toy_sample(1), 3}, {toy_sample(2), 4}};
@@ -59,7 +59,7 @@ TEST_CASE("The loss of flow matching is the weighted error of the velocity", "[o
 }
 
 TEST_CASE("Noise that was made ahead is the noise of the step", "[objective]") {
-  Bench bench;
+  ObjectiveBench bench;
   const Objective elsewhere(*bench.model, bench.model->stages().denoisers, bench.runner,
                             *bench.timesteps, bench.config.seed, at::kMeta);
   std::vector<PlacedSample> batch = {{toy_sample(1), 3}, {toy_sample(2), 4}};
@@ -78,7 +78,7 @@ TEST_CASE("Noise that was made ahead is the noise of the step", "[objective]") {
 }
 
 TEST_CASE("A batch has the loss of its samples", "[objective]") {
-  Bench bench;
+  ObjectiveBench bench;
   const std::vector<PlacedSample> batch = {{toy_sample(1), 0}, {toy_sample(2), 1}};
   const at::Tensor apart = bench.objective->flow_matching(std::span(batch).first(1), 0) +
                            bench.objective->flow_matching(std::span(batch).last(1), 0);
@@ -86,7 +86,7 @@ TEST_CASE("A batch has the loss of its samples", "[objective]") {
 }
 
 TEST_CASE("The family is asked once which denoiser a noise level is for", "[objective]") {
-  Bench bench;
+  ObjectiveBench bench;
   const int before = test::num_ranges_asked;
   bench.objective->flow_matching(std::vector<PlacedSample>{{toy_sample(1), 0}, {toy_sample(2), 1}},
                                  0);
@@ -94,7 +94,7 @@ TEST_CASE("The family is asked once which denoiser a noise level is for", "[obje
 }
 
 TEST_CASE("Validation has one error for each level", "[objective]") {
-  Bench bench;
+  ObjectiveBench bench;
   const TrainSample sample = toy_sample(3);
   const std::vector<Timestep> levels = bench.timesteps->grid(3);
   const at::Tensor losses = bench.objective->at_levels(sample, levels, 11, 5);
@@ -107,7 +107,7 @@ TEST_CASE("Validation has one error for each level", "[objective]") {
 }
 
 TEST_CASE("Distillation compares where the sampler's steps lead, with gradients", "[objective]") {
-  Bench bench;
+  ObjectiveBench bench;
   TrainSample sample = toy_sample(4);
   sample.values = {{"seed", 9}, {"num_inference_steps", "2"}};
   const at::Tensor& clean = sample.cond.at("latents");
@@ -123,7 +123,7 @@ TEST_CASE("Distillation compares where the sampler's steps lead, with gradients"
 
 // Beside a process whose rows have more steps.
 TEST_CASE("Runs of a denoiser that a batch does not need change nothing", "[objective]") {
-  Bench bench;
+  ObjectiveBench bench;
   std::vector<PlacedSample> batch = {{toy_sample(4), 0}, {toy_sample(5), 1}};
   batch[0].sample.values = {{"seed", 9}, {"num_inference_steps", "2"}};
   batch[1].sample.values = {{"seed", 7}, {"num_inference_steps", 1}};
@@ -156,7 +156,7 @@ TEST_CASE("Runs of a denoiser that a batch does not need change nothing", "[obje
 
 // All runs of processes in lockstep go back to the first block, as those behind the first do.
 TEST_CASE("In lockstep the first run of a sample has a backward pass as well", "[objective]") {
-  Bench bench;
+  ObjectiveBench bench;
   std::vector<PlacedSample> batch = {{toy_sample(4), 0}};
   batch[0].sample.values = {{"seed", 9}, {"num_inference_steps", 1}};
   bool requires_grad = false;
@@ -172,7 +172,7 @@ TEST_CASE("In lockstep the first run of a sample has a backward pass as well", "
 
 TEST_CASE("Latents that are given stay clean in a step, and do not count", "[objective]") {
   for (const bool is_noised : {false, true}) {
-    Bench bench;
+    ObjectiveBench bench;
     const uint64_t noise_seed = random::stream_seed(bench.config.seed, random::Stream::kNoise);
     const uint64_t level_seed = random::stream_seed(bench.config.seed, random::Stream::kTimestep);
     std::vector<PlacedSample> batch = {{toy_sample(1), 3}, {toy_sample(2), 4}};
@@ -206,7 +206,7 @@ TEST_CASE("Latents that are given stay clean in a step, and do not count", "[obj
 TEST_CASE("Latents that are given are kept while they are distilled, and do not count",
           "[objective]") {
   for (const bool is_noised : {false, true}) {
-    Bench bench;
+    ObjectiveBench bench;
     TrainSample sample = toy_sample(4);
     sample.values = {{"seed", 9}, {"num_inference_steps", "2"}};
     const at::Tensor& clean = sample.cond.at("latents");
@@ -237,7 +237,7 @@ TEST_CASE("A row that says too little for distillation is refused", "[objective]
   CHECK(problem({{"seed", 1}}).find("num_inference_steps") != std::string::npos);
   CHECK(problem({{"seed", 1}, {"num_inference_steps", 4}, {"rand_device", "tpu"}})
             .find("rand_device") != std::string::npos);
-  Bench bench;
+  ObjectiveBench bench;
   const std::vector<PlacedSample> batch = {{toy_sample(1), 0}};
   test::expect_error(ErrorCode::kInvalidArgument, {"seed"},
                      [&] { bench.objective->direct_distillation(batch); });

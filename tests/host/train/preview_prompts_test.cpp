@@ -1,11 +1,12 @@
 #include "host/train/preview_prompts.h"
 
-#include <catch2/catch.hpp>
 #include <filesystem>
 #include <fstream>
 #include <unistd.h>
 
 #include "atelier/error.h"
+
+#include "support/catch.h"
 
 namespace atelier::train {
 namespace {

@@ -12,12 +12,12 @@ namespace {
 namespace fs = std::filesystem;
 using test::HookScope;
 
-struct Bench : test::TrainToy {
+struct PreviewBench : test::TrainToy {
   std::vector<std::string> loaded;  // components, in order
   std::shared_ptr<const model::LoadedModel::Listener> listener;
   std::vector<Preview::Shown> shown;
 
-  Bench() {
+  PreviewBench() {
     open();
     listener =
         model->on_loaded([this](std::string_view component) { loaded.emplace_back(component); });
@@ -49,8 +49,9 @@ struct Bench : test::TrainToy {
 };
 
 TEST_CASE("Every prompt is drawn to a file of its step and shown", "[preview]") {
-  Bench bench;
-  Preview preview = bench.preview({Bench::settings("red", 1), Bench::settings("blue", 2)});
+  PreviewBench bench;
+  Preview preview =
+      bench.preview({PreviewBench::settings("red", 1), PreviewBench::settings("blue", 2)});
   bench.run(preview, 7);
   REQUIRE(bench.shown.size() == 2);
   for (size_t i = 0; i < 2; ++i) {
@@ -69,10 +70,10 @@ TEST_CASE("Every prompt is drawn to a file of its step and shown", "[preview]") 
 }
 
 TEST_CASE("Of several processes each draws its prompts, to the files of one", "[preview]") {
-  Bench bench;
+  PreviewBench bench;
   std::vector<generate::Settings> prompts;
   for (uint64_t seed = 0; seed < 5; ++seed)
-    prompts.push_back(Bench::settings("number " + std::to_string(seed), seed));
+    prompts.push_back(PreviewBench::settings("number " + std::to_string(seed), seed));
   Preview all = bench.preview(prompts);
   const auto expected = bench.run(all, 7);
   for (size_t rank = 0; rank < 6; ++rank) {
@@ -92,8 +93,8 @@ TEST_CASE("Of several processes each draws its prompts, to the files of one", "[
 }
 
 TEST_CASE("What training does not run comes for the images and leaves again", "[preview]") {
-  Bench bench;
-  Preview preview = bench.preview({Bench::settings("red", 1)});
+  PreviewBench bench;
+  Preview preview = bench.preview({PreviewBench::settings("red", 1)});
   bench.run(preview, 1);
   CHECK(bench.loaded == std::vector<std::string>{"text_encoder", "vae"});
   CHECK(bench.is_loaded("dit"));
@@ -102,20 +103,22 @@ TEST_CASE("What training does not run comes for the images and leaves again", "[
 }
 
 TEST_CASE("What training runs stays", "[preview]") {
-  Bench bench;
+  PreviewBench bench;
   bench.model->load_component("vae");
-  Preview preview = bench.preview({Bench::settings("red", 1)}, {"dit", "vae"});
+  Preview preview = bench.preview({PreviewBench::settings("red", 1)}, {"dit", "vae"});
   bench.run(preview, 1);
   CHECK(bench.is_loaded("vae"));
   CHECK_FALSE(bench.is_loaded("text_encoder"));
 }
 
 TEST_CASE("Texts that were encoded ahead need no encoder during training", "[preview]") {
-  Bench bench;
-  Preview plain = bench.preview({Bench::settings("red", 1), Bench::settings("blue", 2)});
+  PreviewBench bench;
+  Preview plain =
+      bench.preview({PreviewBench::settings("red", 1), PreviewBench::settings("blue", 2)});
   const auto expected = bench.run(plain, 1);
   bench.loaded.clear();
-  Preview preview = bench.preview({Bench::settings("red", 1), Bench::settings("blue", 2)});
+  Preview preview =
+      bench.preview({PreviewBench::settings("red", 1), PreviewBench::settings("blue", 2)});
   preview.encode_ahead();
   CHECK(bench.loaded == std::vector<std::string>{"text_encoder"});
   CHECK_FALSE(bench.is_loaded("text_encoder"));
@@ -126,9 +129,9 @@ TEST_CASE("Texts that were encoded ahead need no encoder during training", "[pre
 }
 
 TEST_CASE("An encoder that is trained encodes anew at each step", "[preview]") {
-  Bench bench;
+  PreviewBench bench;
   bench.model->load_component("text_encoder");
-  Preview preview = bench.preview({Bench::settings("red", 1)}, {"dit", "text_encoder"});
+  Preview preview = bench.preview({PreviewBench::settings("red", 1)}, {"dit", "text_encoder"});
   preview.encode_ahead();
   const auto first = bench.run(preview, 1);
   CHECK(bench.run(preview, 2) == first);
@@ -140,8 +143,9 @@ TEST_CASE("An encoder that is trained encodes anew at each step", "[preview]") {
 
 TEST_CASE("Images follow the model and the prompts' seeds, and draw from no other numbers",
           "[preview]") {
-  Bench bench;
-  Preview preview = bench.preview({Bench::settings("red", 1), Bench::settings("red", 2)});
+  PreviewBench bench;
+  Preview preview =
+      bench.preview({PreviewBench::settings("red", 1), PreviewBench::settings("red", 2)});
   at::manual_seed(5);
   const at::Tensor expected = at::rand({8});
   at::manual_seed(5);
@@ -155,8 +159,9 @@ TEST_CASE("Images follow the model and the prompts' seeds, and draw from no othe
 }
 
 TEST_CASE("A signal ends the images, and a folder that cannot be made is named", "[preview]") {
-  Bench bench;
-  Preview preview = bench.preview({Bench::settings("red", 1), Bench::settings("blue", 2)});
+  PreviewBench bench;
+  Preview preview =
+      bench.preview({PreviewBench::settings("red", 1), PreviewBench::settings("blue", 2)});
   {
     const test::SignalScope signals;
     int calls = 0;

@@ -11,7 +11,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // A run's state, and steps that change it.
-struct Bench : test::RunToy {
+struct RunStateBench : test::RunToy {
   std::unique_ptr<run::RunFolder> run_folder;
   std::unique_ptr<RunState> state;
   std::unique_ptr<StepMemory> memory;
@@ -19,7 +19,7 @@ struct Bench : test::RunToy {
   std::unique_ptr<Objective> objective;
   std::unique_ptr<TrainStep> step;
 
-  Bench() {
+  RunStateBench() {
     config.ema_decay = 0.9;
     config.effective_toml = "seed = 42\n";
   }
@@ -62,7 +62,7 @@ struct Bench : test::RunToy {
 TEST_CASE("A state that is saved and restored has every bit, and so has the step after it",
           "[run_state]") {
   for (const bool is_lora : {false, true}) {
-    Bench bench;
+    RunStateBench bench;
     if (is_lora) bench.train_lora();
     bench.begin();
     bench.make_step();
@@ -72,7 +72,7 @@ TEST_CASE("A state that is saved and restored has every bit, and so has the step
     bench.state->counters().skipped_in_row = 1;
     bench.state->save("step-2");
     const NamedTensors values = bench.trained(), shown = bench.shown(),
-                       moments = Bench::copies(bench.state->optimizer().state());
+                       moments = RunStateBench::copies(bench.state->optimizer().state());
     CHECK_FALSE(test::same(values, shown));
     bench.make_step();
     const NamedTensors next = bench.trained();
@@ -96,7 +96,7 @@ TEST_CASE("A state that is saved and restored has every bit, and so has the step
 }
 
 TEST_CASE("Averages stand in while they are looked at, whatever happens then", "[run_state]") {
-  Bench bench;
+  RunStateBench bench;
   bench.begin();
   bench.make_step();
   const NamedTensors values = bench.trained();
@@ -115,7 +115,7 @@ TEST_CASE("Averages stand in while they are looked at, whatever happens then", "
 }
 
 TEST_CASE("The weights that are saved are the averages", "[run_state]") {
-  Bench bench;
+  RunStateBench bench;
   bench.begin();
   bench.make_step();
   bench.state->save("step-1");
@@ -125,7 +125,7 @@ TEST_CASE("The weights that are saved are the averages", "[run_state]") {
 }
 
 TEST_CASE("A step is saved once, and nothing before the first", "[run_state]") {
-  Bench bench;
+  RunStateBench bench;
   bench.begin();
   bench.state->save("step-0");
   CHECK_FALSE(fs::exists(bench.file("step-0.safetensors")));
@@ -158,7 +158,7 @@ class FullDisk final : public files::FileOperations {
 
 TEST_CASE("A save that fails on the way is told and tried again, the last one is an error",
           "[run_state]") {
-  Bench bench;
+  RunStateBench bench;
   bench.begin();
   bench.make_step();
   FullDisk disk;
@@ -176,7 +176,7 @@ TEST_CASE("A save that fails on the way is told and tried again, the last one is
 
 TEST_CASE("What has changed since a state was saved is told where the run may go on",
           "[run_state]") {
-  Bench bench;
+  RunStateBench bench;
   bench.begin();
   bench.make_step();
   bench.state->save("step-1");

@@ -24,13 +24,13 @@ bool never() {
 }
 
 // A dataset, a model and a cache in one folder.
-struct Workshop {
+struct SamplesWorkshop {
   Folder folder;
   data::DatasetOptions options;
   std::unique_ptr<LoadedModel> model;
   progress::Progress progress{progress::Options{.quiet = true}};
 
-  Workshop() {
+  SamplesWorkshop() {
     test::write_toy_model(folder / "model");
     model = test::open_toy_model(folder / "model");
     test::write_toy_image(folder / "data/a.png", 16, 16, 1);
@@ -106,7 +106,7 @@ Samples::Count count_of(const Samples& samples, const std::string& what) {
   return {};
 }
 
-at::Tensor prompt_embeds(Workshop& shop, const std::string& prompt) {
+at::Tensor prompt_embeds(SamplesWorkshop& shop, const std::string& prompt) {
   DirectRunner runner;
   shop.model->load_component("text_encoder");
   return shop.model->model()
@@ -126,7 +126,7 @@ void overwrite(const std::string& path, size_t at, char byte) {
 }  // namespace
 
 TEST_CASE("Samples come from the cache as the encoders give them", "[samples]") {
-  Workshop shop;
+  SamplesWorkshop shop;
   shop.write_rows("image,prompt,seed,note\na.png,red,7,x\nb.png,green,8,\n");
   const Samples samples = shop.filled();
   CHECK(samples.size() == 2);
@@ -151,7 +151,7 @@ TEST_CASE("Samples come from the cache as the encoders give them", "[samples]") 
 }
 
 TEST_CASE("A cache alone gives the samples of its dataset", "[samples]") {
-  Workshop shop;
+  SamplesWorkshop shop;
   shop.write_rows("image,prompt,seed\na.png,red,7\nb.png,green,8\n");
   const Samples samples = shop.filled(), again = shop.from_cache();
   CHECK(again.fingerprint() == samples.fingerprint());
@@ -175,7 +175,7 @@ TEST_CASE("A cache alone gives the samples of its dataset", "[samples]") {
 }
 
 TEST_CASE("A dataset finds its cache without the encoders that made it", "[samples]") {
-  Workshop shop;
+  SamplesWorkshop shop;
   const std::string fingerprint = shop.filled().fingerprint();
   shop.model = test::open_toy_model(shop.folder / "model/transformer", {"dit"});
   const Samples samples = shop.open();
@@ -187,7 +187,7 @@ TEST_CASE("A dataset finds its cache without the encoders that made it", "[sampl
 }
 
 TEST_CASE("Equal texts and images of several rows are encoded once", "[samples]") {
-  Workshop shop;
+  SamplesWorkshop shop;
   test::fs::copy_file(shop.folder / "data/a.png", shop.folder / "data/copy.png");
   shop.write_rows("image,prompt\na.png,red\ncopy.png,green\na.png,green\nb.png,red\n");
   const Samples samples = shop.filled();
@@ -201,7 +201,7 @@ TEST_CASE("Equal texts and images of several rows are encoded once", "[samples]"
 }
 
 TEST_CASE("Samples of one size have one shape number", "[samples]") {
-  Workshop shop;
+  SamplesWorkshop shop;
   const Samples samples = shop.open();
   const std::vector<int64_t> shapes = samples.shapes();
   REQUIRE(shapes.size() == 3);
@@ -211,7 +211,7 @@ TEST_CASE("Samples of one size have one shape number", "[samples]") {
 
 // The toy's tokens have 8 pixels on a side, and texts one for each letter.
 TEST_CASE("Tokens are those of latents, texts and pictures that are given", "[samples]") {
-  Workshop shop;
+  SamplesWorkshop shop;
   const std::vector<int64_t> latents = {4, 6, 4};
   CHECK(shop.open().tokens() == latents);  // nothing is encoded yet
   const Samples samples = shop.filled();
@@ -236,7 +236,7 @@ TEST_CASE("Tokens are those of latents, texts and pictures that are given", "[sa
 }
 
 TEST_CASE("Processes that share a fill encode each entry once, to the same bytes", "[samples]") {
-  Workshop shop;
+  SamplesWorkshop shop;
   Samples first = shop.open(), second = shop.open();
   CHECK(first.fill(*shop.model, 0, shop.progress, never, {.rank = 0, .size = 2}));
   CHECK(shop.open().missing() == 2);  // a text and an image
@@ -255,9 +255,9 @@ TEST_CASE("Processes that share a fill encode each entry once, to the same bytes
 }
 
 TEST_CASE("A fill that is stopped goes on with what is left", "[samples]") {
-  Workshop whole;
+  SamplesWorkshop whole;
   whole.filled();
-  Workshop shop;
+  SamplesWorkshop shop;
   const int stop_at = GENERATE(0, 1, 3, 4, 7);
   Samples samples = shop.open();
   int asked = 0;
@@ -285,7 +285,7 @@ TEST_CASE("A fill that is stopped goes on with what is left", "[samples]") {
 }
 
 TEST_CASE("A changed row is encoded anew, and nothing else is", "[samples]") {
-  Workshop shop;
+  SamplesWorkshop shop;
   const std::string fingerprint = shop.filled().fingerprint();
   const auto before = shop.inodes();
 
@@ -333,7 +333,7 @@ TEST_CASE("A changed row is encoded anew, and nothing else is", "[samples]") {
 }
 
 TEST_CASE("What is complete is not written again", "[samples]") {
-  Workshop shop;
+  SamplesWorkshop shop;
   shop.filled();
   const auto written = test::fs::last_write_time(shop.cache() + "/manifest.json");
   const auto before = shop.inodes();
@@ -343,7 +343,7 @@ TEST_CASE("What is complete is not written again", "[samples]") {
 }
 
 TEST_CASE("Files of unchanged size and time are not read again", "[samples]") {
-  Workshop shop;
+  SamplesWorkshop shop;
   shop.filled();
   const std::string image = shop.folder / "data/a.png";
   const auto written = test::fs::last_write_time(image);
@@ -356,14 +356,14 @@ TEST_CASE("Files of unchanged size and time are not read again", "[samples]") {
 }
 
 TEST_CASE("A manifest that cannot be read is told, not written over", "[samples]") {
-  Workshop shop;
+  SamplesWorkshop shop;
   test::fs::create_directories(shop.cache() + "/manifest.json");
   expect_error(ErrorCode::kInvalidArgument, {"manifest.json", "no regular file"},
                [&] { shop.open(); });
 }
 
 TEST_CASE("A stale cache is refused with what differs", "[samples]") {
-  Workshop shop;
+  SamplesWorkshop shop;
   expect_error(ErrorCode::kNotFound, {"manifest.json", "no cache", "sft:data_process"},
                [&] { shop.from_cache(); });
   shop.filled();
@@ -428,7 +428,7 @@ TEST_CASE("A stale cache is refused with what differs", "[samples]") {
 }
 
 TEST_CASE("Damaged entries are named, and encoded anew", "[samples]") {
-  Workshop shop;
+  SamplesWorkshop shop;
   const Samples samples = shop.filled();
   const std::string path = shop.entries("latents").front(), bytes = test::read_bytes(path);
 
@@ -465,7 +465,7 @@ TEST_CASE("Damaged entries are named, and encoded anew", "[samples]") {
 }
 
 TEST_CASE("A changed value in an entry is noticed when it is loaded", "[samples]") {
-  Workshop shop;
+  SamplesWorkshop shop;
   shop.write_rows("image,prompt\na.png,red\n");
   const Samples samples = shop.filled();
   const std::string path = shop.entries("text").front(), bytes = test::read_bytes(path);
@@ -475,7 +475,7 @@ TEST_CASE("A changed value in an entry is noticed when it is loaded", "[samples]
 }
 
 TEST_CASE("The number of workers does not change a byte", "[samples]") {
-  Workshop shop;
+  SamplesWorkshop shop;
   shop.filled(0);
   const auto expected = shop.bytes();
   for (const int workers : {1, 4}) {
@@ -486,7 +486,7 @@ TEST_CASE("The number of workers does not change a byte", "[samples]") {
 }
 
 TEST_CASE("Masks are averaged over the cells of the latents", "[samples]") {
-  Workshop shop;
+  SamplesWorkshop shop;
   media::Image mask(16, 16);  // white: the left half, and half of the cell right of it
   for (int y = 0; y < 16; ++y) {
     for (int x = 0; x < 10; ++x)
@@ -510,7 +510,7 @@ TEST_CASE("What a trained component makes is not cached", "[samples]") {
   CHECK(cached_stages(stages, text) == CachedStages{{"text", false}, {"latents", true}});
   CHECK(cached_stages(stages, vae) == CachedStages{{"text", true}, {"latents", false}});
 
-  Workshop shop;
+  SamplesWorkshop shop;
   Samples samples = shop.open({{"text", false}, {"latents", true}});
   CHECK(samples.missing() == 3);
   CHECK(samples.fill(*shop.model, 0, shop.progress, never));
@@ -545,7 +545,7 @@ TEST_CASE("Stages that are not cached share what is decoded of a row", "[samples
     }
   };
   const SharingToy toy;
-  Workshop shop;
+  SamplesWorkshop shop;
   shop.write_rows("image,prompt,reference\na.png,red,c.png\n");
   shop.options.extra_inputs = {"reference"};
   shop.model = LoadedModel::open(toy, {.model_paths = shop.folder / "model", .device = "cpu"});
@@ -559,7 +559,7 @@ TEST_CASE("Stages that are not cached share what is decoded of a row", "[samples
 }
 
 TEST_CASE("An empty caption has an encoding of its own", "[samples]") {
-  Workshop shop;
+  SamplesWorkshop shop;
   Samples samples = shop.open({{"text", true}, {"latents", true}}, /*with_empty_caption=*/true);
   CHECK(count_of(samples, "texts").entries == 4);
   // The toy has no token for no letters: its encoding of an empty text is an empty tensor.
@@ -573,7 +573,7 @@ TEST_CASE("An empty caption has an encoding of its own", "[samples]") {
 }
 
 TEST_CASE("Extra inputs tell texts apart", "[samples]") {
-  Workshop shop;
+  SamplesWorkshop shop;
   shop.write_rows(
       "image,prompt,count,reference\na.png,red,1,b.png\na.png,red,2,b.png\na.png,red,1,c.png\n");
   CHECK(count_of(shop.open(), "texts").entries == 1);
@@ -587,7 +587,7 @@ TEST_CASE("Extra inputs tell texts apart", "[samples]") {
 }
 
 TEST_CASE("Encodings that are not finite name their row", "[samples]") {
-  Workshop shop;
+  SamplesWorkshop shop;
   const std::string model = shop.folder / "model";
   const bool is_text = GENERATE(true, false);
   const std::string component = is_text ? "text_encoder" : "vae";
@@ -600,7 +600,7 @@ TEST_CASE("Encodings that are not finite name their row", "[samples]") {
 }
 
 TEST_CASE("The bytes of missing entries are known before they are encoded", "[samples]") {
-  Workshop shop;
+  SamplesWorkshop shop;
   Samples samples = shop.open();
   const Samples::Bytes before = samples.missing_bytes(*shop.model);
   REQUIRE(before.texts.has_value());

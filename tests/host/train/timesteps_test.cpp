@@ -1,7 +1,6 @@
 #include "host/train/timesteps.h"
 
 #include <algorithm>
-#include <catch2/catch.hpp>
 #include <cmath>
 #include <functional>
 #include <map>
@@ -13,6 +12,7 @@
 
 #include "host/generate/sigma_schedule.h"
 #include "host/random/counter.h"
+#include "support/catch.h"
 
 namespace atelier::train {
 namespace {

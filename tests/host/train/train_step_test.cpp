@@ -1,5 +1,6 @@
 #include "host/train/train_step.h"
 
+#include <cmath>
 #include <limits>
 #include <type_traits>
 
@@ -19,8 +20,6 @@ using test::TrainToy;
 
 static_assert(!std::is_copy_constructible_v<StepMemory> &&
               !std::is_move_constructible_v<StepMemory>);
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 // The same step by LibTorch's own optimizer, on leaves of another model of the same files.
 struct Reference {
@@ -127,7 +126,7 @@ TEST_CASE("A step with a loss that is not finite moves nothing, wherever paramet
     NamedTensors moments;
     for (const auto& [name, value] : state) moments.emplace(name, value.clone());
     StepData bad = toy_step(2, 1);
-    bad.batches[1][0].sample.cond["latents"].flatten()[3] = kNan;
+    bad.batches[1][0].sample.cond["latents"].flatten()[3] = NAN;
     const StepResult result = bench.step.run(bad, 1);
     CHECK(result.is_skipped.item<float>() == 1);
     CHECK_FALSE(result.has_moved);

@@ -16,11 +16,11 @@ namespace fs = std::filesystem;
 using test::HookScope;
 
 // A run of two steps an epoch, of two batches and of one.
-struct Workshop : test::RunToy {
+struct TrainerWorkshop : test::RunToy {
   double seconds = 100;  // of the clock that the run believes
   std::string device = "cpu";
 
-  Workshop() {
+  TrainerWorkshop() {
     config.order.gradient_accumulation_steps = 2;
     config.num_epochs = 3;
     config.dataset_num_workers = 1;
@@ -66,7 +66,7 @@ test::VelocityHook at_forward(int number, std::function<void()> action) {
 }
 
 TEST_CASE("A run that is resumed has the bits of one that was not interrupted", "[trainer]") {
-  Workshop shop;
+  TrainerWorkshop shop;
   CHECK(count_steps(*shop.samples, shop.config) == 6);
   CHECK(shop.train("straight") == 0);
   CHECK(shop.newest("straight").step == 6);
@@ -83,7 +83,7 @@ TEST_CASE("A run that is resumed has the bits of one that was not interrupted", 
 }
 
 TEST_CASE("Weights that a stopped run did not write are written when it goes on", "[trainer]") {
-  Workshop shop;
+  TrainerWorkshop shop;
   shop.config.max_train_steps = 2;
   CHECK(shop.train("run") == 0);
   const std::string weights = shop.folder / "run/step-2.safetensors";
@@ -97,7 +97,7 @@ TEST_CASE("Weights that a stopped run did not write are written when it goes on"
 }
 
 TEST_CASE("A step that does not fit is made again as a whole, to the same bits", "[trainer]") {
-  Workshop shop;
+  TrainerWorkshop shop;
   CHECK(shop.train("plain") == 0);
   for (const int pass : {1, 2, 5}) {  // the first or second batch of a step, and one later on
     const std::string name = "tight " + std::to_string(pass);
@@ -110,7 +110,7 @@ TEST_CASE("A step that does not fit is made again as a whole, to the same bits",
 }
 
 TEST_CASE("A run ends with its last step saved when nothing less can be kept", "[trainer]") {
-  Workshop shop;
+  TrainerWorkshop shop;
   shop.config.use_gradient_checkpointing = true;
   const HookScope fails(at_forward(4, run_out_of_memory));  // the second step has one batch
   test::expect_error(ErrorCode::kOutOfMemory, {"step 3: toy.denoise: no room", "--optimize_on_cpu"},
@@ -121,7 +121,7 @@ TEST_CASE("A run ends with its last step saved when nothing less can be kept", "
 
 TEST_CASE("A signal lets the step end that it came in, and the run goes on from there",
           "[trainer]") {
-  Workshop shop;
+  TrainerWorkshop shop;
   CHECK(shop.train("straight") == 0);
   {
     const run::StopSignals signals;
@@ -136,7 +136,7 @@ TEST_CASE("A signal lets the step end that it came in, and the run goes on from 
 }
 
 TEST_CASE("A step that a signal ends is given up, and nothing of it is saved", "[trainer]") {
-  Workshop shop;
+  TrainerWorkshop shop;
   CHECK(shop.train("straight") == 0);
   {
     const run::StopSignals signals;
@@ -156,7 +156,7 @@ TEST_CASE("A step that a signal ends is given up, and nothing of it is saved", "
 }
 
 TEST_CASE("What ends a step without a decision to leave ends the run with an error", "[trainer]") {
-  Workshop shop;
+  TrainerWorkshop shop;
   const HookScope hook(
       at_forward(5, [] { throw Error(ErrorCode::kCancelled, "the model gives up"); }));
   test::expect_error(ErrorCode::kCancelled, {"the model gives up"}, [&] { shop.train("run"); });
@@ -164,7 +164,7 @@ TEST_CASE("What ends a step without a decision to leave ends the run with an err
 }
 
 TEST_CASE("A checkpoint is saved when one is asked for", "[trainer]") {
-  Workshop shop;
+  TrainerWorkshop shop;
   shop.config.output.save_steps = 100;
   const run::StopSignals signals;
   const HookScope hook(at_forward(3, [] { std::raise(SIGUSR2); }));
@@ -184,7 +184,7 @@ test::VelocityHook not_finite(int first, int last) {
 }
 
 TEST_CASE("Steps that are not finite are skipped and counted", "[trainer]") {
-  Workshop shop;
+  TrainerWorkshop shop;
   shop.config.max_train_steps = 1;
   CHECK(shop.train("one") == 0);
   shop.config.max_train_steps = 2;
@@ -199,7 +199,7 @@ TEST_CASE("Steps that are not finite are skipped and counted", "[trainer]") {
 
 TEST_CASE("Averages of what is on a device, or moved beside it, have the bits of the host's",
           "[trainer]") {
-  Workshop shop;
+  TrainerWorkshop shop;
   const auto state_on = [&](const std::string& name, const std::string& device,
                             bool optimizes_on_host) {
     const HookScope hook(not_finite(5, 5));  // the third step is skipped
@@ -217,7 +217,7 @@ TEST_CASE("Averages of what is on a device, or moved beside it, have the bits of
 }
 
 TEST_CASE("Too many steps in a row that are not finite end the run", "[trainer]") {
-  Workshop shop;
+  TrainerWorkshop shop;
   shop.config.max_skipped_steps = 2;
   const HookScope hook(not_finite(4, 100));
   test::expect_error(ErrorCode::kNumerics, {"step 4: 2 steps in a row were not finite"},
@@ -227,7 +227,7 @@ TEST_CASE("Too many steps in a row that are not finite end the run", "[trainer]"
 
 TEST_CASE("Metrics have the loss of each step and of validation, and go on when resumed",
           "[trainer]") {
-  Workshop shop;
+  TrainerWorkshop shop;
   shop.config.log.csv = true;
   shop.config.validation.steps = 2;
   shop.config.validation.timesteps = 2;

@@ -46,14 +46,14 @@ void check(const std::string& name, const Tensors& inputs,
   }
 }
 
-Tensor noise(at::IntArrayRef sizes) {
+Tensor kernel_noise(at::IntArrayRef sizes) {
   return at::randn(sizes, at::kDouble);
 }
 
 // Rows whose values are apart: the norm of a nearly constant row follows the last bit of its
 // values.
 Tensor spread(int64_t rows, int64_t width) {
-  return noise({rows, width}) + 4.0 * at::arange(width, at::kDouble).remainder(2);
+  return kernel_noise({rows, width}) + 4.0 * at::arange(width, at::kDouble).remainder(2);
 }
 
 // `t` at an address that is no multiple of 16 bytes.
@@ -66,31 +66,33 @@ void check_all(const Segments& rows, int64_t width, bool is_shifted) {
   const int64_t n = rows.total(), s = rows.count();
   const std::string name = c10::str(s, " samples, width ", width, is_shifted ? ", shifted" : "");
   const auto placed = [&](const Tensor& t) { return is_shifted ? shifted(t) : t; };
-  check("norm_modulate, " + name, {noise({n, width}) + 0.5, noise({s, 3 * width})},
+  check("norm_modulate, " + name, {kernel_noise({n, width}) + 0.5, kernel_noise({s, 3 * width})},
         [&](const Tensors& in) {
           return Tensors{norm_modulate(placed(in[0]), in[1].narrow(1, 0, width),
                                        in[1].narrow(1, width, width), rows)};
         });
   check("gate_residual_norm_modulate, " + name,
-        {spread(n, width), noise({n, width}), 0.5 * noise({s, 3 * width})}, [&](const Tensors& in) {
+        {spread(n, width), kernel_noise({n, width}), 0.5 * kernel_noise({s, 3 * width})},
+        [&](const Tensors& in) {
           auto [sum, out] = gate_residual_norm_modulate(
               placed(in[0]), in[1], in[2].narrow(1, 0, width), in[2].narrow(1, width, width),
               in[2].narrow(1, 2 * width, width), rows);
           return Tensors{sum, out};
         });
   check("rms_gate_residual_norm_modulate, " + name,
-        {noise({n, width}), noise({n, width}), noise({width}), noise({s, width}), noise({width}),
-         noise({s, width})},
+        {kernel_noise({n, width}), kernel_noise({n, width}), kernel_noise({width}),
+         kernel_noise({s, width}), kernel_noise({width}), kernel_noise({s, width})},
         [&](const Tensors& in) {
           auto [sum, out] = rms_gate_residual_norm_modulate(in[0], placed(in[1]), in[2], in[3],
                                                             placed(in[4]), in[5], rows, 1e-5);
           return Tensors{sum, out};
         });
-  check("rms_norm_modulate, " + name, {noise({n, width}), noise({width}), noise({s, width})},
+  check("rms_norm_modulate, " + name,
+        {kernel_noise({n, width}), kernel_noise({width}), kernel_noise({s, width})},
         [&](const Tensors& in) {
           return Tensors{rms_norm_modulate(in[0], placed(in[1]), in[2], rows)};
         });
-  check("swiglu, " + name, {noise({n, width}), noise({n, width})},
+  check("swiglu, " + name, {kernel_noise({n, width}), kernel_noise({n, width})},
         [&](const Tensors& in) { return Tensors{swiglu(placed(in[0]), in[1])}; });
 }
 

@@ -1,6 +1,6 @@
 #include "atelier/text/repair.h"
 
-#include <catch2/catch.hpp>
+#include "support/catch.h"
 
 using namespace atelier::text;
 

@@ -1,4 +1,3 @@
-#include <catch2/catch.hpp>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -7,6 +6,8 @@
 
 #include "atelier/error.h"
 #include "atelier/text/tokenizer.h"
+
+#include "support/catch.h"
 
 namespace atelier::text {
 namespace {
@@ -76,16 +77,16 @@ struct Model {
   }
 };
 
-class Folder {
+class ModelFolder {
  public:
-  Folder() {
+  ModelFolder() {
     std::string name = (fs::temp_directory_path() / "sentence_piece_test.XXXXXX").string();
     REQUIRE(mkdtemp(name.data()) != nullptr);
     path_ = name;
   }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { fs::remove_all(path_); }
+  ModelFolder(const ModelFolder&) = delete;
+  ModelFolder& operator=(const ModelFolder&) = delete;
+  ~ModelFolder() { fs::remove_all(path_); }
   std::string write(const std::string& name, const std::string& bytes) const {
     std::ofstream(path_ / name, std::ios::binary) << bytes;
     return (path_ / name).string();
@@ -97,11 +98,11 @@ class Folder {
 };
 
 std::shared_ptr<const Tokenizer> load(Model model) {
-  const Folder folder;
+  const ModelFolder folder;
   return Tokenizer::load(folder.write("tokenizer.model", model.bytes()));
 }
 
-Error error_of(const std::string& path) {
+Error model_error_of(const std::string& path) {
   try {
     Tokenizer::load(path);
   } catch (const Error& error) {
@@ -213,28 +214,28 @@ TEST_CASE("Of cuts with equal sums the one that is found first stays", "[tokeniz
 }
 
 TEST_CASE("SentencePiece models that cannot be read are refused", "[tokenizer]") {
-  const Folder folder;
+  const ModelFolder folder;
   for (const auto& [kind, name] : {std::pair(3, "word"), std::pair(4, "character")}) {
     Model model;
     model.kind = kind;
-    const Error error = error_of(folder.write("a.model", model.bytes()));
+    const Error error = model_error_of(folder.write("a.model", model.bytes()));
     CHECK(error.code() == ErrorCode::kUnsupported);
     CHECK_THAT(error.what(), Contains("a.model") && Contains(name));
   }
-  const Error damaged = error_of(folder.write("b.model", Model().bytes() + "\x0A\x7F"));
+  const Error damaged = model_error_of(folder.write("b.model", Model().bytes() + "\x0A\x7F"));
   CHECK(damaged.code() == ErrorCode::kDataLoss);
   CHECK_THAT(damaged.what(), Contains("b.model:byte "));
-  CHECK(error_of(folder.path() + "/c.model").code() == ErrorCode::kNotFound);
+  CHECK(model_error_of(folder.path() + "/c.model").code() == ErrorCode::kNotFound);
 }
 
 TEST_CASE("A folder's tokenizer.json comes before its tokenizer.model", "[tokenizer]") {
-  const Folder folder;
+  const ModelFolder folder;
   Model model;
   const int a = model.add("a");
   folder.write("tokenizer.model", model.bytes());
   CHECK(Tokenizer::load(folder.path())->encode("a") == Ids{a});
   folder.write("tokenizer.json", "{");
-  CHECK_THAT(error_of(folder.path()).what(), Contains("tokenizer.json"));
+  CHECK_THAT(model_error_of(folder.path()).what(), Contains("tokenizer.json"));
 }
 
 TEST_CASE("tokenizer.json with byte fallback spells spaces and bytes as it says", "[tokenizer]") {
@@ -258,7 +259,7 @@ TEST_CASE("tokenizer.json with byte fallback spells spaces and bytes as it says"
                  {"unk_token", "<unk>"},
                  {"vocab", vocab},
                  {"merges", {"\u2581 a", "a a"}}}}};
-  const Folder folder;
+  const ModelFolder folder;
   const auto encode = [&](const std::string& text) {
     return Tokenizer::load(folder.write("tokenizer.json", file.dump()))->encode(text);
   };
@@ -273,7 +274,7 @@ TEST_CASE("tokenizer.json with byte fallback spells spaces and bytes as it says"
   const auto refused = [&](const char* pointer, const json& value) {
     json changed = file;
     changed[json::json_pointer(pointer)] = value;
-    return error_of(folder.write("tokenizer.json", changed.dump())).code();
+    return model_error_of(folder.write("tokenizer.json", changed.dump())).code();
   };
   CHECK(refused("/model/byte_fallback", false) == ErrorCode::kUnsupported);
   json missing = vocab;
@@ -290,7 +291,7 @@ TEST_CASE("tokenizer.json of a unigram model is read with Metaspace", "[tokenize
                 {{"type", "Metaspace"}, {"replacement", "\u2581"}, {"prepend_scheme", "always"}}},
                {"model", {{"type", "Unigram"}, {"unk_id", 0}, {"vocab", vocab}}},
                {"added_tokens", {{{"id", 6}, {"content", "<x>"}}}}};
-  const Folder folder;
+  const ModelFolder folder;
   const auto encode = [&](const std::string& text) {
     return Tokenizer::load(folder.write("tokenizer.json", file.dump()))->encode(text);
   };
@@ -324,7 +325,7 @@ TEST_CASE("tokenizer.json of a unigram model is read with Metaspace", "[tokenize
   const auto refused = [&](const char* pointer, const json& value) {
     json changed = file;
     changed[json::json_pointer(pointer)] = value;
-    return error_of(folder.write("tokenizer.json", changed.dump())).code();
+    return model_error_of(folder.write("tokenizer.json", changed.dump())).code();
   };
   CHECK(refused("/pre_tokenizer/pretokenizers/1/prepend_scheme", "first") ==
         ErrorCode::kUnsupported);
@@ -336,7 +337,8 @@ TEST_CASE("tokenizer.json of a unigram model is read with Metaspace", "[tokenize
   CHECK(refused("/model/unk_id", nullptr) == ErrorCode::kUnsupported);
   file["pre_tokenizer"] = {
       {"type", "Metaspace"}, {"replacement", "\u2581"}, {"prepend_scheme", "first"}};
-  CHECK(error_of(folder.write("tokenizer.json", file.dump())).code() == ErrorCode::kUnsupported);
+  CHECK(model_error_of(folder.write("tokenizer.json", file.dump())).code() ==
+        ErrorCode::kUnsupported);
 }
 
 TEST_CASE("A unigram tokenizer.json spells unknown characters in bytes where it has them",
@@ -344,7 +346,7 @@ TEST_CASE("A unigram tokenizer.json spells unknown characters in bytes where it 
   const json vocab = json::array({{"<unk>", 0}, {"a", -1}, {"<0xC3>", -5}, {"<0xA9>", -5}});
   const json file = {
       {"model", {{"type", "Unigram"}, {"unk_id", 0}, {"vocab", vocab}, {"byte_fallback", true}}}};
-  const Folder folder;
+  const ModelFolder folder;
   const auto tokenizer = Tokenizer::load(folder.write("tokenizer.json", file.dump()));
   CHECK(tokenizer->encode("a\u00e9\u00e9") == Ids{1, 2, 3, 2, 3});
   CHECK(tokenizer->encode("a\u00e9\u00e8") == Ids{1, 0});  // one byte has none

@@ -1,6 +1,5 @@
 #include "atelier/text/tokenizer.h"
 
-#include <catch2/catch.hpp>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -10,6 +9,8 @@
 #include <thread>
 
 #include "atelier/error.h"
+
+#include "support/catch.h"
 
 namespace atelier::text {
 namespace {
