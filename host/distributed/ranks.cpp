@@ -166,8 +166,11 @@ Ranks of_slurm(Variables& variables) {
   const int node = variables.number_or("SLURM_NODEID", 0, 0);
   const auto tasks = variables.text("SLURM_STEP_TASKS_PER_NODE");
   ranks.local_size = tasks ? tasks_on_node(*tasks, node) : ranks.local_rank + 1;
-  if (const auto hosts = variables.text("SLURM_JOB_NODELIST"))
-    ranks.address = first_host(*hosts);
+  // A step may run on some of the job's machines.
+  const char* const list =
+      variables.has("SLURM_STEP_NODELIST") ? "SLURM_STEP_NODELIST" : "SLURM_JOB_NODELIST";
+  if (const auto hosts = variables.text(list))
+    ranks.address = first_host(*hosts, list);
   else if (ranks.local_size < ranks.size && !variables.has("MASTER_ADDR"))
     throw Error(ErrorCode::kInvalidArgument,
                 "srun starts processes on several machines, and neither SLURM_JOB_NODELIST nor "
@@ -191,10 +194,10 @@ Environment process_environment() {
   };
 }
 
-std::string first_host(std::string_view hosts) {
+std::string first_host(std::string_view hosts, std::string_view variable) {
   const auto refuse = [&]() -> Error {
     return Error(ErrorCode::kInvalidArgument,
-                 "SLURM_JOB_NODELIST is " + formats::quote_and_escape(std::string(hosts)) +
+                 std::string(variable) + " is " + formats::quote_and_escape(std::string(hosts)) +
                      ", no list of hosts",
                  "set MASTER_ADDR to the host of rank 0");
   };

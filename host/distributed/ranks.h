@@ -35,8 +35,8 @@ Environment process_environment();
 //   Open MPI: OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE, with MASTER_ADDR and
 //     MASTER_PORT;
 //   Slurm, in a step that srun started: SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, the first host
-//     of SLURM_JOB_NODELIST, and a port made of SLURM_JOB_ID; MASTER_ADDR and MASTER_PORT say
-//     others.
+//     of SLURM_STEP_NODELIST or else of SLURM_JOB_NODELIST, and a port made of SLURM_JOB_ID;
+//     MASTER_ADDR and MASTER_PORT say others.
 // One process alone where none of them is set. Throws one Error{kInvalidArgument} that names what
 // is missing, is no number or contradicts another variable: several processes of which each would
 // be alone, or several machines without a host to meet at.
@@ -44,6 +44,7 @@ Ranks find_ranks(const Environment& environment);
 
 // The first host of a list as Slurm writes it: "node003" of "node[003-005,9],gpu1". Throws
 // Error{kInvalidArgument} when it is no such list.
-std::string first_host(std::string_view hosts);
+// `variable`: where it stands, for the error.
+std::string first_host(std::string_view hosts, std::string_view variable = "SLURM_JOB_NODELIST");
 
 }  // namespace atelier::distributed
