@@ -76,6 +76,7 @@ int train_with(Group& group, plan::TrainingRequest request, report::Problems& pr
   request.config.model.placement.denoiser_parts = train::block_ranks(request.config, group.ranks());
   request.processes = group.size();
   request.shard_ranks = train::shard_ranks(request.config, group.ranks());
+  request.machine_ranks = group.ranks().local_size;
   train::check_output_folder(request.config, problems);
   progress::Options shown = progress::stderr_options(request.config.log.quiet);
   if (!group.is_first()) shown.quiet = true;

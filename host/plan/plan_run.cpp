@@ -333,6 +333,7 @@ TrainingBasis training_basis(const LoadedModel& model, const TrainingAsked& aske
   basis.on_host = config.offload.optimizer;
   basis.ranks = asked.ranks;
   basis.shard_ranks = asked.shard_ranks;
+  basis.machine_ranks = asked.machine_ranks;
   if (!asked.prompts.empty()) {
     const Settings& largest = std::ranges::max(
         asked.prompts, {}, [&](const Settings& prompt) { return pixels_of(prompt, model); });
@@ -358,7 +359,8 @@ TrainingBasis with(const TrainingBasis& basis, const train::Config& config,
           .preview = basis.preview,
           .on_host = basis.on_host,
           .ranks = basis.ranks,
-          .shard_ranks = basis.shard_ranks};
+          .shard_ranks = basis.shard_ranks,
+          .machine_ranks = basis.machine_ranks};
 }
 
 std::vector<Alternative> training_alternatives(LoadedModel& model, const TrainingBasis& basis,
@@ -395,6 +397,7 @@ std::optional<Planned> plan_training(LoadedModel& model, const MemoryLimits& lim
   PlanTarget target = plan_target(limits, asked.config.model, model);
   target.basis.prefetch = asked.prefetch;
   if (!target.has_limit) return std::nullopt;
+  share_host(target, asked.machine_ranks);
   return plan_unless_impossible(limits, reason, [&] {
     TrainingBasis basis = training_basis(model, asked);
     const std::vector<Alternative> alternatives = training_alternatives(model, basis, target.basis);

@@ -39,8 +39,9 @@ struct TrainingAsked {
   const data::Dataset* dataset = nullptr;        // null: samples come from a cache
   std::vector<generate::Settings> prompts = {};  // of images on the way
   std::optional<int64_t> prefetch = std::nullopt;
-  int ranks = 1;        // processes of the run
-  int shard_ranks = 1;  // those that share what is trained, see train::shard_ranks()
+  int ranks = 1;          // processes of the run
+  int shard_ranks = 1;    // those that share what is trained, see train::shard_ranks()
+  int machine_ranks = 1;  // those on this machine, which share its host memory
 };
 
 // Plans where there is a limit: of a GPU, a simulated device, or what the user set. nullopt: there

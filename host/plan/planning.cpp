@@ -127,6 +127,11 @@ PlanTarget plan_target(const MemoryLimits& limits, const LoadRequest& request,
   return target;
 }
 
+void share_host(PlanTarget& target, int64_t processes) {
+  target.host_sharers = processes;
+  if (target.limits.host_bytes < INT64_MAX) target.limits.host_bytes /= processes;
+}
+
 int64_t limit_for(int64_t bytes) {
   return static_cast<int64_t>(std::ceil(static_cast<double>(bytes) / kPlannedPart));
 }
@@ -151,6 +156,9 @@ Error refusal(const memory::PlannedRun& run, const PlanTarget& target,
                " at least, to " + largest_phase(*smallest);
   } else {
     message += " and " + report::bytes_text(target.limits.host_bytes) + " of host memory";
+    if (target.host_sharers > 1)
+      message += ", which is what each of " + std::to_string(target.host_sharers) +
+                 " processes has of the machine's";
   }
   std::vector<std::pair<int64_t, std::string>> found;
   for (const Alternative& alternative : alternatives) {

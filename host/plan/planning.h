@@ -40,12 +40,16 @@ SaidLimits said_limits(const MemoryLimits& limits);
 struct PlanTarget {
   PlanBasis basis;
   memory::PlanLimits limits;
-  bool has_limit = false;  // of the device: otherwise nothing needs to be planned
+  bool has_limit = false;    // of the device: otherwise nothing needs to be planned
+  int64_t host_sharers = 1;  // processes that each have a part of the machine's host memory
 };
 
 // `request` says the device, and what was said of placement. Throws as check_limits().
 PlanTarget plan_target(const MemoryLimits& limits, const model::LoadRequest& request,
                        const model::LoadedModel& model);
+
+// Leaves one of `processes` its part of the machine's host memory.
+void share_host(PlanTarget& target, int64_t processes);
 
 // What a plan may take of the limits: its prediction is not exact.
 memory::PlanLimits within(memory::PlanLimits limits);

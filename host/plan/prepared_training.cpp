@@ -75,6 +75,7 @@ class Preparation {
         ranks_(std::move(request.ranks)),
         processes_(request.processes),
         shard_ranks_(request.shard_ranks),
+        machine_ranks_(request.machine_ranks),
         run_{.config = std::move(request.config)} {
     limits_ = config_.memory.limits;
     config_.model.components = needed_components(family_, config_);
@@ -435,6 +436,7 @@ class Preparation {
     TrainingAsked asked = {run.config, run.selection, run.dataset.get(), run.prompts};
     asked.ranks = processes_;
     asked.shard_ranks = shard_ranks_;
+    asked.machine_ranks = machine_ranks_;
     if (run.config.memory.says_prefetch) asked.prefetch = run.config.model.placement.prefetch;
     if (!ranks_.counts.empty()) {
       prepared.ranks = plan_ranks(*run.model, limits_, asked, ranks_);
@@ -463,7 +465,7 @@ class Preparation {
   progress::Progress& progress_;
   Problems& problems_;
   const RanksAsked ranks_;
-  const int processes_, shard_ranks_;
+  const int processes_, shard_ranks_, machine_ranks_;
   MemoryLimits limits_;
   PreparedRun run_;
   Config& config_ = run_.config;

@@ -22,6 +22,7 @@ struct TrainingRequest {
   RanksAsked ranks = {};            // plans for these in place of one process
   int processes = 1;                // that train together; this one plans for itself
   int shard_ranks = 1;              // of these, see train::shard_ranks()
+  int machine_ranks = 1;            // of the processes, those on this machine
 };
 
 struct PreparedTraining {

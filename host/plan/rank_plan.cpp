@@ -165,8 +165,7 @@ class Planning {
     RankRow row{.mode = mode, .sharing = sharing_flags(asked_.config, mode)};
     row.flags = row.sharing;
     PlanTarget target = target_;
-    if (target.limits.host_bytes < INT64_MAX)  // of a machine, whose ranks share it
-      target.limits.host_bytes /= mode.ranks_of_machine(links_);
+    share_host(target, mode.ranks_of_machine(links_));
     const std::optional<PlannedResult> planned = try_plan(sized, target);
     if (!planned) {
       const auto smallest = memory::smallest_plan(sized.run, INT64_MAX, target_.basis.profile);

@@ -59,7 +59,7 @@ struct TrainingBasis {
   int64_t distillation_steps = 1;                           // the most of a sample
   std::optional<generate::Request> preview = std::nullopt;  // the largest image on the way
   bool on_host = false;  // trained tensors are moved on the host, see OffloadSettings::optimizer
-  int ranks = 1, shard_ranks = 1;  // see TrainingAsked
+  int ranks = 1, shard_ranks = 1, machine_ranks = 1;  // see TrainingAsked
 };
 
 // A run with what the planner's choices mean for it.

@@ -69,8 +69,10 @@ class TrainingSizes {
     for (memory::PlannedComponent& component : sized.run.components) {
       if (is_sharded(component)) shard_blocks(component, mode_, *links_);
       if (trains_weights_of(component.name)) limit_trained(component);
-      if (links_ != nullptr && component.parts == 1 && !trains_weights_of(component.name))
-        component.host_sharers = static_cast<int>(mode_.ranks_of_machine(*links_));
+      if (component.parts == 1 && !trains_weights_of(component.name))
+        component.host_sharers = links_ != nullptr
+                                     ? static_cast<int>(mode_.ranks_of_machine(*links_))
+                                     : training_.machine_ranks;
     }
     under_way_ =
         under_way_bytes(mode_, sized.run.components, trained_.gradients_of, trained_.gradients);

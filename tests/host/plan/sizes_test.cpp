@@ -3,6 +3,7 @@
 
 #include "host/generate/request.h"
 #include "host/plan/dry_generation.h"
+#include "host/plan/planning.h"
 #include "host/plan/run_sizes.h"
 #include "host/train/global_batch.h"
 #include "tests/host/train/image_toy.h"
@@ -104,7 +105,7 @@ struct SizesWorkshop {
   GenerationBasis generation;
   train::Config config;
   train::Selection selection;
-  int ranks = 1;  // that train
+  int ranks = 1, machine_ranks = 1;  // that train
 
   SizesWorkshop() {
     test::write_toy_model(folder / "model");
@@ -141,7 +142,8 @@ struct SizesWorkshop {
                           .selection = selection,
                           .target = {1, 32, 32},
                           .distillation_steps = std::max<int64_t>(1, distillation_steps),
-                          .ranks = ranks},
+                          .ranks = ranks,
+                          .machine_ranks = machine_ranks},
                          basis);
   }
 };
@@ -160,6 +162,25 @@ Names names_of(const SizedRun& sized) {
 }
 
 }  // namespace
+
+TEST_CASE("Processes of a machine share its host memory", "[plan]") {
+  SizesWorkshop shop;
+  shop.ranks = shop.machine_ranks = 4;
+  const SizedRun sized = shop.train({"dit"});
+  REQUIRE_FALSE(sized.run.components.empty());
+  for (const memory::PlannedComponent& component : sized.run.components)
+    CHECK(component.host_sharers == 4);
+  PlanTarget target = {.limits = {.device_bytes = 100, .host_bytes = 4096}};
+  share_host(target, 4);
+  CHECK(target.limits.host_bytes == 1024);
+  CHECK(target.limits.device_bytes == 100);
+  test::expect_error(ErrorCode::kOutOfMemory,
+                     {" of host memory, which is what each of 4 processes has"},
+                     [&] { plan_or_refuse(sized, target, {}); });
+  target.limits.host_bytes = INT64_MAX;  // nobody knows it
+  share_host(target, 4);
+  CHECK(target.limits.host_bytes == INT64_MAX);
+}
 
 TEST_CASE("Every denoiser is planned, with its own steps and without the other one", "[plan]") {
   SizesWorkshop shop;
