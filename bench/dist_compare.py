@@ -89,6 +89,7 @@ MODES = {
 }
 # PyTorch's way to do the same.
 TORCH = {"ddp": "ddp", "zero3": "fsdp2", "zero3_full": "fsdp2"}
+SIDE = 512  # pixels, where a step of the tiny model computes longer than an exchange takes
 FEW = 2  # steps of the run whose bytes are taken off: what starting and ending sends
 BYTES_BOUND, RANKS_BOUND, TORCH_BOUND = 0.03, 1.10, 1.05
 
@@ -346,8 +347,8 @@ def main():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--side",
                         type=int,
-                        default=training.SIDE,
-                        help=f"pixels of an image's edge (default {training.SIDE})")
+                        default=SIDE,
+                        help=f"pixels of an image's edge (default {SIDE})")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each side (default 3)")
     parser.add_argument("--steps", type=int, help="of a turn, beside one that does not count")
     parser.add_argument("--no_torch", action="store_true", help="without torchrun")
