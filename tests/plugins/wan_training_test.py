@@ -58,6 +58,25 @@ def frame(number):
     return image
 
 
+def write_model(folder):
+    """The tiny model, in folders as it is published in."""
+    program.run_line([WRITE_MODEL, PLUGIN, str(folder)], code=0)
+    write_tokenizer(folder / "tokenizer")
+    for component, name in FOLDERS.items():
+        (folder / component).rename(folder / name)
+
+
+def model_paths(folder):
+    return json.dumps([str(folder / part) for part in (*ENCODERS, *FOLDERS.values())])
+
+
+def write_walk(folder):
+    """A clip as a folder of frames."""
+    folder.mkdir(parents=True)
+    for i in range(12):
+        frame(i).save(folder / f"{i}.png")
+
+
 def tensors(path):
     """The bytes of each tensor, by its name."""
     return {name: value.tobytes() for name, value in load_file(path).items()}
@@ -75,17 +94,12 @@ class WanTraining(unittest.TestCase):
         cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="atelier_wan_training_"))
         cls.addClassCleanup(shutil.rmtree, cls.folder)
         texts, images = cls.folder / "t2v", cls.folder / "i2v"
-        program.run_line([WRITE_MODEL, PLUGIN, str(texts)], code=0)
-        write_tokenizer(texts / "tokenizer")
-        for component, name in FOLDERS.items():
-            (texts / component).rename(texts / name)
+        write_model(texts)
         shutil.copytree(texts, images)
         for name in FOLDERS.values():
             give_images(images / name)
         cls.data = cls.folder / "data"
-        (cls.data / "walk").mkdir(parents=True)
-        for i in range(12):
-            frame(i).save(cls.data / "walk" / f"{i}.png")
+        write_walk(cls.data / "walk")
         frames = [frame(2 * i) for i in range(14)]
         frames[0].save(cls.data / "run.gif", save_all=True, append_images=frames[1:], duration=100)
         frame(3).save(cls.data / "still.png")

@@ -84,18 +84,13 @@ class BitsTest(unittest.TestCase):
 
     def test_both_experts_of_wan(self):
         model = self.root / "wan"
-        program.run_line([wan.WRITE_MODEL, wan.PLUGIN, str(model)], code=0)
-        wan.write_tokenizer(model / "tokenizer")
-        for component, name in wan.FOLDERS.items():
-            (model / component).rename(model / name)
-        (self.root / "walk").mkdir()
-        for i in range(12):
-            wan.frame(i).save(self.root / "walk" / f"{i}.png")
+        wan.write_model(model)
+        wan.write_walk(self.root / "walk")
         wan.frame(3).save(self.root / "still.png")
         (self.root / "clips.csv").write_text("video,image,prompt\nwalk,,a walk\n,still.png,a stand\n")
         flags = dict(plugin=wan.PLUGIN, dataset_base_path=self.root, dataset_metadata_path=self.root / "clips.csv",
                      num_frames=5, height=16, width=32, max_pixels=None, ema_decay=0.9, cache_path=self.root / "clips",
-                     model_paths=json.dumps([str(model / part) for part in (*wan.ENCODERS, *wan.FOLDERS.values())]))
+                     model_paths=wan.model_paths(model))
         self.assert_same("wan loras", lora_base_model="dit,dit2", lora_rank=2, **flags)
         self.assert_same("wan whole", trainable_models="dit,dit2", **flags)
 

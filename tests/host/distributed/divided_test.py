@@ -2,7 +2,6 @@
 
     divided_test.py WAN_PLUGIN WRITE_MODEL
 """
-import json
 import os
 import pathlib
 import re
@@ -118,18 +117,13 @@ class DividedTest(unittest.TestCase):
 
     def test_both_experts_of_wan(self):
         model = self.dir / "wan"
-        program.run_line([wan.WRITE_MODEL, wan.PLUGIN, str(model)], code=0)
-        wan.write_tokenizer(model / "tokenizer")
-        for component, name in wan.FOLDERS.items():
-            (model / component).rename(model / name)
-        (self.dir / "walk").mkdir()
-        for i in range(12):
-            wan.frame(i).save(self.dir / "walk" / f"{i}.png")
+        wan.write_model(model)
+        wan.write_walk(self.dir / "walk")
         wan.frame(3).save(self.dir / "still.png")
         (self.dir / "clips.csv").write_text("video,image,prompt\nwalk,,a walk\n,still.png,a stand\n")
         flags = dict(plugin=wan.PLUGIN, dataset_base_path=self.dir, dataset_metadata_path=self.dir / "clips.csv",
                      num_frames=5, height=16, width=32, max_pixels=None, lora_rank=2, zero_stage=3, cache_path=self.dir / "cache",
-                     model_paths=json.dumps([str(model / part) for part in (*wan.ENCODERS, *wan.FOLDERS.values())]))
+                     model_paths=wan.model_paths(model))
         self.assert_same_bits("device", lora_base_model="dit,dit2", **flags)
         self.assert_same_bits("host", lora_base_model="dit,dit2", device="simulated", cpu_offload=True, prefetch=1,
                               **flags)

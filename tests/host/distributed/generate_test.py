@@ -11,9 +11,9 @@ import tempfile
 import time
 import unittest
 
-import lumina2_models
 import program
 import wan_training_test as wan
+from families import launched, write_models
 from generate_cli_test import pixels
 
 
@@ -24,25 +24,16 @@ class GenerateTest(unittest.TestCase):
         holder = tempfile.TemporaryDirectory(prefix="atelier_pictures_")
         cls.addClassCleanup(holder.cleanup)
         cls.root = pathlib.Path(holder.name)
-        program.write_tiny_model(cls.root / "qwen")
-        program.run_line([wan.WRITE_MODEL, wan.PLUGIN, str(cls.root / "wan")], code=0)
-        wan.write_tokenizer(cls.root / "wan/tokenizer")
-        for component, name in wan.FOLDERS.items():
-            (cls.root / "wan" / component).rename(cls.root / "wan" / name)
-        parts = (*wan.ENCODERS, *wan.FOLDERS.values())
-        picture = dict(height=64, width=96, output="out.png")
-        cls.models = {
-            "qwen_image": dict(picture, plugin="qwen_image", model_paths=json.dumps([str(cls.root / "qwen")])),
-            "lumina2": dict(picture, plugin="lumina2", model_paths=json.dumps([str(lumina2_models.get().model)])),
-            "wan": dict(plugin=wan.PLUGIN, model_paths=json.dumps([str(cls.root / "wan" / part) for part in parts]),
-                        num_frames=9, height=32, width=48, output="frame_%02d.png"),
-        }
+        cls.models = write_models(cls.root)
+        for family in ("qwen_image", "lumina2"):
+            cls.models[family].update(height=64, width=96, output="out.png")
+        cls.models["wan"].update(num_frames=9, height=32, width=48, output="frame_%02d.png")
 
     def line(self, ranks, **flags):
         defaults = dict(prompt="a red circle on a table", negative_prompt="grey", cfg_scale=4, num_inference_steps=3,
                         seed=5, device="cpu", dtype="float32", threads=1)
         line = program.command("generate", **{**defaults, **flags})
-        return line if ranks == 1 else [line[0], "launch", "--nproc_per_node", str(ranks), "--", *line[1:]]
+        return launched(ranks, line)
 
     def make(self, ranks, **flags):
         """The pixels of each file that is made, by name, and what the program said."""

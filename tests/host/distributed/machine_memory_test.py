@@ -177,18 +177,14 @@ class MachineMemoryTest(unittest.TestCase):
         self.assertRegex(said, r"rank 0 \(.*\) is lost")
 
     def test_pictures_that_processes_make_together_are_those_of_one(self):
-        parts = (*wan.ENCODERS, *wan.FOLDERS.values())
-        program.run_line([wan.WRITE_MODEL, wan.PLUGIN, str(self.dir / "wan")], code=0)
-        wan.write_tokenizer(self.dir / "wan/tokenizer")
-        for component, name in wan.FOLDERS.items():
-            (self.dir / "wan" / component).rename(self.dir / "wan" / name)
+        wan.write_model(self.dir / "wan")
         jobs = [{"prompt": f"number {i}", "seed": i} for i in range(3)]
         (self.dir / "jobs.jsonl").write_text("\n".join(map(json.dumps, jobs)))
         families = {
             "qwen_image": dict(model_paths=json.dumps([str(self.model)]), height=64, width=96,
                                offload="dit=host,text_encoder=host"),
             # One expert follows the other: its blocks come before that one's last call.
-            wan.PLUGIN: dict(model_paths=json.dumps([str(self.dir / "wan" / part) for part in parts]), num_frames=9,
+            wan.PLUGIN: dict(model_paths=wan.model_paths(self.dir / "wan"), num_frames=9,
                              height=32, width=48, offload="dit=host,dit2=host,text_encoder=host"),
         }
         for plugin, flags in families.items():

@@ -8,6 +8,7 @@ import unittest
 
 import numpy as np
 import program
+from families import launched
 from PIL import Image
 from sequence_runs import SequenceRuns
 
@@ -26,7 +27,7 @@ class SequenceTest(SequenceRuns):
                         seed=5, device="cpu", dtype="float32", threads=1)
         folder = pathlib.Path(tempfile.mkdtemp(dir=self.root))
         line = program.command("generate", *words, **{**defaults, **size, **self.models[family], **flags})
-        said = program.run_line(self.launched(ranks, line), code=code, cwd=folder).stderr
+        said = program.run_line(launched(ranks, line), code=code, cwd=folder).stderr
         return sorted(folder.glob("*.png")), said
 
     def assert_alike(self, ours, theirs):

@@ -7,6 +7,7 @@ import unittest
 
 import numpy as np
 import program
+from families import launched
 import safetensors.numpy
 from sequence_runs import SequenceRuns
 from train_cli_test import losses, state_of
@@ -30,7 +31,7 @@ class SequenceTrainingTest(SequenceRuns):
                         save_steps=10, num_epochs=99, threads=1, global_batch_size=2, enable_csv_log=True,
                         cache_path=self.root / f"cache_{family}", output_path=run)
         line = program.command("train", **{**defaults, **data, **self.models[family], **flags})
-        self.said = program.run_line(self.launched(ranks, line), code=code).stderr
+        self.said = program.run_line(launched(ranks, line), code=code).stderr
         return run
 
     def distances(self, alone, run, step):

@@ -2,12 +2,10 @@
 
     wan_test.py WAN_PLUGIN WRITE_MODEL
 """
-import json
 import pathlib
 import tempfile
 import unittest
 
-import program
 import wan_training_test as wan
 from train_cli_test import tensors
 from zero_test import SIMULATED, SharingRuns
@@ -68,14 +66,9 @@ class WanTest(SharingRuns):
         cls.holder = tempfile.TemporaryDirectory(prefix="atelier_wan_ranks_")
         root = cls.root = cls.data = pathlib.Path(cls.holder.name)
         model = cls.model = root / "wan"
-        program.run_line([wan.WRITE_MODEL, wan.PLUGIN, str(model)], code=0)
-        wan.write_tokenizer(model / "tokenizer")
-        for component, name in wan.FOLDERS.items():
-            (model / component).rename(model / name)
-        cls.parts = json.dumps([str(model / part) for part in (*wan.ENCODERS, *wan.FOLDERS.values())])
-        (root / "walk").mkdir()
-        for i in range(12):
-            wan.frame(i).save(root / "walk" / f"{i}.png")
+        wan.write_model(model)
+        cls.parts = wan.model_paths(model)
+        wan.write_walk(root / "walk")
         wan.frame(3).save(root / "still.png")
         wan.frame(8).save(root / "other.png")
         (root / "clips.csv").write_text("video,image,prompt,seed,rand_device,num_inference_steps\nwalk,,a walk,3,cpu,2\n"
