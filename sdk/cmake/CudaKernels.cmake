@@ -43,6 +43,7 @@ function(atelier_add_cuda_kernels target)
   endif()
   # Apart, so that nvcc is given none of the options that the target gets from LibTorch.
   add_library(${target}_kernels OBJECT ${ARGN})
+  set_target_properties(${target}_kernels PROPERTIES UNITY_BUILD OFF)  # as newer CMake would have it of .cu files, too
   set_target_properties(${target}_kernels PROPERTIES CUDA_VISIBILITY_PRESET hidden)
   # A kernel whose registers do not suffice does not build; how many each has is read by a test.
   target_compile_options(${target}_kernels PRIVATE -Xptxas=-v,-warn-spills,-warn-lmem-usage,-Werror)

@@ -170,7 +170,8 @@ TEST_CASE("Processes of a machine share its host memory", "[plan]") {
   REQUIRE_FALSE(sized.run.components.empty());
   for (const memory::PlannedComponent& component : sized.run.components)
     CHECK(component.host_sharers == 4);
-  PlanTarget target = {.limits = {.device_bytes = 100, .host_bytes = 4096}};
+  PlanTarget target;
+  target.limits = {.device_bytes = 100, .host_bytes = 4096};
   share_host(target, 4);
   CHECK(target.limits.host_bytes == 1024);
   CHECK(target.limits.device_bytes == 100);
