@@ -195,11 +195,11 @@ Environment process_environment() {
 }
 
 std::string first_host(std::string_view hosts, std::string_view variable) {
-  const auto refuse = [&]() -> Error {
-    return Error(ErrorCode::kInvalidArgument,
-                 std::string(variable) + " is " + formats::quote_and_escape(std::string(hosts)) +
-                     ", no list of hosts",
-                 "set MASTER_ADDR to the host of rank 0");
+  const auto refuse = [variable, all = std::string(hosts)]() -> Error {
+    return Error(
+        ErrorCode::kInvalidArgument,
+        std::string(variable) + " is " + formats::quote_and_escape(all) + ", no list of hosts",
+        "set MASTER_ADDR to the host of rank 0");
   };
   std::string host;
   while (!hosts.empty() && hosts.front() != ',') {

@@ -175,9 +175,11 @@ TEST_CASE("Processes of a machine share its host memory", "[plan]") {
   share_host(target, 4);
   CHECK(target.limits.host_bytes == 1024);
   CHECK(target.limits.device_bytes == 100);
+  SizedRun large = sized;
+  for (memory::Strategy& strategy : large.run.phases.back().strategies) strategy.host_bytes = 1025;
   test::expect_error(ErrorCode::kOutOfMemory,
                      {" of host memory, which is what each of 4 processes has"},
-                     [&] { plan_or_refuse(sized, target, {}); });
+                     [&] { plan_or_refuse(large, target, {}); });
   target.limits.host_bytes = INT64_MAX;  // nobody knows it
   share_host(target, 4);
   CHECK(target.limits.host_bytes == INT64_MAX);
