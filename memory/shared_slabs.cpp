@@ -21,11 +21,11 @@ constexpr const char* kName = "atelier_slabs";
 constexpr uint64_t kMagic = 0x31736261'6c736c74;
 constexpr size_t kKeyBytes = 160;
 constexpr int64_t kMostEntries = 1024;
-constexpr int64_t kSlabAlignment = int64_t{2} << 20;  // of slabs, which may lie in huge pages
-constexpr long kLookNanoseconds = 100'000'000;        // between two looks whether the run stops
+constexpr int64_t kSharedAlignment = int64_t{2} << 20;  // of slabs, which may lie in huge pages
+constexpr long kLookNanoseconds = 100'000'000;          // between two looks whether the run stops
 
 constexpr int64_t room_of(int64_t bytes) {
-  return (bytes + kSlabAlignment - 1) / kSlabAlignment * kSlabAlignment;
+  return (bytes + kSharedAlignment - 1) / kSharedAlignment * kSharedAlignment;
 }
 
 // For several processes, of which one that dies leaves it to the next.

@@ -169,9 +169,11 @@ Ranks of_slurm(Variables& variables) {
   // A step may run on some of the job's machines.
   const char* const list =
       variables.has("SLURM_STEP_NODELIST") ? "SLURM_STEP_NODELIST" : "SLURM_JOB_NODELIST";
-  if (const auto hosts = variables.text(list))
+  const auto hosts = variables.text(list);
+  const bool is_said = variables.has("MASTER_ADDR");
+  if (hosts && !is_said)
     ranks.address = first_host(*hosts, list);
-  else if (ranks.local_size < ranks.size && !variables.has("MASTER_ADDR"))
+  else if (ranks.local_size < ranks.size && !is_said)
     throw Error(ErrorCode::kInvalidArgument,
                 "srun starts processes on several machines, and neither SLURM_JOB_NODELIST nor "
                 "MASTER_ADDR says where they meet",

@@ -88,6 +88,8 @@ std::optional<Error> Monitor::attempt(F&& work) {
   }
   if (failure && parts_.in_lockstep()) parts_.group->call_off();
   if (ended_ == Attempt::End::kWhole) ended_ = agreement_.worst(mine);
+  // Those that are told so have to know it before they exchange again.
+  if (ended_ == Attempt::End::kOutOfMemory && parts_.in_lockstep()) parts_.group->call_off();
   return failure;
 }
 
@@ -98,6 +100,7 @@ bool Monitor::run_with_average(std::string_view name, F&& work) {
   state_.with_average([&] { failure = attempt(work); });
   if (ended_ != Attempt::End::kOutOfMemory) return ended_ == Attempt::End::kWhole;
   if (parts_.in_lockstep()) parts_.group->leave();
+  ends_together_ = true;
   const std::string place =
       std::string(name) + " after step " + std::to_string(state_.counters().step);
   throw(failure ? memory_.does_not_fit(*failure) : too_little_memory_elsewhere()).at(place);

@@ -48,6 +48,8 @@ class Monitor {
   // Images are not worth a run: what goes wrong with their files is told, and that they do not fit
   // into memory, unless several processes draw them together. Then that is thrown as by validate().
   void preview();
+  // Whether one of them threw what it throws in all processes.
+  bool ends_together() const { return ends_together_; }
 
  private:
   // Runs `work` with the averages, where there are any. A signal may end it; the loop sees to the
@@ -71,7 +73,8 @@ class Monitor {
   const Agreement& agreement_;
   const StepMemory& memory_;
   Attempt::End ended_ = Attempt::End::kWhole;  // work, as far as all processes know
-  std::optional<memory::DeviceMeter> meter_;   // of a device that is not the host
+  bool ends_together_ = false;
+  std::optional<memory::DeviceMeter> meter_;  // of a device that is not the host
   std::vector<std::unique_ptr<run::MetricsWriter>> writers_;
   double loss_sum_ = 0.0;  // since the last line of metrics
   int64_t loss_count_ = 0;

@@ -282,8 +282,8 @@ void Trainer::look(void (Monitor::*work)()) {
   state_.trained().placement().complete();
   try {
     (monitor_.*work)();
-  } catch (const Error& error) {
-    fails_together_ = error.code() == ErrorCode::kOutOfMemory;
+  } catch (...) {
+    fails_together_ = monitor_.ends_together();
     throw;
   }
 }

@@ -44,8 +44,9 @@ class Trainer {
   //
   // A step that does not fit into the device's memory is made again from its start with less kept
   // for the backward pass, to the same bits. When nothing is left to drop, processes compute the
-  // step together, or a validation does not fit: state and weights of the last finished step are
-  // saved, and Error{kOutOfMemory} is thrown by all processes.
+  // step together, or a validation or sample images that all draw together do not fit: state and
+  // weights of the last finished step are saved, and Error{kOutOfMemory} is thrown by all
+  // processes.
   int run();
 
  private:

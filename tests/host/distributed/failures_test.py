@@ -100,12 +100,13 @@ class Launched:
 
 
 class Started:
-    """The ranks of a run, each by itself."""
+    """The ranks of a run, each by itself: a line for each."""
 
-    def __init__(self, line, count):
+    def __init__(self, lines):
+        count = len(lines)
         place = dict(WORLD_SIZE=count, LOCAL_WORLD_SIZE=count, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
         self.programs = []
-        for rank in range(count):
+        for rank, line in enumerate(lines):
             own = dict(place, RANK=rank, LOCAL_RANK=rank)
             self.programs.append(Launched(line, **{name: str(value) for name, value in own.items()}))
 
@@ -175,7 +176,7 @@ class FailuresTest(unittest.TestCase):
         """A launch, or ranks each by itself, that go on from the last checkpoint and have made steps of their own."""
         before = self.last_step(run)
         if by_itself:
-            started = Started(self.line(way, run), WAYS[way][0])
+            started = Started([self.line(way, run)] * WAYS[way][0])
         else:
             started = Launched(self.launch_line(way, run))
         self.addCleanup(started.finish)
@@ -318,11 +319,12 @@ class FailuresTest(unittest.TestCase):
         prompts = self.dir / "prompts.txt"
         prompts.write_text("a large image --w 512 --h 512 --s 2\n")
 
+        def flags_of(capacity, **flags):
+            return dict(device=f"simulated:{capacity}", vram="off", max_train_steps=6, save_steps=5,
+                        weights_total_limit=None, dist_timeout=None, use_gradient_checkpointing=True, **flags)
+
         def train(way, name, capacity, code=0, **flags):
-            line = self.launch_line(
-                way, self.dir / name, device=f"simulated:{capacity}", vram="off", max_train_steps=6, save_steps=5,
-                weights_total_limit=None, dist_timeout=None, use_gradient_checkpointing=True, **flags)
-            said = program.run_line(line, code=code).stderr
+            said = program.run_line(self.launch_line(way, self.dir / name, **flags_of(capacity, **flags)), code=code).stderr
             peak = re.search(r"simulated device: at most ([\d.]+) MiB", said)
             return said, peak and float(peak[1])
 
@@ -343,6 +345,24 @@ class FailuresTest(unittest.TestCase):
                     self.assertEqual([path.name for path in run.glob("checkpoints/*")], ["step-00000003"])
                     train(way, way, "1GiB", **shown)
                 self.assert_same_state(run, self.dir / f"plain {way}", 6)
+        # One alone, behind its last block: the others have no more to exchange. It sees another file there.
+        small = self.dir / "small.txt"
+        small.write_text("a small image --w 64 --h 64 --s 2\n")
+        sees_small = ["unshare", "-m", "sh", "-c", f'mount --bind "{small}" "{prompts}" && exec "$@"', "sh"]
+        if subprocess.run([*sees_small, "true"], capture_output=True).returncode:
+            return
+        for average in (0.9, None):
+            with self.subTest(average=average):
+                way, name = "divided and trained", f"one alone {average}"
+                line = self.line(way, self.dir / name, **flags_of(tight, **shown), ema_decay=average)
+                started = Started([[*sees_small, *line], line])
+                self.assertEqual(started.finish(), [4, 4], started.said())
+                self.assertIn("error: the sample images after step 3: ", started.said())
+                self.assertNotIn("PEER_LOST", started.said())
+                self.assertEqual([path.name for path in (self.dir / name).glob("checkpoints/*")], ["step-00000003"])
+                for other in (name, f"plain {average}"):
+                    train(way, other, "1GiB", ema_decay=average)
+                self.assert_same_state(self.dir / name, self.dir / f"plain {average}", 6)
 
     def test_a_disk_that_is_full_while_checkpoints_are_written(self):
         disk = self.dir / "disk"

@@ -147,6 +147,9 @@ TEST_CASE("Steps of Slurm on several machines need a place to meet") {
   CHECK(ranks_of(with(kSlurm, "SLURM_STEP_NODELIST", "gpu[018,21]")).address == "gpu018");
   CHECK_THAT(refused(with(kSlurm, "SLURM_STEP_NODELIST", "gpu[")),
              Contains("SLURM_STEP_NODELIST is \"gpu[\""));
+  CHECK(
+      ranks_of(with(with(kSlurm, "SLURM_STEP_NODELIST", "gpu["), "MASTER_ADDR", "gpu7")).address ==
+      "gpu7");
   const Recorded lost = without(kSlurm, "SLURM_JOB_NODELIST");
   REQUIRE_THAT(refused(lost), Contains("SLURM_JOB_NODELIST") && Contains("set MASTER_ADDR"));
   REQUIRE(ranks_of(with(lost, "MASTER_ADDR", "gpu017")).address == "gpu017");
