@@ -57,6 +57,22 @@ double area_of(int64_t side) {
   return static_cast<double>(side) * static_cast<double>(side);
 }
 
+// What helps where a training takes too much at any size.
+constexpr const char* kSmallerTraining =
+    "train a LoRA with --lora_base_model, or fewer components with --trainable_models";
+
+// Of all that a plan may choose, or a flag may say without changing what is learnt, the
+// configuration that takes the least of the device: nothing stays there that can be computed again
+// or, with `on_host`, wait on the host.
+train::Config least_config(const train::Config& config, bool on_host) {
+  train::Config least = config;
+  least.activation_budget.reset();
+  least.use_gradient_checkpointing = true;
+  least.offloads_activations = on_host;
+  least.order.batch_size = 1;
+  return least;
+}
+
 }  // namespace
 
 double BytesOfSize::at(double pixels) const {
@@ -247,7 +263,7 @@ void SizeGuard::check(const Settings& settings, const generate::Origin& place,
 
 template <typename F>
 void SizeGuard::refuse_largest(const data::Dataset& dataset, const std::string& work, const F& need,
-                               report::Problems& problems) const {
+                               report::Problems& problems, const Remedy& remedy) const {
   const data::Item* largest = nullptr;
   int64_t count = 0;
   for (const data::Item& item : dataset.items()) {
@@ -265,19 +281,20 @@ void SizeGuard::refuse_largest(const data::Dataset& dataset, const std::string& 
   std::string flags =
       options.height ? "use a smaller --height and --width" : "use a smaller --max_pixels";
   if (largest->target.frames > 1) flags = "use a smaller --num_frames; or " + flags;
+  flags += at_most(fitting);
+  if (!remedy.flags.empty()) flags = remedy.flags + (remedy.is_size_in_vain ? "" : "; or " + flags);
   problems.add(Error(ErrorCode::kOutOfMemory,
                      largest->place + ": to " + work + " " +
                          report::size_text(size.height, size.width) + " pixels" + others +
                          " takes " + shown(need(size)) + " at least, and " + device_.text,
-                     flags + at_most(fitting), kTag));
+                     flags, kTag));
 }
 
 void SizeGuard::check(const data::Dataset& dataset, report::Problems& problems) const {
   const auto encode = work_.find("encode an image");
   if (encode == work_.end()) return;
-  refuse_largest(
-      dataset, "encode", [&](const Size& size) { return encode->second.at(size.pixels()); },
-      problems);
+  refuse_largest(dataset, "encode",
+                 [&](const Size& size) { return encode->second.at(size.pixels()); }, problems, {});
 }
 
 void SizeGuard::check(const data::Dataset& dataset, const train::Config& config,
@@ -286,24 +303,30 @@ void SizeGuard::check(const data::Dataset& dataset, const train::Config& config,
   const size_t before = problems.size();
   if (config.stage != train::Stage::kTrain) check(dataset, problems);
   if (config.stage == train::Stage::kDataProcess || problems.size() > before) return;
-  train::Config least = config;  // of all that a plan may choose
-  least.activation_budget = {.kind = memory::ActivationBudget::Kind::kFraction};
-  least.order.batch_size = 1;
+  const bool on_host = !is_host_;
+  const train::Config least = least_config(config, on_host);
   BytesOfSize step;
   const auto measure_steps = [&] {
     for (const int64_t side : sides_of(model_)) {
       const SizedRun sized = size_training(
-          model_, {.config = least, .selection = selection, .target = {1, side, side}}, basis_);
-      const memory::Strategy& strategy = sized.run.phases.back().strategies.front();
-      step.add(area_of(side), static_cast<double>(strategy.device_bytes));
+          model_,
+          {.config = least, .selection = selection, .target = {1, side, side}, .on_host = on_host},
+          basis_);
+      const auto& strategies = sized.run.phases.back().strategies;
+      const auto cheapest = std::ranges::min(strategies, {}, &memory::Strategy::device_bytes);
+      step.add(area_of(side), static_cast<double>(cheapest.device_bytes));
     }
   };
   if (!try_dry_run(measure_steps)) return;
   const auto count = static_cast<double>(std::max<int64_t>(1, config.order.batch_size));
+  Remedy remedy;
+  if (count > 1) remedy.flags = "use a smaller --batch_size";
+  if (kCertain * step.at(area_of(sides_of(model_).front())) > device_.bytes)
+    remedy = {kSmallerTraining, /*is_size_in_vain=*/true};
   refuse_largest(
       dataset,
       "train on" + (count > 1 ? " " + std::to_string(config.order.batch_size) + " times" : ""),
-      [&](const Size& size) { return step.at(count * size.latent_pixels()); }, problems);
+      [&](const Size& size) { return step.at(count * size.latent_pixels()); }, problems, remedy);
 }
 
 }  // namespace atelier::plan

@@ -85,9 +85,14 @@ class SizeGuard {
   // The largest size of that shape for which `need` is within the limit; empty: none is.
   template <typename F>
   std::string size_that_fits(const Size& size, const F& need) const;
+  // What helps beside a smaller size, or where no size does, in its place.
+  struct Remedy {
+    std::string flags;
+    bool is_size_in_vain = false;
+  };
   template <typename F>
   void refuse_largest(const data::Dataset& dataset, const std::string& work, const F& need,
-                      report::Problems& problems) const;
+                      report::Problems& problems, const Remedy& remedy) const;
 
   model::LoadedModel& model_;
   PlanBasis basis_;

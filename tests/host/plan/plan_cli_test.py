@@ -139,9 +139,20 @@ class GenerationPlanTest(PlanTest):
 class TrainingPlanTest(PlanTest):
 
     def published_training(self, **flags):
+        if "trainable_models" not in flags:
+            flags = {"lora_base_model": "dit", "lora_rank": 16, **flags}
         return self.plan("train", model_paths=json.dumps([str(self.big)]), device_profile="h200",
-                         dataset_base_path=self.root / "data", dataset_metadata_path=self.root / "data/metadata.csv", height=1328, width=1328, lora_base_model="dit",
-                         lora_rank=16, output_path=self.root / "run", **flags)
+                         dataset_base_path=self.root / "data", dataset_metadata_path=self.root / "data/metadata.csv",
+                         height=1328, width=1328, output_path=self.root / "run", **flags)
+
+    def test_full_training_is_not_refused_for_what_may_rest_on_the_host(self):
+        # Values, gradients, master weights and two moments of 20 billion numbers are more than the device has.
+        moved, _ = self.published_training(trainable_models="dit", vram="120GiB")
+        self.assertGreater(moved["host_bytes"], 5 * DIT_BYTES)
+        streamed, _ = self.published_training(trainable_models="dit", cpu_offload=True, optimize_on_cpu=True,
+                                              host_memory="900GiB", vram="40GiB")
+        self.assertLess(self.component(streamed, "dit")["resident_blocks"], 60)
+        self.assertLess(streamed["device_bytes"], 40 * GIB)
 
     def test_a_lora_fits_into_less_by_streaming_and_by_computing_again(self):
         before = None

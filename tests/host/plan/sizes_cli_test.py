@@ -120,7 +120,11 @@ class SizesTest(unittest.TestCase):
             self.refused(self.train(*command, host_memory="20MiB"), 4, "metadata.csv:4: to encode 640x512 pixels",
                          "--host_memory is 20.0 MiB", "use a smaller --max_pixels")
             self.refused(self.train(*command, host_memory="60MiB", height=512, width=512, batch_size=8), 4,
-                         "to train on 8 times 512x512 pixels, one of 3 such rows", "use a smaller --height and --width")
+                         "to train on 8 times 512x512 pixels, one of 3 such rows",
+                         "; use a smaller --batch_size; or use a smaller --height and --width")
+            self.refused(self.train(*command, host_memory="40MiB", height=512, width=512, lora_base_model=None,
+                                    trainable_models="dit"), 4, "to train on 512x512 pixels",
+                         "; train a LoRA with --lora_base_model, or fewer", without="use a smaller")
         (self.root / "prompts.txt").write_text("a red circle --w 64 --h 64\na circle --w 8192 --h 8192 --fs 3\n"
                                                "a circle --w 64 --h 64 --s 100000\n")
         self.refused(self.train(host_memory="600MiB", sample_prompts=self.root / "prompts.txt",
