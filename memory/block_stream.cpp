@@ -185,6 +185,7 @@ std::shared_ptr<void> BlockStream::hold(int64_t block, bool runs) {
     if (runs) running_ = block;
     if (slot == nullptr) {
       slot = slot_for(block, upcoming(), /*any=*/true);
+      if (slot == nullptr && gives_way_) throw closed(sources_[block]);
       if (slot == nullptr)
         throw Error(ErrorCode::kOutOfMemory,
                     c10::str("block '", sources_[block].name, "' has no place on the device: ",

@@ -80,11 +80,13 @@ std::pair<int64_t, int64_t> bytes_in(const Divided& weight, int64_t part) {
 // divided block nothing is there: it is held.
 class StreamedStore final : public WeightStore {
  public:
-  // `pieces`: where it lies in the slab of `block`; none: it does not come with its block. `store`:
-  // the one that it had, whose parts are now `host`.
-  StreamedStore(std::shared_ptr<BlockStream> stream, int64_t block, Pieces pieces, Parts host,
-                const WeightStore& store)
+  // `turns`: null: the component is there all the time. `pieces`: where it lies in the slab of
+  // `block`; none: it does not come with its block. `store`: the one that it had, whose parts are
+  // now `host`.
+  StreamedStore(std::shared_ptr<BlockStream> stream, std::shared_ptr<Turns> turns, int64_t block,
+                Pieces pieces, Parts host, const WeightStore& store)
       : stream_(std::move(stream)),
+        turns_(std::move(turns)),
         block_(block),
         pieces_(std::move(pieces)),
         host_(std::move(host)),
@@ -119,6 +121,7 @@ class StreamedStore final : public WeightStore {
   std::shared_ptr<const WeightStore> on_device() const {
     std::optional<Parts> parts = lease();
     if (!parts && is_divided()) {
+      if (turns_) turns_->take(stream_, block_);  // it may rest, or give way to another one
       const std::shared_ptr<void> held = stream_->hold(block_, /*runs=*/false);
       parts = parts_in(stream_->lease(block_).slab, pieces_, held);
     } else if (!parts) {
@@ -129,6 +132,7 @@ class StreamedStore final : public WeightStore {
   }
 
   std::shared_ptr<BlockStream> stream_;
+  std::shared_ptr<Turns> turns_;
   int64_t block_;
   Pieces pieces_;
   Parts host_;
@@ -405,7 +409,7 @@ BlockStream::Source Residency::Impl::send_away(Streamed from, TransferDevice& tr
       for (size_t i = 0; i < host.size(); ++i) source.pieces.emplace_back(pieces[i], host[i]);
     }
     found.weight->state().set_store(std::make_shared<StreamedStore>(
-        stream, numbers.at(from.block), pieces, std::move(host), *found.store));
+        stream, turns, numbers.at(from.block), pieces, std::move(host), *found.store));
     found.store = nullptr;  // with the memory that the weight rested in
   }
   return source;
@@ -423,7 +427,7 @@ void Residency::Impl::send_away(Demanded from, TransferDevice& transfer) {
     host = copied_into(host_memory(transfer, layout.bytes()), pieces, host);
   }
   found.weight->state().set_store(
-      std::make_shared<StreamedStore>(stream, -1, Pieces{}, std::move(host), *found.store));
+      std::make_shared<StreamedStore>(stream, turns, -1, Pieces{}, std::move(host), *found.store));
 }
 
 at::Tensor Residency::Impl::host_memory(TransferDevice& transfer, int64_t bytes) {

@@ -28,7 +28,7 @@ class BlockStream;
 // never have more than the largest of them has alone.
 class Turns {
  public:
-  // A block of `stream` is to be held.
+  // A block of `stream` is to be held, or drawn from where it is divided.
   void take(const std::shared_ptr<BlockStream>& stream, int64_t block);
   // The next turn is that of `stream`. The one whose turn it is runs its blocks once more, from the
   // last one to the first, and the first ones of `stream` come into the places of those that ran.

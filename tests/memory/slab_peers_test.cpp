@@ -1,6 +1,7 @@
 // Blocks of which each of several processes has a part; threads stand in for processes.
 #include "memory/slab_peers.h"
 
+#include <array>
 #include <condition_variable>
 #include <cstring>
 #include <map>
@@ -78,19 +79,21 @@ struct PeerOptions {
   int64_t prefetch = 1;
   std::optional<QuantizedKind> stored = std::nullopt;
   bool is_turned = false;  // columns follow each other
+  std::shared_ptr<Turns> turns = nullptr;
 };
 
 // One of the processes: a net of its own, whose weights are those of the others.
 struct Peer {
   Matrices net;
   std::shared_ptr<BoardPeers> peers;
-  std::unique_ptr<TransferDevice> transfer = make_simulated_device({.poison = true});
+  std::unique_ptr<TransferDevice> transfer = make_simulated_device({.poison = true});  // of its own
   std::unique_ptr<Residency> residency;
   std::unique_ptr<StreamingRunner> runner;
   int64_t most_loaded = 0;
   int wrong = 0;  // what came out of running the blocks
 
-  Peer(int blocks, Board& board, int64_t rank, const PeerOptions& options)
+  Peer(int blocks, Board& board, int64_t rank, const PeerOptions& options,
+       TransferDevice* shared = nullptr)
       : net(blocks), peers(std::make_shared<BoardPeers>(board, rank)) {
     std::map<const Block*, Tensor> files;
     for (auto& block : net.blocks) {
@@ -101,6 +104,8 @@ struct Peer {
     }
     const ResidencyPlan plan = {.blocks = std::vector(static_cast<size_t>(blocks), options.place),
                                 .prefetch = options.prefetch,
+                                .turns = options.turns,
+                                .stays = std::vector<bool>(static_cast<size_t>(blocks)),
                                 .parts = board.size(),
                                 .peers = peers};
     const auto load = [&](Block& block) {
@@ -112,7 +117,8 @@ struct Peer {
       for (const auto& each : net.blocks) loaded += each->linear.weight->is_loaded() ? 1 : 0;
       most_loaded = std::max(most_loaded, loaded);
     };
-    residency = std::make_unique<Residency>(net.all(), plan, *transfer, std::set<const Weight*>(),
+    residency = std::make_unique<Residency>(net.all(), plan, shared ? *shared : *transfer,
+                                            std::set<const Weight*>(),
                                             BlockLoading{.load = load});
     runner = std::make_unique<StreamingRunner>(direct, std::vector{residency.get()});
   }
@@ -328,6 +334,61 @@ TEST_CASE("What is drawn alone does not bring other blocks", "[slab_peers]") {
     wrong += process.peers->gathers != before + kBlocks;
     return wrong;
   });
+}
+
+TEST_CASE("Weights of divided components are drawn whichever has its turn", "[slab_peers]") {
+  constexpr int kBlocks = 6;
+  // The one that runs, the one that is expected then, and the one that is drawn from first.
+  const auto [runs, next] = GENERATE(std::pair(0, 1), std::pair(1, 0), std::pair(0, 0));
+  const auto first = GENERATE(0, 1);
+  Board boards[2] = {Board(2), Board(2)};
+  std::vector<std::unique_ptr<TransferDevice>> devices;
+  std::vector<std::array<std::unique_ptr<Peer>, 2>> ranks(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    devices.push_back(make_simulated_device({.poison = true}));
+    const PeerOptions options = {.prefetch = 2, .turns = std::make_shared<Turns>()};
+    for (int i = 0; i < 2; ++i)
+      ranks[rank][i] =
+          std::make_unique<Peer>(kBlocks, boards[i], rank, options, devices[rank].get());
+  }
+  const auto run = [](Peer& peer, Peer& then) {
+    int wrong = peer.net.wrong(*peer.runner, forward_order(kBlocks));
+    then.residency->expect();
+    for (int i = kBlocks; i-- > 0;) wrong += !peer.net.is_right(*peer.runner, i);
+    return wrong;
+  };
+  const auto draw = [](Peer& peer) {
+    int wrong = 0;
+    for (const size_t i : {0, 3, 1, 5, 2, 4}) {
+      const Tensor value = peer.net.weight(i).draw();
+      wrong += !at::allclose(at::linear(peer.net.x, value), peer.net.products[i]);
+    }
+    return wrong;
+  };
+  std::vector<int> wrong(2);
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank, runs = runs, next = next] {
+      try {
+        auto& [one, two] = ranks[rank];
+        Peer* const peers[2] = {one.get(), two.get()};
+        wrong[rank] = run(*peers[runs], *peers[next]) + draw(*peers[first]) +
+                      draw(*peers[1 - first]) + run(*peers[next], *peers[runs]);
+      } catch (const Error&) {
+        wrong[rank] = -1;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == std::vector<int>{0, 0});
+  for (const auto& experts : ranks) {
+    int64_t there = 0;
+    for (const auto& peer : experts) {
+      const Residency::Stats stats = peer->residency->stats();
+      there += stats.device_bytes - stats.away_bytes;
+    }
+    CHECK(there <= 3 * kMatrixBytes);
+  }
 }
 
 // Whole slabs are known here: this process is the first of two, and the other one is never late.

@@ -113,6 +113,17 @@ class WanTest(SharingRuns):
                 with self.subTest(name, stage=stage):
                     self.assert_same_weights(alone, self.train(2, f"{name} {stage}", zero_stage=stage, **flags))
 
+    def test_a_save_comes_whichever_expert_is_the_next(self):
+        """Steps of both experts follow each other in every order."""
+        flags = dict(save_steps=1, max_train_steps=6, global_batch_size=2, max_grad_norm=0)
+        for name, trained, more in (("whole", WHOLE, {}), ("optimized on the host", WHOLE, SIMULATED),
+                                    ("beside a LoRA", dict(trainable_models="dit", lora_base_model="dit2", lora_rank=2), {})):
+            with self.subTest(name):
+                alone = self.train(1, f"{name} alone", **flags, **trained, **more)
+                both = self.train(2, name, zero_stage=3, **flags, **trained, **more)
+                self.assertEqual(len(list(both.glob("step-*.safetensors"))), 12)
+                self.assert_same_weights(alone, both)
+
     def test_rows_of_other_numbers_of_steps_are_distilled_in_lockstep(self):
         """A step of each sample runs one expert or the other: two, four and one of them here."""
         flags = dict(task="direct_distill", batch_size=2, dataset_repeat=3)
