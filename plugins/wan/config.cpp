@@ -116,7 +116,7 @@ DitConfig read_dit(const PartView& view, const Names& names) {
 
 std::string_view variant_of(const DitConfig& c) {
   if (c.image_rows > 0) return "wan2.1-i2v-14b-flf2v";
-  if (c.image_width > 0) return "wan2.1-i2v-14b";
+  if (c.image_width > 0) return c.width < 5120 ? "wan2.1-i2v-1.3b" : "wan2.1-i2v-14b";
   if (c.given_channels > 0) return "wan2.2-i2v-a14b";
   if (c.channels == kWideChannels) return kWide;
   return c.width < 5120 ? "wan2.1-t2v-1.3b" : "wan2.1-t2v-14b";

@@ -149,7 +149,8 @@ constexpr InputSpec kInputs[] = {
     {.name = "end_image",
      .kind = InputKind::kImage,
      .required = true,
-     .variants = "*-flf2v",
+     .required_by = "*-flf2v",
+     .variants = "*-i2v-*",
      .help = "the last frame, stretched to the size of the clip",
      .fit = atelier::InputFit::kStretch,
      .when_absent = atelier::WhenAbsent::kLastFrame},
@@ -170,6 +171,7 @@ constexpr std::string_view kTextComponents[] = {"tokenizer", "text_encoder"};
 constexpr std::string_view kTextInputs[] = {"prompt"};
 constexpr std::string_view kImagesComponents[] = {"image_encoder"};
 constexpr std::string_view kImagesInputs[] = {"input_image", "end_image"};
+constexpr std::string_view kFirstImageInputs[] = {"input_image"};
 constexpr std::string_view kLatentsComponents[] = {"vae"};
 constexpr std::string_view kLatentsInputs[] = {"video"};
 
@@ -178,7 +180,13 @@ constexpr atelier::EncodeStage kStages[] = {
     {.name = "images",
      .components = kImagesComponents,
      .inputs = kImagesInputs,
-     .variants = "wan2.1-i2v-*"},
+     .variants = "wan2.1-i2v-*-flf2v"},
+    // Without positions the rows of two images could not be told apart: the last one is in the
+    // given clip alone, as VideoX-Fun has it.
+    {.name = "first_image",
+     .components = kImagesComponents,
+     .inputs = kFirstImageInputs,
+     .variants = "wan2.1-i2v-*b"},
     {.name = "given_clip",
      .components = kLatentsComponents,
      .inputs = kImagesInputs,
@@ -186,7 +194,7 @@ constexpr atelier::EncodeStage kStages[] = {
      .variants = "*-i2v-*"},
     {.name = "first_frame",
      .components = kLatentsComponents,
-     .inputs = kImagesInputs,
+     .inputs = kFirstImageInputs,
      .sees_target = true,
      .variants = "*-ti2v-*"},
     {.name = "latents", .components = kLatentsComponents, .inputs = kLatentsInputs},
@@ -239,6 +247,12 @@ constexpr ScheduleDefaults kSchedules[] = {
     published("wan2.1-t2v-*", 50, 5, 5),
     published("*-flf2v", 50, 16, 5),
     published("*-i2v-14b", 40, 5, 5),
+    {.name = "default",
+     .variants = "*-i2v-1.3b",
+     .num_inference_steps = 50,
+     .cfg_scale = 6.0,
+     .shift = shift(3),
+     .help = "straight steps, with the shift and guidance of VideoX-Fun"},
     kSmallImages,
     kTwoScales,
     published("wan2.2-i2v-*", 40, 5, 3.5),

@@ -37,7 +37,7 @@ std::vector<int64_t> Wan::ids_of(const atelier::EncodeInputs& in) const {
 
 atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::BlockRunner& runner) {
   if (in.stage == "latents") return encode_latents(in.values, "video", runner);
-  if (in.stage == "images") return encode_images(in, runner);
+  if (in.stage == "images" || in.stage == "first_image") return encode_images(in, runner);
   if (in.stage == "given_clip") return encode_given(in, runner);
   if (in.stage == "first_frame") return encode_first(in, runner);
   return encode_text(in, runner);

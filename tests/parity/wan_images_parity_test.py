@@ -1,8 +1,10 @@
 """Wan's models that are shown images, a first one or a first and a last one: image encoder, denoiser
 and whole clips give what diffusers and transformers give."""
 
+import contextlib
 import sys
 import unittest
+from unittest import mock
 
 import torch
 from diffusers import WanImageToVideoPipeline
@@ -86,16 +88,24 @@ class WanImagePipelineTest(wan_checks.FolderTest):
                 transformer=wan_models.make_image_transformer(images))
             cls.pipelines[images].save_pretrained(cls.dir / str(images))
 
-    def check(self, images, frames, height, width):
+    def check(self, images, frames, height, width, has_last=None):
+        """`images`: those that the image encoder sees; `has_last`: a last one is given."""
+        has_last = images == 2 if has_last is None else has_last
         latents = wan_checks.noise(frames, height, width, seed=8)
         asked = dict(prompt=PROMPT, negative_prompt=NEGATIVE, height=height, width=width,
                      num_frames=frames, num_inference_steps=3)
         first, last = picture(height, width, 3), picture(height, width, 4)
-        options = {} if images == 1 else dict(last_image=Image.fromarray(last))
-        video = self.pipelines[images](image=Image.fromarray(first), latents=latents,
-                                       output_type="np", **asked, **options).frames[0]
+        options = dict(last_image=Image.fromarray(last)) if has_last else {}
+        pipeline = self.pipelines[images]
+        with contextlib.ExitStack() as stack:
+            if has_last and images == 1:
+                # diffusers would encode both, which its denoiser cannot take without positions.
+                rows = pipeline.encode_image(Image.fromarray(first), "cpu")
+                stack.enter_context(mock.patch.object(pipeline, "encode_image", lambda *_: rows))
+            video = pipeline(image=Image.fromarray(first), latents=latents, output_type="np",
+                             **asked, **options).frames[0]
         flags = {}
-        if images == 2:
+        if has_last:
             Image.fromarray(last).save(self.dir / "last.png")
             flags["end_image"] = self.dir / "last.png"
         got = wan_checks.generate(self.dir / str(images), latents, input_image=first, **asked,
@@ -103,12 +113,18 @@ class WanImagePipelineTest(wan_checks.FolderTest):
         # The image encoder sees an image that was scaled in other steps.
         compare.assert_images(f"wan, clips from {images} images", got, wan_models.rounded(video),
                               tolerance=0.5)
+        return got
 
     def test_clips_from_a_first_image_are_those_of_diffusers(self):
         self.check(1, frames=9, height=48, width=64)
 
     def test_clips_from_a_first_and_a_last_image_are_those_of_diffusers(self):
         self.check(2, frames=5, height=64, width=48)
+
+    def test_models_whose_encoder_sees_one_image_take_a_last_one_too(self):
+        sizes = dict(frames=9, height=48, width=64)
+        effect = wan_checks.difference(self.check(1, has_last=True, **sizes), self.check(1, **sizes))
+        self.assertGreater(effect, 1, "the last image proves nothing")
 
 
 class WanExpertsPipelineTest(wan_checks.FolderTest):
@@ -137,6 +153,17 @@ class WanExpertsPipelineTest(wan_checks.FolderTest):
                                       tolerance=0.5)
         effect = wan_checks.difference(clips[3.5, 3.5], clips[3.5, 1.5])
         self.assertGreater(effect, 1, "the second expert's guidance proves nothing")
+
+        last = picture(48, 64, 6)
+        Image.fromarray(last).save(self.dir / "last.png")
+        clip = wan_models.rounded(
+            pipeline(image=Image.fromarray(first), last_image=Image.fromarray(last),
+                     guidance_scale=3.5, latents=latents, output_type="np", **asked).frames[0])
+        got = wan_checks.generate(folder, latents, input_image=first, flow_shift=5, cfg_scale=3.5,
+                                  end_image=self.dir / "last.png", **asked)
+        compare.assert_images("wan, clips of two experts from two images", got, clip, tolerance=0.5)
+        effect = wan_checks.difference(clips[3.5, 3.5], clip)
+        self.assertGreater(effect, 1, "the last image proves nothing")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ TAKEN = {
     "wan_flf2v_14b": "wan2.1-i2v-14b-flf2v",
     "wan22_i2v_a14b": "wan2.2-i2v-a14b",
     "wan22_ti2v_5b": "wan2.2-ti2v-5b",
-    "wan_fun_1_3b_inp_original": "wan2.1-i2v-14b",
+    "wan_fun_1_3b_inp_original": "wan2.1-i2v-1.3b",
 }
 CALLED = {
     "wan_vace_1_3b": "a VACE of Wan",

@@ -269,7 +269,7 @@ TEST_CASE("What is not run yet is refused by its name, and other families are no
 TEST_CASE("Wan-Fun that is given a first and a last image is run as image to video", "[detect]") {
   const TensorIndex index = index_of(read_keys("wan_fun_1_3b_inp_original.txt"));
   const Detection part = detected(index);
-  CHECK(part.variant == "wan2.1-i2v-14b");
+  CHECK(part.variant == "wan2.1-i2v-1.3b");
   const auto model = family().make_model({&part, 1}, {});
   const auto binding =
       weights::bind_weights(family().weight_map(part), "", index, model->component("dit"));

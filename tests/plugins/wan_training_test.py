@@ -194,6 +194,21 @@ class WanTraining(unittest.TestCase):
             file = f"step-2.lora.{name}.safetensors"
             self.assertEqual(tensors(straight / file), tensors(second / file))
 
+    def test_a_last_image_is_read_where_it_is_asked_for(self):
+        """Among what is known of a clip of 5 frames it is the last of the second four."""
+        clips = []
+        for more in ("", ",end_image"):
+            output = "last" if more else "first_alone"
+            self.run_program("cache", *self.flags(output, *NAMED, "--extra_inputs", "input_image" + more, model="i2v",
+                                                  parts=ENCODERS))
+            item = self.manifest(output)["items"][0]["given_clip"]
+            clips.append(load_file(self.folder / f"{output}/cache/given_clip/{item}.safetensors")["given_clip"])
+        first, both = clips
+        np.testing.assert_array_equal(first[:4, 1], 0)
+        np.testing.assert_array_equal(both[:4, 1], np.array([0, 0, 0, 1]).reshape(4, 1, 1).repeat(2, 1).repeat(4, 2))
+        np.testing.assert_array_equal(first[:, 0], both[:, 0])
+        self.assertFalse((first[4:, 1] == both[4:, 1]).any())
+
     def test_encoders_alone_need_the_variant_that_they_encode_for(self):
         alone = dict(model="i2v", parts=ENCODERS)
         said = self.run_program("train", *self.flags("unnamed", "--task", "sft:data_process", *self.LORA, **alone),
