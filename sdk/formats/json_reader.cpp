@@ -53,8 +53,9 @@ std::string reason_of(const std::string& what) {
   } else if (const size_t bracket = reason.find("] "); bracket != std::string::npos) {
     reason = reason.substr(bracket + 2);
   }
-  if (const size_t quoted = reason.find("; last read:"); quoted != std::string::npos) {
-    reason.resize(quoted);
+  // What it quotes may be of any length; its end is told behind.
+  for (const char* quote : {"; last read:", " parsing '"}) {
+    if (const size_t begin = reason.find(quote); begin != std::string::npos) reason.resize(begin);
   }
   return reason;
 }

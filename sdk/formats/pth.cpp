@@ -128,6 +128,9 @@ class Tensors {
       name_ = key.text;
       if (const PickleValue* call = tensor_call(dict.items[i + 1])) {
         if (key.kind != Kind::kText) refuse("has a name that is no text");
+        if (name_.size() > kMaxNameBytes)
+          refuse("its name has " + std::to_string(name_.size()) + " bytes, " +
+                 std::to_string(kMaxNameBytes) + " are the most");
         tensors.insert_or_assign(name_, tensor(*call));
       }
     }

@@ -27,6 +27,8 @@ struct PthIndex {
 };
 
 inline constexpr uint64_t kMaxPickleBytes = 64'000'000;
+// A tensor's name, here and in safetensors files: what looks for names takes time for each byte.
+inline constexpr uint64_t kMaxNameBytes = 65'536;
 
 // Finds the tensors of an archive. The pickle is read as data: what it would call is held against
 // a list of names that stand for tensors, and nothing is run. A dict that holds nothing but another

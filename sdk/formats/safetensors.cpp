@@ -9,6 +9,7 @@
 #include "formats/escape.h"
 #include "formats/git_lfs.h"
 #include "formats/json_reader.h"
+#include "formats/pth.h"
 #include "formats/utf8.h"
 
 namespace atelier::formats {
@@ -33,6 +34,11 @@ constexpr char kMetadataKey[] = "__metadata__";
 
 std::string tensor(std::string_view name) {
   return "tensor " + quote_and_escape(name);
+}
+
+std::string long_name(std::string_view name) {
+  return tensor(name) + ": its name has " + std::to_string(name.size()) + " bytes, " +
+         std::to_string(kMaxNameBytes) + " are the most";
 }
 
 // An entry whose dimensions are still as wide as in the file.
@@ -146,6 +152,7 @@ class HeaderHandler : public JsonHandler {
   void on_key(std::string& key) override {
     if (skip_ > 0) return;
     if (where_ == Where::kRoot) {
+      if (key.size() > kMaxNameBytes) fail("ST_NAME", long_name(key));
       if (!names_.insert(key)) {
         fail("ST_DUPLICATE_NAME", tensor(key) + ": is listed twice",
              "the file is ambiguous, get it from its source again");
@@ -530,6 +537,7 @@ WrittenHeader serialize_safetensors_header(std::vector<TensorEntry> tensors,
     if (entry.name == kMetadataKey) {
       throw ParseError("ST_METADATA", tensor(entry.name) + ": the name is kept for metadata");
     }
+    if (entry.name.size() > kMaxNameBytes) throw ParseError("ST_NAME", long_name(entry.name));
     if (!names.insert(entry.name)) {
       throw ParseError("ST_DUPLICATE_NAME", tensor(entry.name) + ": is listed twice");
     }

@@ -260,6 +260,11 @@ TEST_CASE("Each rule of the header has its own refusal", "[safetensors]") {
     CAPTURE(one_case.header, one_case.data_bytes);
     CHECK(tag_of(one_case.header, one_case.data_bytes) == one_case.tag);
   }
+  const auto named = [&](size_t bytes) {
+    return tag_of("{\"" + std::string(bytes, 'x') + "\":{" + byte + "}}", 1);
+  };
+  CHECK(named(65'536) == "accepted");
+  CHECK(named(65'537) == "ST_NAME");
 }
 
 TEST_CASE("Tensors that fill exactly 2^64 - 1 bytes do not wrap the sum", "[safetensors]") {
@@ -366,6 +371,7 @@ TEST_CASE("The writer refuses what the reader would", "[safetensors]") {
   };
   CHECK(tag({entry("a", DType::kU8, {1}), entry("a", DType::kF32, {1})}) == "ST_DUPLICATE_NAME");
   CHECK(tag({entry("__metadata__", DType::kU8, {1})}) == "ST_METADATA");
+  CHECK(tag({entry(std::string(65'537, 'x').c_str(), DType::kU8, {1})}) == "ST_NAME");
   CHECK(tag({entry("a", DType::kF4, {3})}) == "ST_MISALIGNED");
   CHECK(tag({entry("a", DType::kU8, {-1})}) == "ST_DIMENSION");
   CHECK(tag({entry("a", DType::kU8, std::vector<int64_t>(65, 1))}) == "ST_RANK");
