@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "formats/utf8.h"
+#include "host/report/error_line.h"
 #include "host/report/text.h"
 #include "memory/clock.h"
 
@@ -46,12 +49,34 @@ std::string bytes_text(int64_t done, int64_t total) {
   return text + (is_small ? " MB" : " GB");
 }
 
+int stderr_columns() {
+  winsize size = {};
+  return ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
+// The beginning of `line` in front of "…", where it is wider than `columns`. One column stays free:
+// a terminal that is full to the last one clears it with the rest of the line.
+std::string fit(const std::string& line, int columns) {
+  if (columns < 2) return line;
+  size_t cut = 0;  // bytes that fit in front of "…"
+  int width = 0;
+  for (size_t at = 0; at < line.size();) {
+    const formats::Utf8Char next = formats::decode_utf8(line, at);
+    width += next.code_point < 0x1100 ? 1 : 2;  // wide letters begin there
+    at += next.length;
+    if (width < columns - 1) cut = at;
+    if (width > columns - 1) return line.substr(0, cut) + "…";
+  }
+  return line;
+}
+
 }  // namespace
 
 Options stderr_options(bool quiet) {
   Options options;
   options.quiet = quiet;
   options.redraws = ::isatty(STDERR_FILENO) == 1;
+  options.columns = stderr_columns;
   return options;
 }
 
@@ -69,16 +94,21 @@ void Progress::note(std::string_view text) {
 
 void Progress::warn(std::string_view text) {
   clear();
-  std::fprintf(options_.out, "%.*s\n", static_cast<int>(text.size()), text.data());
+  std::fprintf(options_.out, "%s\n", report::printable(text).c_str());
   std::fflush(options_.out);
 }
 
 void Progress::draw(const std::string& text, bool is_last) {
   if (options_.quiet) return;
-  const bool redraws = options_.redraws;
-  std::fprintf(options_.out, redraws ? "\r%s\033[K" : "%s\n", text.c_str());
-  if (redraws && is_last) std::fputc('\n', options_.out);
-  has_open_line_ = redraws && !is_last;
+  const bool is_open = options_.redraws && !is_last;
+  const std::string line = report::printable(text);
+  if (is_open) {
+    const int columns = options_.columns ? options_.columns() : 0;
+    std::fprintf(options_.out, "\r%s\033[K", fit(line, columns).c_str());
+  } else {
+    std::fprintf(options_.out, "%s%s\n", options_.redraws ? "\r\033[K" : "", line.c_str());
+  }
+  has_open_line_ = is_open;
   std::fflush(options_.out);
 }
 

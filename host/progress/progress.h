@@ -15,6 +15,8 @@ struct Options {
   // One line is drawn again and again, about ten times a second. Otherwise a line is written every
   // few seconds and one at the end of each step.
   bool redraws = false;
+  // Columns of the terminal, asked for each line that is drawn again; empty or 0: not known.
+  std::function<int()> columns = {};
   // Seconds from any fixed moment; empty: the steady clock. For tests.
   std::function<double()> now = {};
 };
@@ -28,7 +30,8 @@ enum class Unit {
   kBytes,  // "4.20/15.45 GB 2.31 GB/s 0:02<0:05"
 };
 
-// Writes the lines. Not thread-safe.
+// Writes the lines, printable whatever names stand in them. One that is drawn again is cut to the
+// width of the terminal. Not thread-safe.
 class Progress {
  public:
   explicit Progress(Options options);

@@ -1,38 +1,69 @@
 #include "host/report/error_line.h"
 
+#include <algorithm>
+
+#include "formats/escape.h"
+
 namespace atelier::report {
 
 namespace {
 
-constexpr size_t kMaxBytes = 400;
+constexpr size_t kMostOfFirst = 400, kMostOfLine = 2000;  // bytes
+
+// The beginning of `line` and "…", together `most` bytes at most.
+std::string cut_line(std::string_view line, size_t most) {
+  if (line.size() <= most) return std::string(line);
+  size_t cut = most - 3;
+  while (cut > 0 && (static_cast<unsigned char>(line[cut]) & 0xC0) == 0x80)
+    --cut;  // not inside a character
+  return std::string(line.substr(0, cut)) + "…";
+}
+
+// Each line of `text` cut. It begins with a line end, or is empty.
+std::string cut_lines(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n', 1), text.size());
+    out += cut_line(text.substr(0, end), kMostOfLine);
+    text.remove_prefix(end);
+  }
+  return out;
+}
 
 }  // namespace
 
 std::string error_line(const Error& error, std::string_view label) {
-  const std::string& message = error.message();
+  const std::string message = printable(error.message());
   const size_t end = std::min(message.find('\n'), message.size());
   const std::string tag =
       " [" + (error.tag().empty() ? std::string(to_string(error.code())) : error.tag()) + "]";
   const std::string begin = std::string(label) + ": ";
   std::string line = begin + message.substr(0, end);
-  if (!error.hint().empty()) line += "; " + error.hint();
-  for (char& c : line) {
-    if (c == '\n' || c == '\r') c = ' ';
-  }
+  if (!error.hint().empty()) line += "; " + printable(error.hint());
+  std::replace(line.begin(), line.end(), '\n', ' ');
   std::string rest = message.substr(end);
-  if (line.size() + tag.size() > kMaxBytes) {
+  if (line.size() + tag.size() > kMostOfFirst) {
     rest = "\n  " + line.substr(begin.size()) + rest;
-    size_t cut = kMaxBytes - tag.size() - 3;
-    while (cut > 0 && (static_cast<unsigned char>(line[cut]) & 0xC0) == 0x80)
-      --cut;  // not inside a character
-    line = line.substr(0, cut) + "…";
+    line = cut_line(line, kMostOfFirst - tag.size());
   }
-  return line + tag + rest + "\n";
+  return line + tag + cut_lines(rest) + "\n";
 }
 
 std::string first_line(const std::exception& error) {
   const std::string text = error.what();
   return text.substr(0, text.find('\n'));
+}
+
+std::string printable(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find_first_of("\"\\\n\t"), text.size());
+    const std::string quoted =
+        formats::quote_and_escape(text.substr(0, end), /*max_chars=*/std::string::npos);
+    out.append(quoted, 1, quoted.size() - 2).append(text.substr(end, 1));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return out;
 }
 
 }  // namespace atelier::report
