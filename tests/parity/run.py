@@ -22,6 +22,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suite", nargs="*", help="any of: " + ", ".join(suites))
+    parser.add_argument("-k",
+                        metavar="TEXT",
+                        action="append",
+                        help="only tests whose names hold this text; several times: any of them")
     parser.add_argument("--device",
                         default="cpu",
                         help="where the program computes, cpu or cuda (default cpu); references are on the CPU")
@@ -49,7 +53,9 @@ def main():
         print(f"error: {problem}", file=sys.stderr)
         return 3
     names = [name + "_parity_test" for name in (arguments.suite or suites)]
-    tests = unittest.defaultTestLoader.loadTestsFromNames(names)
+    loader = unittest.TestLoader()
+    loader.testNamePatterns = arguments.k and [f"*{text}*" for text in arguments.k]
+    tests = loader.loadTestsFromNames(names)
     result = unittest.TextTestRunner(verbosity=2).run(tests)
     print(
         "\nlargest error relative to the output's scale (images: mean difference, levels of 255):"

@@ -25,7 +25,7 @@ from diffusers import (AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline,
 from diffusers.models.autoencoders import autoencoder_kl_wan
 from PIL import Image
 from safetensors.torch import save_file
-from transformers import (CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel, T5Tokenizer,
+from transformers import (CLIPImageProcessorPil, CLIPVisionConfig, CLIPVisionModel, T5Tokenizer,
                           UMT5Config, UMT5EncoderModel)
 
 import tiny_models
@@ -124,11 +124,12 @@ def make_image_encoder(seed=97):
 
 
 def make_image_processor():
-    return CLIPImageProcessor(size={"shortest_edge": IMAGE_SIDE},
-                              crop_size={
-                                  "height": IMAGE_SIDE,
-                                  "width": IMAGE_SIDE
-                              })
+    # By name: where torchvision is installed the short one resamples otherwise.
+    return CLIPImageProcessorPil(size={"shortest_edge": IMAGE_SIDE},
+                                 crop_size={
+                                     "height": IMAGE_SIDE,
+                                     "width": IMAGE_SIDE
+                                 })
 
 
 def make_vae(seed=92, **changes):
