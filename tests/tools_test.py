@@ -2,6 +2,11 @@
 
     tools_test.py SOURCE_FOLDER
 """
+import ast
+import contextlib
+import importlib.machinery
+import importlib.util
+import io
 import json
 import os
 import pathlib
@@ -11,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 ROOT = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else ".").resolve()
 
@@ -124,7 +130,7 @@ class Tools(unittest.TestCase):
         return run([ROOT / "tools/gpu", *arguments], PATH=str(links), PYTHONDONTWRITEBYTECODE="1")
 
     def test_gpu_is_skipped_in_one_line_without_one(self):
-        for part in ("check", "kernels", "models", "all"):
+        for part in ("check", "kernels", "models", "programs", "all"):
             with self.subTest(part):
                 result = self.without_gpu(part)
                 self.assertEqual(77, result.returncode, result.stderr)
@@ -188,6 +194,98 @@ for name in names if "--list" in sys.argv else names[int(sys.argv[sys.argv.index
                          [(row["row"], row["status"]) for row in rows])
         self.assertIn("it broke", rows[1]["output"])
         self.assertIn("| last | passed | 2 ms |", (self.folder / "rows.md").read_text())
+
+    def gpu_tool(self):
+        """tools/gpu of a bare copy as a module."""
+        self.bare_copy()
+        loader = importlib.machinery.SourceFileLoader("gpu_tool", str(self.folder / "tools/gpu"))
+        module = importlib.util.module_from_spec(importlib.util.spec_from_loader("gpu_tool", loader))
+        sys.modules["gpu_tool"] = module  # which its dataclasses look for
+        self.addCleanup(sys.modules.pop, "gpu_tool")
+        with unittest.mock.patch.object(sys, "dont_write_bytecode", True):
+            loader.exec_module(module)
+        return module
+
+    def test_rows_of_gpu_are_kept_as_they_come_and_late_ones_are_no_failure(self):
+        tool = self.gpu_tool()
+        file = self.folder / "rows.jsonl"
+        report = tool.Report(file, "the CPU")
+        slow = "import time; print('{\"row\": \"half\", \"ms\": 2.0}', flush=True); print('said', flush=True); time.sleep(60)"
+        with contextlib.redirect_stdout(io.StringIO()):
+            tool.run_row(tool.Row("models", "slow", [sys.executable, "-c", slow], 60), 0.5, report)
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        self.assertEqual([("half", "passed"), ("slow", "late")], [(row["row"], row["status"]) for row in rows])
+        self.assertEqual("said\n", rows[1]["output"])
+        self.assertEqual(0, report.count("failed"))
+
+    def test_gpu_all_goes_on_behind_what_fails_and_its_page_says_so(self):
+        self.bare_copy()
+        release = self.folder / "build/release"
+        failing = f"#!{sys.executable}\nimport sys\nsys.exit('wrong')\n"
+        bench = f"""#!{sys.executable}
+import json
+print(json.dumps({{"row": "timed", "limit_s": 9, "ms": 2.0}}))
+"""
+        for name, text in (("bin/atelier", failing), ("tests/device_operators_test", failing),
+                           ("tests/device_memory_test", failing), ("bin/atelier-bench-ops", bench)):
+            (release / name).parent.mkdir(parents=True, exist_ok=True)
+            (release / name).write_text(text)
+            (release / name).chmod(0o755)
+        for name, text in (("bench/gpu_models.py", bench), ("tests/gpu/places_test.py", failing),
+                           ("tests/gpu/ranks_test.py", failing), ("tests/parity/run.py", failing)):
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.folder / name).write_text(text)
+        result = run(["tools/gpu", "all", "--device", "cpu", "--json", "rows.jsonl"], self.folder)
+        self.assertEqual(1, result.returncode, result.stdout + result.stderr)
+        rows = [json.loads(line) for line in (self.folder / "rows.jsonl").read_text().splitlines()]
+        self.assertEqual(["check", "kernels", "models", "programs"], list(dict.fromkeys(row["part"] for row in rows)))
+        self.assertEqual({"timed"}, {row["row"] for row in rows if row["status"] == "passed"})
+        self.assertEqual("two ranks of one device", rows[-1]["row"])
+        page = (self.folder / "rows.md").read_text()
+        self.assertRegex(page, r"\*\*\d+ failed\*\*, so .*doctor")
+        self.assertIn("| timed | passed | 2 ms |", page)
+
+    def test_check_of_gpu_begins_with_kernels_of_our_own(self):
+        tool = self.gpu_tool()
+        with unittest.mock.patch.object(tool, "find_tool", lambda name: "/bin/" + name):
+            rows = tool.check_rows("cuda")
+        kernels = [row for row in rows if "fused" in map(str, row.command)]
+        self.assertEqual("doctor", rows[0].name)
+        self.assertIs(kernels[0], rows[1])
+        under = [list(map(str, row.command)) for row in rows if " under " in row.name]
+        self.assertEqual(["memcheck", "memcheck", "racecheck", "racecheck"],
+                         [command[command.index("--tool") + 1] for command in under])
+        for command in under:
+            self.assertEqual("kns=" + tool.OWN_KERNELS, command[command.index("--kernel-regex") + 1])
+            self.assertNotIn("model", command)
+
+    def test_a_pack_is_refused_beside_another_libtorch(self):
+        tool = self.gpu_tool()
+        site = self.folder / "site/torch"
+        (site / "lib").mkdir(parents=True)
+        (site / "__init__.py").touch()
+        (site / "version.py").write_text("__version__ = '2.11.0+cu128'\n")
+        (self.folder / "pack.json").write_text(json.dumps({"torch": "2.11.0+cu130"}))
+        with unittest.mock.patch.object(tool.importlib.util, "find_spec",
+                                        lambda name: unittest.mock.Mock(origin=str(site / "__init__.py"))):
+            with self.assertRaisesRegex(tool.Failed, r"has PyTorch 2\.11\.0\+cu128, .* built against 2\.11\.0\+cu130"):
+                tool.prepare_pack(["torch"])
+
+    def test_all_that_a_pack_imports_is_in_it_or_asked_for(self):
+        tool = self.gpu_tool()
+        sys.path.insert(0, str(ROOT / "tools"))
+        import gpu_pack
+        files = {file for pattern in gpu_pack.SOURCES for file in ROOT.glob(pattern) if file.suffix == ".py"}
+        files.discard(ROOT / "tests/parity/exact_training_test.py")  # no row runs it
+        known = {file.stem for file in files} | set(sys.stdlib_module_names)
+        known |= set(gpu_pack.PYTHON_PACKAGES) | set(tool.EXPECTED_PYTHON)
+        for file in sorted(files):
+            for node in ast.walk(ast.parse(file.read_text())):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else \
+                    [node.module] if isinstance(node, ast.ImportFrom) else []
+                self.assertLessEqual({name.split(".")[0] for name in names}, known, file)
+        # diffusers cleans prompts with it where it is installed, and leaves them as they are where it is not.
+        self.assertIn("ftfy", gpu_pack.PYTHON_PACKAGES)
 
     def test_every_measurement_of_gpu_has_a_prediction(self):
         build = ROOT / "build/release/bin"

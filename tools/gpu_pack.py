@@ -4,7 +4,7 @@
 
 Programs, plugins and the tests labelled gpu are those of build/release, stripped; beside them are the shared libraries
 that they need and LibTorch's wheel does not bring, the scripts, and the Python packages of the references that such a
-machine lacks. The rest of the references (PyTorch, transformers, PEFT, Pillow, sentencepiece) is expected there.
+machine lacks. The rest of the references (EXPECTED_PYTHON of tools/gpu) is expected there, PyTorch of the build's version.
 build/release/torch is a link to LibTorch, which tools/gpu makes anew on the other machine. A pack that needs more than
 glibc, libstdc++ and that link is refused, and so is one of more than 45 MiB.
 """
@@ -27,7 +27,7 @@ PROGRAMS = ("atelier", "atelier-bench", "atelier-bench-ops")
 SOURCES = ("tools/gpu", "bench/*.py", "tests/gpu/*.py", "tests/parity/*.py", "tests/support/published_sizes.py",
            "tests/data/keys/*.txt", "tests/data/configs/*.json", "examples/tiny_model/make.py",
            "docs/benchmarks/gpu_predictions.md")
-PYTHON_PACKAGES = ("diffusers", "importlib_metadata", "zipp")
+PYTHON_PACKAGES = ("diffusers", "importlib_metadata", "zipp", "ftfy", "wcwidth")
 
 
 class PackFailed(Exception):
@@ -220,7 +220,7 @@ def size_of(folder):
                and "torch" not in path.relative_to(folder).parts[:3])
 
 
-def make(target):
+def make(target, torch_version):
     build = ROOT / "build/release"
     torch = torch_folder(build)
     kernels = architectures(build)
@@ -233,23 +233,25 @@ def make(target):
     copy_sources(target)
     pack_python(target / "python")
     needs = newest_symbols([*programs, *libraries, *copied])
-    (target / "pack.json").write_text(json.dumps({"cuda_architectures": kernels, "needs": needs}, indent=2) + "\n")
+    facts = {"torch": torch_version(torch), "cuda_architectures": kernels, "needs": needs}
+    (target / "pack.json").write_text(json.dumps(facts, indent=2) + "\n")
     check_libraries(target, torch, [*programs, *libraries])
     check_programs(target)
     size = size_of(target)
     if size > MOST_BYTES:
         raise PackFailed(f"the pack has {size / 2**20:.1f} MiB, and may have {MOST_BYTES >> 20}")
     print(f"{target}: {size / 2**20:.1f} MiB; needs glibc {needs['GLIBC']}, libstdc++ with GLIBCXX_{needs['GLIBCXX']}, "
-          f"and PyTorch's wheel; kernels of our own: {'sm_' + kernels[0] if kernels else 'none, LibTorch has all'}")
+          f"and PyTorch {facts['torch']}; kernels of our own: {'sm_' + kernels[0] if kernels else 'none, LibTorch has all'}")
 
 
-def pack(target):
+def pack(target, torch_version):
+    """`torch_version` tells the version of the LibTorch in a folder."""
     if target.exists() and any(target.iterdir()):
         print(f"error: tools/gpu: {target}: the folder is not empty; name a new one", file=sys.stderr)
         return 2
     target.mkdir(parents=True, exist_ok=True)
     try:
-        make(target.resolve())
+        make(target.resolve(), torch_version)
     except PackFailed as failure:
         print(f"error: tools/gpu: {failure}", file=sys.stderr)
         return 1
