@@ -74,6 +74,22 @@ bool is_given(std::span<const std::string> words, const std::string& name) {
   });
 }
 
+bool is_training(std::span<const std::string> words) {
+  return !words.empty() && words.front() == "train";
+}
+
+bool plans_training(std::span<const std::string> words) {
+  return words.size() > 1 && words.front() == "plan" && is_training(words.subspan(1));
+}
+
+// Plans here, once, what all processes would do.
+int plan_launch(std::vector<std::string> words, const distributed::LaunchPlan& plan) {
+  const int ranks = plan.nproc_per_node * plan.nnodes;
+  if (ranks > 1 && !is_given(words, "ranks"))
+    words.insert(words.end(), {"--ranks", std::to_string(ranks)});
+  return run_plan(std::span<const std::string>(words).subspan(1));
+}
+
 // What the file of --config_file says stands for flags that are given nowhere else: of `launch`, in
 // `given`, and of `train`, behind the words of `command`.
 void take_file(const std::string& path, std::vector<flags::GivenValue>& given,
@@ -94,7 +110,7 @@ void take_file(const std::string& path, std::vector<flags::GivenValue>& given,
   }
   std::fprintf(stderr, "note: %s is%s here\n", path.c_str(), said.c_str());
   for (const std::string& note : file.notes) std::fprintf(stderr, "note: %s\n", note.c_str());
-  if (command.empty() || command.front() != "train")
+  if (!is_training(command) && !plans_training(command))
     problems.add("--config_file is about atelier train",
                  "atelier launch --config_file FILE -- train …");
 }
@@ -159,6 +175,10 @@ int run_launch(std::span<const std::string> arguments) {
   const flags::ParsedFlags parsed = flags::parse_flags(launch_command(), own, given, problems);
   table.read(parsed, problems);
   options.plan.nproc_per_node = processes_of(options.nproc_per_node, problems);
+  if (plans_training(words)) {
+    problems.throw_if_any();
+    return plan_launch(std::move(words), options.plan);
+  }
   check_machines(options.plan, parsed, problems);
   options.plan.command = command_of(words, problems);
   problems.throw_if_any();

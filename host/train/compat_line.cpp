@@ -11,6 +11,7 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
+#include "host/files/file_reader.h"
 #include "host/flags/compat_flags.h"
 #include "host/flags/flags.h"
 #include "host/flags/launcher_file.h"
@@ -118,13 +119,18 @@ class Rewriter {
   CompatLine run(std::span<const std::string> words) {
     size_t at = take_variables(words);
     at = take_launcher(words, at);
+    const std::string script = at == 0 ? "" : std::filesystem::path(words[at - 1]).filename();
     const std::vector<Given> given = flags_of(words.subspan(at));
     is_kohya_ = std::any_of(given.begin(), given.end(), [](const Given& flag) {
       return flag.name == "pretrained_model_name_or_path" || flag.name == "network_module" ||
              flag.name == "train_data_dir" || flag.name == "dataset_config";
     });
     for (const Given& flag : given) take_flag(flag);
-    if (is_kohya_) finish_kohya();
+    if (is_kohya_) {
+      finish_kohya();
+    } else if (script == "train.py") {
+      finish_studio();
+    }
     check();
     return {command(), std::move(notes_)};
   }
@@ -226,6 +232,9 @@ class Rewriter {
     }
     const flags::LauncherFile read = flags::read_launcher_words(words, problems_);
     for (const std::string& line : read.notes) note(line);
+    for (const auto& [name, value] : read.launch) {
+      if (name == "config_file") read_launcher_file(value);
+    }
     const bool has_others = std::ranges::any_of(read.launch, [](const auto& flag) {
       return flag.first == "nnodes" || flag.first == "config_file" ||
              (flag.first == "nproc_per_node" && flag.second != "1");
@@ -245,6 +254,17 @@ class Rewriter {
     if (!trained.empty()) trained.insert(0, has_others ? " -- train" : "");
     if (has_others || !trained.empty()) return note(shown + " is" + launched + trained + " here");
     if (!read.launch.empty()) leave_out(shown, "one process needs no launcher");
+  }
+
+  // Its settings stand where the answer names no flag.
+  void read_launcher_file(const std::string& path) {
+    if (std::filesystem::exists(path)) {
+      for (const auto& [name, value] : flags::read_launcher_file(path, problems_).train)
+        of_launcher_file_.push_back(name);
+    } else {
+      problems_.add("--config_file: " + files::display_path(path) + " is not there",
+                    "run this where the file is", ErrorCode::kNotFound);
+    }
   }
 
   void take_precision(const Given& flag, const std::string& name) {
@@ -427,12 +447,6 @@ class Rewriter {
       set("model_paths", nlohmann::json(model_files_).dump());
       note("the tokenizer is looked for beside the text encoder; --tokenizer_path says where else");
     }
-    std::string added;
-    const auto preset = [&](const char* name, const char* value) {
-      if (find(name) != nullptr) return;
-      set(name, value);
-      added += std::string(added.empty() ? "" : ", ") + "--" + name + " " + value;
-    };
     if (find("lora_base_model") != nullptr) {
       preset("lora_rank", "4");
       preset("lora_alpha", "1");
@@ -449,25 +463,56 @@ class Rewriter {
     }
     preset("caption_extension", ".caption");
     if (find("num_epochs") == nullptr) preset("max_train_steps", "1600");
-    if (!added.empty()) note("presets of kohya's trainers that are others here: " + added);
+    note_presets("kohya's trainers");
   }
 
-  // The line as atelier train would read it.
+  // The same of DiffSynth-Studio.
+  void finish_studio() {
+    const std::string task = find("task") == nullptr ? "" : *find("task");
+    if (!task.ends_with(":data_process")) preset("max_grad_norm", "0");
+    if (!task.ends_with(":train") && makes_clips()) {
+      preset("num_frames", "81");
+      preset("keep_frame_rate", "true");
+    }
+    note_presets("DiffSynth-Studio");
+  }
+
+  bool makes_clips() const {
+    return family_ != nullptr && std::ranges::any_of(family_->inputs(), [](const InputSpec& input) {
+             return input.role == InputRole::kTarget && input.kind == InputKind::kVideo;
+           });
+  }
+
+  // Stands for a flag that is given nowhere.
+  void preset(const std::string& name, const std::string& value) {
+    if (find(name) != nullptr || std::ranges::count(of_launcher_file_, name) != 0) return;
+    set(name, value);
+    presets_.append(presets_.empty() ? "--" : ", --").append(name);
+    if (value != "true") presets_.append(" ").append(value);
+  }
+  void note_presets(const std::string& program) {
+    if (!presets_.empty()) note("presets of " + program + " that are others here: " + presets_);
+  }
+
+  // The line as atelier train reads it before it opens a file.
   void check() {
-    std::vector<std::string> words = words_of_flags();
-    words.insert(words.end(), unknown_.begin(), unknown_.end());
     CommandSpec spec = spec_;
     for (FlagSpec& flag : spec.flags) flag.required = false;
-    const flags::ParsedFlags parsed = flags::parse_flags(spec, words, own_idle_, problems_);
-    for (std::string& line : flags::note_compat_flags(parsed, problems_)) note(line);
-    if (family_ == nullptr && find("plugin") == nullptr)
-      problems_.add("--plugin is missing", "add the model family; atelier plugins lists them");
-    if (find("dataset_base_path") == nullptr && find("resume") == nullptr && problems_.empty())
-      problems_.add("--dataset_base_path is missing", "add the folder of the dataset");
+    report::Problems told;  // below, once
+    const flags::ParsedFlags idle = flags::parse_flags(spec, {}, own_idle_, told);
+    for (std::string& line : flags::note_compat_flags(idle, problems_)) note(line);
+    std::vector<std::string> words = words_of_flags();
+    words.insert(words.end(), unknown_.begin(), unknown_.end());
+    const Config config = parse_settings(words, family_, problems_);
+    for (const std::string& line : config.notes) note(line);
+    if (config.stage == Stage::kTrain)
+      note("--task " + *find("task") + " needs what its first stage, :data_process, writes");
   }
 
   std::vector<std::string> words_of_flags() const {
     std::vector<std::string> words;
+    if (family_ != nullptr && find("plugin") == nullptr)
+      words = {"--plugin", std::string(family_->name())};
     for (const auto& [name, value] : flags_) {
       const bool is_bare =
           find_spec(name) != nullptr && find_spec(name)->kind == FlagKind::kFlag && value == "true";
@@ -486,8 +531,6 @@ class Rewriter {
       words.emplace_back("--");
     }
     words.emplace_back("train");
-    if (family_ != nullptr && find("plugin") == nullptr)
-      words.insert(words.end(), {"--plugin", std::string(family_->name())});
     for (std::string& word : words_of_flags()) words.push_back(std::move(word));
     return words;
   }
@@ -497,7 +540,9 @@ class Rewriter {
   report::Problems& problems_;
   bool is_kohya_ = false;
   std::vector<std::string> notes_, variables_, unknown_, model_files_;
-  std::vector<std::string> launch_;  // flags of atelier launch; empty: one process
+  std::string presets_;
+  std::vector<std::string> of_launcher_file_;  // flags of atelier train that --config_file says
+  std::vector<std::string> launch_;            // flags of atelier launch; empty: one process
   FlagValues flags_;
   std::vector<flags::GivenValue> own_idle_;  // flags that mean nothing here
   std::optional<Given> resolution_;

@@ -184,13 +184,9 @@ void fill_task(Config& c, const ParsedFlags& flags, std::string_view command) {
   if (c.task == Task::kDirectDistill) std::erase_if(c.dataset.extra_inputs, is_distill_column);
 }
 
-bool is_cache(const fs::path& folder) {
-  return files::is_file(folder / "manifest.json");
-}
-
 // Where encoded samples lie. Without a dataset, dataset_base_path is a cache, or a run's folder
 // that holds one: what DiffSynth-Studio's second stage is told.
-void fill_cache_path(Config& c, const ParsedFlags& flags, report::Problems& problems) {
+void fill_cache_path(Config& c) {
   const bool is_said = !c.cache_path.empty();
   std::string& base = c.dataset.dataset_base_path;
   if (!is_said) c.cache_path = (fs::path(c.output.output_path) / "cache").string();
@@ -199,10 +195,6 @@ void fill_cache_path(Config& c, const ParsedFlags& flags, report::Problems& prob
     if (!is_said && !base.empty())
       c.cache_path = is_cache(base) ? base : (fs::path(base) / "cache").string();
     base.clear();
-  } else if (!is_cache(c.cache_path)) {
-    problems.add(flags.place("dataset_base_path") + ": " + files::display_path(base) +
-                     " is no cache, and there is none in " + files::display_path(c.cache_path),
-                 "run --task sft:data_process first", ErrorCode::kNotFound);
   }
 }
 
@@ -311,16 +303,15 @@ void append(std::vector<std::string>& lines, const std::vector<std::string>& mor
   lines.insert(lines.end(), more.begin(), more.end());
 }
 
-}  // namespace
-
-std::vector<std::string> Config::trained_names() const {
-  std::vector<std::string> names = trainable_models;
-  names.insert(names.end(), lora.base_models.begin(), lora.base_models.end());
-  return names;
+// What was told once is not told again where the dataset is opened.
+void drop_unknown(std::vector<std::string>& names, const std::vector<std::string>& known) {
+  std::erase_if(names, [&](const std::string& name) {
+    return std::find(known.begin(), known.end(), name) == known.end();
+  });
 }
 
-Config parse_config(std::span<const std::string> arguments, const ModelFamily* family,
-                    report::Problems& problems, std::string_view command) {
+Config parse(std::span<const std::string> arguments, const ModelFamily* family,
+             report::Problems& problems, std::string_view command, bool looks_at_files) {
   const CommandSpec spec = train_command(family, std::string(command));
   const size_t before = problems.size();
   const Layers layers = LayerReader(arguments, spec, problems, problems).read();
@@ -339,14 +330,34 @@ Config parse_config(std::span<const std::string> arguments, const ModelFamily* f
   fill_task(config, flags, command);
   fill_optimizer_args(config, flags, problems);
   fill_memory(config, flags, problems);
-  fill_cache_path(config, flags, problems);
+  fill_cache_path(config);
   config.notes = layers.notes;
   append(config.notes, flags::note_compat_flags(flags, problems));
   append(config.notes, note_compat_variables());
   append(config.notes, note_idle_flags(config, flags));
   check_config(config, flags, family, problems);
+  if (family != nullptr) drop_unknown(config.dataset.extra_inputs, trained_inputs(*family));
+  if (looks_at_files) check_files(config, flags, family, problems);
   if (problems.size() == before) config.effective_toml = write_config(spec, flags);
   return config;
+}
+
+}  // namespace
+
+std::vector<std::string> Config::trained_names() const {
+  std::vector<std::string> names = trainable_models;
+  names.insert(names.end(), lora.base_models.begin(), lora.base_models.end());
+  return names;
+}
+
+Config parse_config(std::span<const std::string> arguments, const ModelFamily* family,
+                    report::Problems& problems, std::string_view command) {
+  return parse(arguments, family, problems, command, /*looks_at_files=*/true);
+}
+
+Config parse_settings(std::span<const std::string> arguments, const ModelFamily* family,
+                      report::Problems& problems, std::string_view command) {
+  return parse(arguments, family, problems, command, /*looks_at_files=*/false);
 }
 
 std::optional<std::string> peek_setting(std::span<const std::string> arguments,

@@ -165,6 +165,11 @@ flags::CommandSpec train_command(const ModelFamily* family, std::string name = "
 Config parse_config(std::span<const std::string> arguments, const ModelFamily* family,
                     report::Problems& problems, std::string_view command = "train");
 
+// The same where the files that it names need not be there: of a dataset, of what an earlier run
+// wrote.
+Config parse_settings(std::span<const std::string> arguments, const ModelFamily* family,
+                      report::Problems& problems, std::string_view command = "train");
+
 // --plugin of the command line, of --config or of the resumed run: needed before the flags are
 // known. nullopt: nowhere. Throws Error when a file that could say it cannot be read.
 std::optional<std::string> peek_setting(std::span<const std::string> arguments,

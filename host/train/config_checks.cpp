@@ -7,6 +7,7 @@
 #include "formats/escape.h"
 #include "formats/utf8.h"
 #include "host/files/file_reader.h"
+#include "host/files/folder.h"
 
 namespace atelier::train {
 namespace {
@@ -43,10 +44,13 @@ class Checks {
     const std::vector<std::string> known = trainable_components(*family_);
     if (std::find(known.begin(), known.end(), name) != known.end()) return;
     const std::string nearest = report::nearest_name(name, known);
+    // A short name of other letters is another name, and no slip: of "vace" and "vae".
+    const bool is_slip = name.size() > 4 || std::is_permutation(name.begin(), name.end(),
+                                                                nearest.begin(), nearest.end());
     add(flag,
         quote_and_escape(name) + " is no component of " + std::string(family_->name()) +
-            " that can be " + "trained: they are " + report::list_names(known),
-        nearest.empty() ? "" : "did you mean " + nearest + "?");
+            " that can be trained: they are " + report::list_names(known),
+        nearest.empty() || !is_slip ? "" : "did you mean " + nearest + "?");
   }
 
   void check_targets() {
@@ -89,18 +93,9 @@ class Checks {
       if (lora.preset_path.empty())
         add("preset_lora_model", "the LoRA is missing", "give --preset_lora_path FILE");
     }
-    check_exists("lora_checkpoint", lora.checkpoint);
-    check_exists("preset_lora_path", lora.preset_path);
-  }
-
-  void check_exists(std::string_view flag, const std::string& path) {
-    std::error_code failure;
-    if (path.empty() || std::filesystem::exists(path, failure)) return;
-    add(flag, files::display_path(path) + " is not there", "", ErrorCode::kNotFound);
   }
 
   void check_first_values() {
-    check_exists("resume_from_checkpoint", config_.resume_from_checkpoint);
     if (!config_.resume_from_checkpoint.empty()) {
       std::set<std::string> components;
       for (const std::string& path : config_.trainable_models)
@@ -120,22 +115,15 @@ class Checks {
 
   void check_dataset() {
     const data::DatasetOptions& dataset = config_.dataset;
-    std::error_code failure;
     const bool is_from_cache =
-        config_.stage == Stage::kTrain &&
-        (is_given("cache_path") ||
-         std::filesystem::exists(std::filesystem::path(config_.cache_path) / "manifest.json",
-                                 failure));
+        config_.stage == Stage::kTrain && (is_given("cache_path") || is_cache(config_.cache_path));
     if (text("dataset_base_path").empty() && !is_from_cache)
       problems_.add("--dataset_base_path is missing",
                     config_.stage == Stage::kTrain
                         ? "give the folder of the dataset, or --cache_path"
                         : "give the folder of the dataset");
-    if (family_ == nullptr) return check_paths();
-    std::vector<std::string> known;
-    for (const InputSpec& input : family_->inputs()) {
-      if (input.use != InputUse::kGenerate) known.emplace_back(input.name);
-    }
+    if (family_ == nullptr) return;
+    const std::vector<std::string> known = trained_inputs(*family_);
     for (const std::string& name : dataset.extra_inputs) {
       if (std::find(known.begin(), known.end(), name) != known.end()) continue;
       const std::string nearest = report::nearest_name(name, known);
@@ -144,12 +132,6 @@ class Checks {
               ": they are " + report::list_names(known),
           nearest.empty() ? "" : "did you mean " + nearest + "?");
     }
-  }
-
-  // Checks the paths of the dataset, which is opened with a family only.
-  void check_paths() {
-    for (const char* flag : {"dataset_base_path", "dataset_metadata_path"})
-      check_exists(flag, text(flag));
   }
 
   void check_sizes() {
@@ -186,7 +168,6 @@ class Checks {
     const PreviewSettings& previews = config_.previews;
     const bool has_interval =
         previews.every_n_steps || previews.every_n_epochs || previews.at_first;
-    check_exists("sample_prompts", previews.prompts_file);
     if (!previews.prompts_file.empty() && !has_interval)
       add("sample_prompts", "when images are made is missing",
           "give --sample_every_n_steps, --sample_every_n_epochs or --sample_at_first");
@@ -215,6 +196,34 @@ class Checks {
 void check_config(const Config& config, const flags::ParsedFlags& flags, const ModelFamily* family,
                   report::Problems& problems) {
   Checks(config, flags, family, problems).run();
+}
+
+void check_files(const Config& config, const flags::ParsedFlags& flags, const ModelFamily* family,
+                 report::Problems& problems) {
+  std::error_code failure;
+  const auto check = [&](std::string_view flag, const std::string& path) {
+    if (path.empty() || std::filesystem::exists(path, failure)) return;
+    problems.add(flags.place(flag) + ": " + files::display_path(path) + " is not there", "",
+                 ErrorCode::kNotFound);
+  };
+  check("lora_checkpoint", config.lora.checkpoint);
+  check("preset_lora_path", config.lora.preset_path);
+  check("resume_from_checkpoint", config.resume_from_checkpoint);
+  check("sample_prompts", config.previews.prompts_file);
+  // The dataset is opened with a family only.
+  for (const char* flag : {"dataset_base_path", "dataset_metadata_path"}) {
+    if (family == nullptr) check(flag, flags.find_text(flag).value_or(""));
+  }
+  const std::string& base = config.dataset.dataset_base_path;
+  if (config.stage == Stage::kTrain && config.dataset.dataset_metadata_path.empty() &&
+      !base.empty() && !is_cache(config.cache_path))
+    problems.add(flags.place("dataset_base_path") + ": " + files::display_path(base) +
+                     " is no cache, and there is none in " + files::display_path(config.cache_path),
+                 "run --task sft:data_process first", ErrorCode::kNotFound);
+}
+
+bool is_cache(const std::filesystem::path& folder) {
+  return files::is_file(folder / "manifest.json");
 }
 
 std::vector<std::string> note_idle_flags(const Config& config, const flags::ParsedFlags& flags) {
@@ -264,6 +273,14 @@ std::vector<std::string> trainable_components(const ModelFamily& family) {
   std::vector<std::string> names;
   for (const ComponentSpec& component : family.components()) {
     if (component.role != Role::kTokenizer) names.emplace_back(component.name);
+  }
+  return names;
+}
+
+std::vector<std::string> trained_inputs(const ModelFamily& family) {
+  std::vector<std::string> names;
+  for (const InputSpec& input : family.inputs()) {
+    if (input.use != InputUse::kGenerate) names.emplace_back(input.name);
   }
   return names;
 }

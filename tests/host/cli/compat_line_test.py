@@ -93,6 +93,11 @@ class CompatLine(unittest.TestCase):
                 flags[name] = word
         return flags
 
+    def write(self, name, text):
+        path = self.dir / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
     def told(self, *parts):
         for part in parts:
             self.assertEqual(1, self.result.stderr.count(part), f"{part!r} in\n{self.result.stderr}")
@@ -101,22 +106,30 @@ class CompatLine(unittest.TestCase):
         flags = self.paste("accelerate launch examples/wanvideo/model_training/train.py --dataset_base_path data "
                            "--lora_base_model dit --max_timestep_boundary 1 --min_timestep_boundary 0.417")
         self.assertEqual(flags, {"--plugin": "wan", "--dataset_base_path": "data", "--lora_base_model": "dit",
-                                 "--max_timestep_boundary": "1", "--min_timestep_boundary": "0.417"})
+                                 "--max_timestep_boundary": "1", "--min_timestep_boundary": "0.417",
+                                 "--max_grad_norm": "0", "--num_frames": "81", "--keep_frame_rate": True})
+        self.told("presets of DiffSynth-Studio that are others here: --max_grad_norm 0, --num_frames 81, --keep_frame_rate")
         self.paste("accelerate launch examples/others_video/train.py --dataset_base_path data", code=2)
         self.assertIn("--plugin is missing", self.result.stderr)
 
     def test_full_training_of_the_page(self):
+        file = "examples/qwen_image/model_training/full/accelerate_config_zero2offload.yaml"
+        self.paste(FULL, code=2)
+        self.told(f"--config_file: '{file}' is not there" if " " in file else f"{file} is not there")
+        settings = (program.REPOSITORY / "tests/data/launchers/accelerate_config_zero2offload.yaml").read_text()
+        self.write(file, settings)
         flags = self.paste(FULL)
         self.assertEqual(flags, {
             "--plugin": "qwen_image", "--dataset_base_path": "data/example_image_dataset",
             "--dataset_metadata_path": "data/example_image_dataset/metadata.csv", "--max_pixels": "1048576",
             "--dataset_repeat": "50", "--model_id_with_origin_paths": QWEN, "--learning_rate": "1e-5",
             "--num_epochs": "2", "--output_path": "./models/train/Qwen-Image_full", "--trainable_models": "dit",
-            "--use_gradient_checkpointing": True})
-        file = "examples/qwen_image/model_training/full/accelerate_config_zero2offload.yaml"
+            "--use_gradient_checkpointing": True, "--max_grad_norm": "0"})
         self.assertEqual(self.launch, ["--config_file", file])
         self.told("atelier launch --config_file", "--remove_prefix_in_ckpt", "--find_unused_parameters")
         self.assertNotIn("error", self.result.stderr)
+        self.write(file, settings.replace("gradient_accumulation_steps: 1", "gradient_clipping: 0.5"))
+        self.assertNotIn("--max_grad_norm", self.paste(FULL))
 
     def test_every_way_to_start_a_script(self):
         flags = self.paste(LORA)
@@ -133,6 +146,7 @@ class CompatLine(unittest.TestCase):
     def test_launchers_of_several_processes(self):
         rest, flags = LORA.split("examples/", 1)[1], self.paste(LORA)
         self.assertIsNone(self.launch)
+        self.write("a.yaml", "distributed_type: MULTI_GPU\nnum_processes: 8\n")
         for start, launch in {
                 "accelerate launch --num_processes 8 --multi_gpu": "--nproc_per_node 8",
                 "accelerate launch --multi_gpu --main_process_port=29501":
@@ -180,7 +194,9 @@ class CompatLine(unittest.TestCase):
         self.assertEqual("sft:data_process", self.paste(stages)["--task"])
         self.assertEqual("sft:data_process", self.paste(stages.replace("sft:data", "data"))["--task"])
         self.told("--task data_process is --task sft:data_process here")
+        self.assertNotIn("--max_grad_norm", self.paste(stages))
         self.assertEqual("sft:train", self.paste(stages.replace("data_process", "train"))["--task"])
+        self.told("--task sft:train needs what its first stage, :data_process, writes")
         more = (f' --fp8_models "{QWEN}" --use_gradient_checkpointing_offload --enable_model_cpu_offload'
                 ' --preset_lora_path old/epoch-4.safetensors --preset_lora_model dit --height 512 --width 512'
                 ' --initialize_model_on_cpu --enable_csv_log --enable_wandb_log --extra_inputs ""')
@@ -191,7 +207,7 @@ class CompatLine(unittest.TestCase):
         # A list of shards, as the page writes it over many lines.
         paths = '[\n ["t-1.safetensors",\n "t-2.safetensors"],\n "vae.safetensors"\n]'
         flags = self.paste(f"python examples/qwen_image/model_training/train.py --model_paths '{paths}' "
-                           "--dataset_base_path data")
+                           "--dataset_base_path data --trainable_models dit")
         self.assertEqual([["t-1.safetensors", "t-2.safetensors"], "vae.safetensors"],
                          json.loads(flags["--model_paths"]))
 
@@ -205,6 +221,41 @@ class CompatLine(unittest.TestCase):
         self.told("--lora_rnk is not known to train; did you mean --lora_rank?", '"much" is no number')
         self.paste("accelerate launch --config_file x.yaml", code=2)
         self.told("names no script")
+
+    def test_only_what_the_family_has_is_answered_with_0(self):
+        """Shapes of DiffSynth-Studio's lines: what is trained, the inputs, and what is refused of them."""
+        wan, qwen = "examples/wanvideo/model_training/train.py", "examples/qwen_image/model_training/train.py"
+        no_input, no_component = "{!r} is no input of", "{!r} is no component of"
+        for script, trained, inputs, refused in (
+                (wan, "--lora_base_model dit", "", []),
+                (wan, "--trainable_models dit", "input_image", []),
+                (wan, "--trainable_models dit.blocks.0.block.self_attn.q", "input_image", []),
+                (wan, "--lora_base_model dit", "seed,rand_device,num_inference_steps,cfg_scale --task direct_distill", []),
+                (wan, "--trainable_models vace", "vace_video,vace_reference_image",
+                 [no_component, "vace", no_input, "vace_video", no_input, "vace_reference_image"]),
+                (wan, "--lora_base_model vace", "vace_video", [no_component, "vace", no_input, "vace_video"]),
+                (wan, "--trainable_models animate_adapter", "", [no_component, "animate_adapter"]),
+                (wan, "--trainable_models motion_controller", "motion_bucket_id",
+                 [no_component, "motion_controller", no_input, "motion_bucket_id"]),
+                (wan, "--lora_base_model dit", "control_video,reference_image",
+                 [no_input, "control_video", no_input, "reference_image"]),
+                (wan, "--lora_base_model dit", "input_image,camera_control_speed", [no_input, "camera_control_speed"]),
+                (qwen, "--trainable_models dit", "edit_image", []),
+                (qwen, "--lora_base_model dit", "context_image", [no_input, "context_image"]),
+                (qwen, "--trainable_models blockwise_controlnet", "blockwise_controlnet_image",
+                 [no_component, "blockwise_controlnet", no_input, "blockwise_controlnet_image"]),
+                (qwen, "--lora_base_model dit", "eligen_entity_masks,eligen_entity_prompts",
+                 [no_input, "eligen_entity_masks", no_input, "eligen_entity_prompts"]),
+                (qwen, "--lora_base_model dit", "layer_num,layer_input_image",
+                 [no_input, "layer_num", no_input, "layer_input_image"])):
+            with self.subTest(f"{script} {trained} {inputs}"):
+                line = f"accelerate launch {script} --dataset_base_path data {trained}"
+                flags = self.paste(line + (f" --extra_inputs {inputs}" if inputs else ""), code=2 if refused else 0)
+                self.told(*(what.format(name).replace("'", '"') for what, name in zip(refused[::2], refused[1::2])))
+                self.assertNotIn("did you mean", self.result.stderr)
+                self.assertIn(trained.split()[0], flags)
+        self.paste(f"python {qwen} --dataset_base_path data", code=2)
+        self.told("nothing is trained")
 
     def test_the_family_that_is_missing_is_told(self):
         flags = self.paste(LORA.replace("qwen_image", "mine"), code=2)
@@ -317,6 +368,16 @@ num_repeats = 2
         self.assertIn("SDSCRIPTS_TORCH_COMPILE_ACTIVATION_MEMORY_BUDGET has no effect: use "
                       "--activation_memory_budget", result.stderr)
         self.assertNotIn("DIFFSYNTH_MODEL_BASE_PATH", result.stderr)
+
+    def test_a_launcher_file_plans_for_its_processes(self):
+        self.write("a.yaml", "distributed_type: MULTI_GPU\nnum_processes: 8\n")
+        result = program.run("launch", "--config_file", "a.yaml", "--", "plan", "train", "--plugin", "qwen_image",
+                             "--lora_base_model", "dit", code=2, cwd=self.dir)
+        self.assertIn("a.yaml is --nproc_per_node 8 here", result.stderr)
+        self.assertIn("--dataset_base_path is missing", result.stderr)
+        self.assertEqual(1, result.stderr.count("error: "))
+        result = program.run("launch", "--config_file", "a.yaml", "--", "generate", code=2, cwd=self.dir)
+        self.assertIn("--config_file is about atelier train", result.stderr)
 
     def test_the_answer_runs(self):
         self.paste(LORA)
