@@ -193,7 +193,10 @@ std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
   const PartView view(checkpoint, *prefix, "DiT");
   refuse_other_kinds(view);
   view.refuse_quantised();
-  return detection_of_dit(read_dit(view), *prefix);
+  Detection part = detection_of_dit(read_dit(view), *prefix);
+  // What a config says counts more than what a path will say: see Family::assign().
+  if (checkpoint.config_flag("zero_cond_t") == false) part.config.emplace(kCleanReferences, false);
+  return part;
 }
 
 std::optional<Detection> detect_text_encoder(const TensorIndex& checkpoint) {

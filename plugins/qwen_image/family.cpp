@@ -238,8 +238,14 @@ void name_variant(FoundPart& dit) {
   if (dit.hint.variant.empty()) {
     const std::string_view named = variant_in(dit.path);
     if (!named.empty()) dit.part.variant = named;
-    if (has_clean_references(dit.part)) dit.part.variant = kCleanReferencesVariant;
+    const bool is_clean = has_clean_references(dit.part);
+    if (is_clean) dit.part.variant = kCleanReferencesVariant;
+    // Its config says that it is not what its path is called; all else is as in this one.
+    const bool is_said = dit.part.config.contains(kCleanReferences);
+    if (is_said && !is_clean && named == kCleanReferencesVariant)
+      dit.part.variant = "qwen-image-edit-2509";
   }
+  dit.part.config.erase(kCleanReferences);
   if (dit.part.variant == kCleanReferencesVariant) dit.part.config[kCleanReferences] = true;
 }
 

@@ -273,6 +273,12 @@ TEST_CASE("What was said, a config and the path tell which variant a denoiser is
         "qwen-image-2512");
   CHECK(variant(index_of(marked), "/m/x.safetensors") == "qwen-image-edit-2511");
   CHECK(variant(index_of(keys, "", {{"zero_cond_t", true}}), "/m/x") == "qwen-image-edit-2511");
+  // The user counts more than a config, and a config more than a path.
+  const TensorIndex unclean = index_of(keys, "", {{"zero_cond_t", false}});
+  CHECK(variant(unclean, "/m/Qwen-Image-Edit-2511/x.safetensors") == "qwen-image-edit-2509");
+  CHECK(variant(unclean, "/m/Qwen-Image-Edit/x.safetensors") == "qwen-image-edit");
+  CHECK(variant(unclean, "/m/x", {.component = {}, .variant = "qwen-image-edit-2511"}) ==
+        "qwen-image-edit-2511");
   CHECK(check_coverage(index_of(marked), detected(index_of(marked))) == 1);
 }
 
