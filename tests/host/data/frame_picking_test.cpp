@@ -60,6 +60,24 @@ TEST_CASE("Frames of a variable rate are taken by their times", "[data]") {
   CHECK(frames == Numbers{0, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3});
 }
 
+TEST_CASE("Frames of 23.976 and 59.94 a second are the nearest ones", "[data]") {
+  for (const int64_t rate : {24000, 60000}) {
+    const int64_t count = rate / 1001 * 10;
+    const Numbers picked =
+        frames_at_rate(clip_of(count, static_cast<double>(rate) / 1001.0), at_16());
+    REQUIRE(picked.size() >= 150);
+    for (size_t i = 0; i < picked.size(); ++i) {
+      // Moment i / 16 and frame k * 1001 / rate, in units of 1 / (16 rate).
+      const auto away = [&](int64_t k) {
+        return std::abs(static_cast<int64_t>(i) * rate - k * 1001 * 16);
+      };
+      CAPTURE(rate, i, picked[i]);
+      CHECK((picked[i] == 0 || away(picked[i]) <= away(picked[i] - 1)));
+      CHECK((picked[i] == count - 1 || away(picked[i]) < away(picked[i] + 1)));
+    }
+  }
+}
+
 TEST_CASE("Times that are rounded to milliseconds change no frame", "[data]") {
   for (const double fps : {23.976, 24.0, 25.0, 29.97, 30.0, 50.0, 59.94, 60.0}) {
     const media::ClipInfo exact = clip_of(static_cast<int64_t>(fps * 5), fps);
