@@ -1,5 +1,6 @@
 // What a family declares, asked without any weight.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <set>
@@ -125,10 +126,12 @@ class DeclarationChecks : Checks {
 
   Detail check_schedules() const {
     expect(!family().schedules().empty(), "there is no schedule");
-    std::set<std::pair<std::string_view, std::string_view>> names;
+    std::set<std::array<std::string_view, 3>> names;
     for (const ScheduleDefaults& schedule : family().schedules()) {
-      expect(!schedule.name.empty() && names.emplace(schedule.name, schedule.variants).second,
-             "schedule '", schedule.name, "' has no name of its own");
+      const bool is_new =
+          names.insert({schedule.name, schedule.variants, schedule.solver}).second;
+      expect(!schedule.name.empty() && is_new, "schedule '", schedule.name,
+             "' has no name of its own");
       const SigmaGrid& grid = schedule.grid;
       expect(grid.low >= 0 && grid.low < grid.high && grid.high <= 1, "schedule '", schedule.name,
              "' falls from ", grid.high, " to ", grid.low);

@@ -29,7 +29,7 @@ json short_paths(const json& value) {
 
 std::string parameters_text(const ModelRecord& model, const Settings& settings,
                             const Request& request, std::string_view schedule, size_t index) {
-  std::string text = settings.prompt;
+  std::string text = settings.prompt.value_or("");
   if (!settings.negative_prompt.empty()) text += "\nNegative prompt: " + settings.negative_prompt;
   text += "\nSteps: " + std::to_string(request.sigmas.size() - 1) +
           ", Sampler: " + std::string(find_solver(request.solver).title);
@@ -70,7 +70,7 @@ media::Text metadata_of(const ModelRecord& model, const Settings& settings, cons
       {"model_files", model.files},
       {"dtype", model.dtype},
       {"device", model.device},
-      {"prompt", settings.prompt},
+      {"prompt", settings.prompt.value_or("")},
       {"negative_prompt", settings.negative_prompt},
       {"seed", request.seeds.at(index)},
       {"num_inference_steps", request.sigmas.size() - 1},

@@ -122,7 +122,7 @@ int64_t tokens_of(const MediaTarget& target, const LatentSpec& spec) {
 
 const ScheduleDefaults& schedule_of(const Settings& s, const ModelFamily& family,
                                     std::string_view variant) {
-  return find_schedule(family.schedules(), s.schedule, variant);
+  return find_schedule(family.schedules(), s.schedule, variant, s.solver);
 }
 
 CfgScales cfg_scales_of(const Settings& s, const ModelFamily& family, std::string_view variant) {
@@ -159,7 +159,7 @@ std::string_view renorm_name(CfgRenorm renorm) {
 }
 
 Inputs value_inputs(const Settings& s, const ModelFamily& family) {
-  Inputs values = {{"prompt", s.prompt}};
+  Inputs values = {{"prompt", s.prompt.value_or("")}};
   for (const InputSpec& input : family.inputs()) {
     const auto given = s.family_inputs.find(input.name);
     if (given != s.family_inputs.end() && !inputs::is_file(input.kind))

@@ -85,6 +85,9 @@ std::vector<double> reals_of(const json& value) {
 void read(const json& value, std::string& to) {
   to = text_of(value);
 }
+void read(const json& value, std::optional<std::string>& to) {
+  to = text_of(value);
+}
 void read(const json& value, int64_t& to) {
   to = integer_of(value);
 }

@@ -19,7 +19,8 @@ namespace atelier::generate {
 
 // Images, or clips, of one prompt.
 struct Settings {
-  std::string prompt, negative_prompt;
+  std::optional<std::string> prompt;  // may be empty
+  std::string negative_prompt;
   // Frames, and pixels; see fill_target() for those that are open.
   std::optional<int64_t> num_frames, height, width;
   // Of a clip's file, frames per second; nullopt: the model is for no rate, see fill_target().

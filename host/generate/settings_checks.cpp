@@ -41,13 +41,14 @@ void check_count(int64_t count, const std::string& place, report::Problems& prob
 
 void check_prompts(const Settings& s, const ModelFamily* family, const Origin& place,
                    report::Problems& problems) {
-  if (s.prompt.empty() && family != nullptr) {
+  const std::string prompt = s.prompt.value_or("");
+  if (!s.prompt && family != nullptr) {
     const InputSpec* found = find_input_spec(family->inputs(), "prompt");
     if (!found || found->required)
       problems.add(place.of("prompt") + " is missing", found ? std::string(found->help) : "");
   }
   for (const auto& [name, text] :
-       {std::pair{"prompt", &s.prompt}, {"negative_prompt", &s.negative_prompt}}) {
+       {std::pair{"prompt", &prompt}, {"negative_prompt", &s.negative_prompt}}) {
     if (const size_t at = formats::find_invalid_utf8(*text); at != std::string::npos)
       problems.add(place.of(name) + ": byte " + std::to_string(at) + " is no UTF-8");
   }

@@ -142,13 +142,18 @@ std::vector<float> keep_last_steps(std::vector<float> sigmas, double denoising_s
 }
 
 const ScheduleDefaults& find_schedule(std::span<const ScheduleDefaults> schedules,
-                                      std::string_view name, std::string_view variant) {
+                                      std::string_view name, std::string_view variant,
+                                      std::string_view solver) {
   std::vector<std::string> known;
+  const ScheduleDefaults* first = nullptr;
   for (const ScheduleDefaults& schedule : schedules) {
     if (!is_for(schedule, variant)) continue;
-    if (name.empty() || schedule.name == name) return schedule;
+    if (first == nullptr && (name.empty() || schedule.name == name)) first = &schedule;
+    if (first != nullptr && schedule.name == first->name && schedule.solver == solver)
+      return schedule;
     if (std::ranges::find(known, schedule.name) == known.end()) known.emplace_back(schedule.name);
   }
+  if (first != nullptr) return *first;
   if (known.empty()) {
     throw Error(ErrorCode::kInternal,
                 "the family declares no schedule" +

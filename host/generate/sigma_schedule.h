@@ -47,9 +47,11 @@ std::vector<float> keep_last_steps(std::vector<float> sigmas, double denoising_s
                                    bool from_clip = false);
 
 // Returns the schedule of that name among those for a variant; the first one for an empty name. The
-// variant of a denoiser that is not known is empty: then all of them are.
-// Throws Error{kNotFound} naming the schedules there are.
+// variant of a denoiser that is not known is empty: then all of them are. Of several that have the
+// name it is that of `solver`, which the user asks for, or else the first: a solver's levels may be
+// its own. Throws Error{kNotFound} naming the schedules there are.
 const ScheduleDefaults& find_schedule(std::span<const ScheduleDefaults> schedules,
-                                      std::string_view name, std::string_view variant = {});
+                                      std::string_view name, std::string_view variant = {},
+                                      std::string_view solver = {});
 
 }  // namespace atelier::generate

@@ -91,12 +91,12 @@ const Job& largest_job(const LoadedModel& model, const GenerationAsked& asked) {
 GenerationBasis basis_of(LoadedModel& model, const GenerationAsked& asked, const Job& largest) {
   const Job& longest =
       *std::max_element(asked.jobs.begin(), asked.jobs.end(), [](const Job& a, const Job& b) {
-        return a.settings.prompt.size() < b.settings.prompt.size();
+        return a.settings.prompt.value_or("").size() < b.settings.prompt.value_or("").size();
       });
   GenerationBasis basis;
   basis.request = generate::make_request(largest.settings, model.family(), model.model(),
                                          /*seed=*/0, model.stages().variant);
-  basis.request.inputs["prompt"] = longest.settings.prompt;
+  basis.request.inputs["prompt"] = longest.settings.prompt.value_or("");
   basis.request.batches_cfg = asked.cfg_batch.value_or(true);
   basis.request.tiling = asked.tiling;
   basis.picks_cfg_batch = !asked.cfg_batch;

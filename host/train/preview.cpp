@@ -116,7 +116,7 @@ void Preview::draw(int64_t step, const std::function<void(const Shown&)>& shown)
     const std::string path =
         (fs::path(state_->folder) / (name + std::to_string(number) + std::string(extension)))
             .string();
-    const media::Text text = {{"prompt", settings.prompt}};
+    const media::Text text = {{"prompt", settings.prompt.value_or("")}};
     std::optional<generate::ClipFile> clip;
     if (is_clip) write([&] { clip.emplace(path, target, settings.fps.value(), text); });
     std::string png;  // of the first frame
@@ -132,7 +132,7 @@ void Preview::draw(int64_t step, const std::function<void(const Shown&)>& shown)
       } else {
         files::write_file(path, png);
       }
-      shown({png, settings.prompt, path, number, target.height, target.width});
+      shown({png, settings.prompt.value_or(""), path, number, target.height, target.width});
     });
   }
   if (failure) throw Error(*failure);

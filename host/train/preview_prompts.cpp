@@ -155,7 +155,9 @@ Job parse_line(std::string_view text, const Origin& place, const generate::Setti
   std::string padded = " ";  // a line may begin with a switch
   padded += text;
   size_t end = std::min(padded.find(" --"), padded.size());
-  json line = {{"prompt", std::string(trimmed(std::string_view(padded).substr(0, end)))}};
+  json line = json::object();
+  const std::string_view prompt = trimmed(std::string_view(padded).substr(0, end));
+  if (!prompt.empty()) line["prompt"] = std::string(prompt);
   while (end < padded.size()) {
     const size_t begin = end + 3;
     end = std::min(padded.find(" --", begin), padded.size());

@@ -243,6 +243,15 @@ constexpr ScheduleDefaults of_diffusers(std::string_view variants, double by) {
           .whole_timesteps = true};
 }
 
+// That of its DPMSolverMultistepScheduler, which has other levels.
+constexpr ScheduleDefaults of_diffusers_dpm(std::string_view variants, double by) {
+  ScheduleDefaults schedule = of_diffusers(variants, by);
+  schedule.help = "the same with DPMSolverMultistepScheduler";
+  schedule.solver = "dpm++";
+  schedule.grid = {.high = 0.999};
+  return schedule;
+}
+
 constexpr ScheduleDefaults kSchedules[] = {
     published("wan2.1-t2v-*", 50, 5, 5),
     published("*-flf2v", 50, 16, 5),
@@ -259,6 +268,8 @@ constexpr ScheduleDefaults kSchedules[] = {
     published("*-ti2v-*", 50, 5, 5),
     of_diffusers("*-ti2v-*", 5),
     of_diffusers("*", 3),
+    of_diffusers_dpm("*-ti2v-*", 5),
+    of_diffusers_dpm("*", 3),
     {.name = "euler",
      .num_inference_steps = 50,
      .cfg_scale = 5.0,

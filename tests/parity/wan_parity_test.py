@@ -295,6 +295,22 @@ class WanPipelineTest(unittest.TestCase):
             self.ours(latents, num_inference_steps=2, negative_prompt=""),
             self.reference(latents, num_inference_steps=2, negative_prompt=PUBLISHED_NEGATIVE))
 
+    def test_dpm_solver_has_its_levels_in_diffusers(self):
+        latents = wan_checks.noise(5, 32, 48, seed=48)
+        flow = dict(prediction_type="flow_prediction", use_flow_sigmas=True)
+        for steps, shift in ((4, 3.0), (7, 5.0)):
+            scheduler = DPMSolverMultistepScheduler(**flow, flow_shift=shift)
+            compare.assert_images(
+                "wan, clips of DPM-Solver++",
+                self.ours(latents, solver="dpm++", num_inference_steps=steps, flow_shift=shift),
+                self.reference(latents, scheduler=scheduler, num_inference_steps=steps))
+
+    def test_an_empty_prompt_is_that_of_diffusers(self):
+        latents = wan_checks.noise(5, 32, 48, seed=49)
+        compare.assert_images("wan, clips of an empty prompt",
+                              self.ours(latents, num_inference_steps=3, prompt=""),
+                              self.reference(latents, num_inference_steps=3, prompt=""))
+
     @contextlib.contextmanager
     def second_expert(self, boundary):
         """While it holds, the pipeline has a second expert for what is below `boundary`. Yields the
@@ -332,7 +348,7 @@ class WanPipelineTest(unittest.TestCase):
     def test_solvers_go_on_over_any_border_of_two_experts_as_in_diffusers(self):
         latents = wan_checks.noise(5, 32, 48, seed=47, count=2)
         flow = dict(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5.0)
-        # diffusers makes its levels of whole runs itself: ours are told them.
+        # diffusers' Euler makes levels of its own: ours is told them.
         cases = (("unipc", None, 0.6, {}), ("unipc", None, 0.97, dict(cfg_batch="off", batch_size=2)),
                  ("unipc", None, 0.8, dict(cfg_scale=1)),
                  ("dpm++", DPMSolverMultistepScheduler(**flow), 0.7, {}),
@@ -344,7 +360,7 @@ class WanPipelineTest(unittest.TestCase):
                 expected = self.reference(latents, shift=5.0, scheduler=scheduler,
                                           guidance_scale=float(scale), num_inference_steps=6)
                 flags = dict(cfg_scale=scale, num_inference_steps=6)
-                if scheduler is not None:
+                if solver == "euler":
                     flags["sigmas"] = ",".join(repr(float(s)) for s in scheduler.sigmas)
                 flags |= more
                 compare.assert_images(

@@ -290,10 +290,22 @@ TEST_CASE("Results are one line of JSON", "[jobs]") {
   REQUIRE(JobResult().to_json() == "{\"line\":0,\"output\":[],\"seconds\":0.0}");
 }
 
+TEST_CASE("A prompt may be empty, and has to be given", "[settings]") {
+  const auto [jobs, message] = parse("{\"prompt\": \"\"}\n{\"seed\": 1}");
+  REQUIRE(message.empty());
+  REQUIRE(jobs.at(0).settings.prompt == "");
+  REQUIRE_FALSE(jobs.at(1).settings.prompt);
+  Settings settings = good_settings();
+  settings.prompt = "";
+  REQUIRE(check(settings) == "");
+  settings.prompt.reset();
+  REQUIRE_THAT(check(settings), Catch::Contains("--prompt is missing"));
+}
+
 TEST_CASE("Good settings pass, and every mistake is found at once", "[settings]") {
   REQUIRE(check(good_settings()) == "");
   Settings bad = good_settings();
-  bad.prompt = "";
+  bad.prompt.reset();
   bad.negative_prompt = "\xff";
   bad.num_frames = 5;
   bad.height = 1000;

@@ -146,6 +146,21 @@ TEST_CASE("Schedules are chosen by name, and the first is the default", "[schedu
                           Catch::Contains("did you mean fast?"));
 }
 
+TEST_CASE("A solver may have levels of its own under a schedule's name", "[schedule]") {
+  const ScheduleDefaults schedules[] = {
+      {.name = "default", .solver = "unipc", .grid = {.high = 0.5}},
+      {.name = "other", .solver = "dpm++", .grid = {.high = 0.6}},
+      {.name = "default", .solver = "dpm++", .grid = {.high = 0.7}}};
+  const auto high = [&](std::string_view name, std::string_view solver) {
+    return find_schedule(schedules, name, "", solver).grid.high;
+  };
+  REQUIRE(high("", "") == 0.5);
+  REQUIRE(high("", "dpm++") == 0.7);
+  REQUIRE(high("default", "dpm++") == 0.7);
+  REQUIRE(high("default", "euler") == 0.5);
+  REQUIRE(high("other", "unipc") == 0.6);
+}
+
 TEST_CASE("A grid need not begin at noise or lead to clean latents", "[schedule]") {
   ScheduleDefaults schedule = constant_schedule(5.0);
   schedule.grid = {.high = 0.999};  // as published with a family of clips

@@ -216,7 +216,7 @@ TEST_CASE("What has no meaning here is refused with what to use", "[sample_promp
 TEST_CASE("A line of switches alone has no prompt", "[sample_prompts]") {
   const auto [jobs, message] = parse("--w 512 --h 256");
   REQUIRE(message.empty());
-  REQUIRE(jobs.at(0).settings.prompt.empty());
+  REQUIRE_FALSE(jobs.at(0).settings.prompt);
   REQUIRE(jobs[0].settings.width == 512);
   REQUIRE(jobs[0].settings.height == 256);
 }
