@@ -1,6 +1,7 @@
 #include "memory/device_profile.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -55,32 +56,61 @@ double hopper_attention_flops() {
   return kernel == ops::AttentionKernel::kCudnn ? 520e12 : 325e12;
 }
 
+// What a device sustains.
+struct KnownDevice {
+  std::string_view name;
+  double memory_gib;  // that a program is given
+  double tflops_16, tflops_32;
+  double attention_tflops;  // 0: hopper_attention_flops()
+  double memory_gb_per_s, copy_gb_per_s;
+};
+
+// Peaks are those of NVIDIA's data sheets and architecture white papers (Ampere GA102, Ada,
+// Blackwell, A100, H100, H200, L40S): dense products of bfloat16 with sums in float32, float32
+// without tensor cores, memory, and PCIe 4.0 (32 GB/s each way, 16 with eight lanes) or 5.0 (64
+// GB/s). What is sustained is taken as 85 and 73 % of a GeForce card's products, about 70 % of a
+// data centre's, which its power limits, 79 % and 65 % in attention, 90 % of memory and 75 to 78 %
+// of PCIe.
+constexpr KnownDevice kDevices[] = {
+    {"3060", 11.6, 22, 9.3, 20, 324, 24},       // 12 GB: 25.5, 12.7, 360 GB/s
+    {"3090", 23.5, 60, 26, 56, 842, 24},        // 24 GB: 71, 35.6, 936 GB/s
+    {"4060", 7.6, 26, 11, 24, 245, 12},         // 8 GB: 30.2, 15.1, 272 GB/s, eight lanes
+    {"4060ti", 15.6, 37, 16, 35, 259, 12},      // 16 GB: 44.1, 22.1, 288 GB/s, eight lanes
+    {"4070", 11.6, 49, 21, 46, 454, 24},        // 12 GB: 58.3, 29.1, 504 GB/s
+    {"4080", 15.6, 83, 36, 77, 645, 24},        // 16 GB: 97.5, 48.7, 717 GB/s
+    {"4090", 23.5, 140, 60, 130, 900, 24},      // 24 GB: 165.2, 82.6, 1008 GB/s
+    {"5090", 31.3, 178, 76, 165, 1610, 50},     // 32 GB: 209.5, 104.8, 1792 GB/s
+    {"a100-40", 39.4, 220, 14, 160, 1400, 24},  // 40 GB: 312, 19.5, 1555 GB/s
+    {"a100-80", 79.1, 220, 14, 160, 1800, 24},  // 80 GB: 312, 19.5, 2039 GB/s
+    {"l40s", 44.4, 250, 64, 200, 780, 24},      // 48 GB: 362, 91.6, 864 GB/s
+    {"h100", 79.1, 650, 45, 0, 3000, 50},       // 80 GB: 989, 67, 3350 GB/s
+    {"h200", 139, 650, 45, 0, 4300, 50},        // 141 GB: 989, 67, 4800 GB/s
+};
+
 }  // namespace
 
+std::vector<std::string> profile_names() {
+  std::vector<std::string> names;
+  for (const KnownDevice& device : kDevices) names.emplace_back(device.name);
+  return names;
+}
+
 std::optional<DeviceProfile> known_profile(std::string_view name) {
+  const std::string_view bare = name.starts_with("rtx") ? name.substr(3) : name;
+  const auto* const known = std::ranges::find(kDevices, bare, &KnownDevice::name);
+  if (known == std::end(kDevices)) return std::nullopt;
   DeviceProfile profile;
-  profile.name = name;
-  profile.disk_bytes_per_second = kDiskBytesPerSecond;
+  profile.name = known->name;
+  profile.memory_bytes = static_cast<int64_t>(known->memory_gib * kGiB);
   profile.reserve_bytes = kCudaReserveBytes;
-  if (name == "h200") {
-    profile.memory_bytes = static_cast<int64_t>(139 * kGiB);
-    profile.flops_16 = 650e12;
-    profile.flops_32 = 45e12;
-    profile.attention_flops = hopper_attention_flops();
-    profile.memory_bytes_per_second = 4.3e12;
-    profile.copy_bytes_per_second = 50e9;
-    return profile;
-  }
-  if (name == "4090") {
-    profile.memory_bytes = static_cast<int64_t>(23.5 * kGiB);
-    profile.flops_16 = 140e12;
-    profile.flops_32 = 60e12;
-    profile.attention_flops = 130e12;
-    profile.memory_bytes_per_second = 0.9e12;
-    profile.copy_bytes_per_second = 24e9;
-    return profile;
-  }
-  return std::nullopt;
+  profile.flops_16 = known->tflops_16 * 1e12;
+  profile.flops_32 = known->tflops_32 * 1e12;
+  profile.attention_flops =
+      known->attention_tflops > 0 ? known->attention_tflops * 1e12 : hopper_attention_flops();
+  profile.memory_bytes_per_second = known->memory_gb_per_s * 1e9;
+  profile.copy_bytes_per_second = known->copy_gb_per_s * 1e9;
+  profile.disk_bytes_per_second = kDiskBytesPerSecond;
+  return profile;
 }
 
 DeviceProfile parse_profile(std::string_view json, const std::string& place) {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
@@ -30,7 +31,10 @@ struct DeviceProfile {
   }
 };
 
-// "h200" or "4090"; nullopt for another name.
+// What known_profile() knows.
+std::vector<std::string> profile_names();
+
+// One of profile_names(), "rtx" may stand before it; nullopt for another name.
 std::optional<DeviceProfile> known_profile(std::string_view name);
 
 // JSON with the fields of DeviceProfile: {"name": "a100", "memory_gib": 80, "reserve_gib": 0.6,

@@ -31,6 +31,8 @@ PAGES = ["README.md", "examples/tiny_model/README.md", "docs/adding_a_family.md"
 LEFT_OUT = {
     "tools/demo": "it trains for minutes; tests/tools_test.py checks its flags",
     "tools/test": "it runs this test",
+    "hf download ": "nothing is downloaded for a test",
+    "modelscope download ": "the same",
     "tools/build": "what is tested is built already",
     "HEAD=node1:29500": "tests/host/distributed/launchers_test.py runs the examples of launchers",
     "sbatch ": "the same",

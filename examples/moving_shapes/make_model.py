@@ -116,7 +116,9 @@ def write_index(folder):
                             num_train_timesteps=1000, flow_shift=5.0).save_pretrained(
                                 folder / "scheduler")
     write_json(folder / "model_index.json", {
-        "_class_name": "WanPipeline", "boundary_ratio": BOUNDARY,
+        "_class_name": "WanPipeline",
+        "_media_defaults": {"height": 64, "width": 64, "num_frames": 17},
+        "boundary_ratio": BOUNDARY,
         "scheduler": ["diffusers", "UniPCMultistepScheduler"],
         "text_encoder": ["transformers", "UMT5EncoderModel"],
         "tokenizer": ["transformers", "T5TokenizerFast"],

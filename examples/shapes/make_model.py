@@ -122,8 +122,17 @@ def write_bfloat16(path, tensors):
               path, metadata={"format": "pt"})
 
 
+def write_size(folder):
+    """What the model makes where nobody says another size."""
+    path = folder / "model_index.json"
+    index = json.loads(path.read_text(encoding="utf-8"))
+    size = {"height": pictures.SIZE, "width": pictures.SIZE}
+    layout.write_json(path, index | {"_media_defaults": size})
+
+
 def make(folder, vae, trained, seed):
     rows, vision = write_layout(folder, seed)
+    write_size(folder)
     write_bfloat16(folder / "text_encoder" / "model.safetensors", text_encoder(rows, seed) | vision)
     for part in ("transformer", "vae"):
         shutil.rmtree(folder / part)

@@ -2,8 +2,10 @@
 
 #include <optional>
 
+#include "host/cli/commands.h"
 #include "host/model/family_choice.h"
 #include "host/train/config.h"
+#include "host/train/config_file.h"
 
 namespace atelier::cli {
 namespace {
@@ -21,7 +23,31 @@ model::FamilyRequest request_of(F&& setting) {
 const plugins::Plugin* choose_generate_family(std::span<const std::string> arguments,
                                               report::Problems& problems) {
   return model::choose_family(
-      request_of([&](const char* name) { return flags::peek_flag(arguments, name); }), problems);
+      request_of([&](const char* name) { return generate_setting(arguments, name); }), problems);
+}
+
+std::optional<std::string> generate_setting(std::span<const std::string> arguments,
+                                            std::string_view name) {
+  if (auto text = flags::peek_flag(arguments, name)) return text;
+  const auto file = flags::peek_flag(arguments, "config");
+  std::optional<std::string> found;
+  report::Problems ignored;  // told when the flags are read
+  ignored.collect([&] {
+    if (!file) return;
+    for (const flags::GivenValue& value :
+         train::read_config_file(*file, generate_command(nullptr), ignored)) {
+      if (value.name == name) found = value.text;
+    }
+  });
+  return found;
+}
+
+std::vector<std::string> with_family(std::span<const std::string> arguments,
+                                     const plugins::Plugin* chosen, bool is_named) {
+  std::vector<std::string> all(arguments.begin(), arguments.end());
+  if (chosen != nullptr && !is_named)
+    all.insert(all.begin(), {"--plugin", std::string(chosen->family->name())});
+  return all;
 }
 
 const plugins::Plugin* choose_train_family(std::span<const std::string> arguments,

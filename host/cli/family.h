@@ -1,8 +1,11 @@
 // Which family a command is about.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "host/plan/prepared_training.h"
 #include "host/plugins/plugin_loader.h"
@@ -10,7 +13,7 @@
 
 namespace atelier::cli {
 
-// What model::choose_family() makes of a command line.
+// What model::choose_family() makes of a command line of atelier generate, and of its --config.
 const plugins::Plugin* choose_generate_family(std::span<const std::string> arguments,
                                               report::Problems& problems);
 
@@ -22,6 +25,14 @@ const plugins::Plugin* choose_train_family(std::span<const std::string> argument
 // told by them. Notes go to stderr. Throws where no family can be told.
 plan::TrainingRequest read_training(std::span<const std::string> arguments,
                                     std::string_view command, report::Problems& problems);
+
+// The arguments, with the family that was chosen where nothing has named one.
+std::vector<std::string> with_family(std::span<const std::string> arguments,
+                                     const plugins::Plugin* chosen, bool is_named);
+
+// What the command line of atelier generate, or its --config, says of a flag.
+std::optional<std::string> generate_setting(std::span<const std::string> arguments,
+                                            std::string_view name);
 
 // null: help is given without the family's names.
 const ModelFamily* family_for_help(std::span<const std::string> arguments);

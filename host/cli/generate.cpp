@@ -25,6 +25,7 @@
 #include "host/report/problems.h"
 #include "host/run/memory_timeline.h"
 #include "host/run/stop.h"
+#include "host/train/config_file.h"
 
 namespace atelier::cli {
 namespace {
@@ -270,12 +271,17 @@ int generate_with_others(GenerationRequest request, const GenerateFlags& own,
 
 // `only`: null to run, otherwise the plan is printed and nothing is made. Everything that can be
 // wrong is found before any weight is read.
-int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* only) {
-  if (flags::wants_help(arguments)) return print_help(generate_command(family_for_help(arguments)));
+int generate_or_plan(std::span<const std::string> said, const PlanOnly* only) {
+  if (flags::wants_help(said)) return print_help(generate_command(family_for_help(said)));
   report::Problems problems;
-  const plugins::Plugin* const plugin = choose_generate_family(arguments, problems);
+  const plugins::Plugin* const plugin = choose_generate_family(said, problems);
   const ModelFamily* const family = plugin ? plugin->family : nullptr;
-  Given given = {flags::parse_flags(generate_command(family), arguments, {}, problems), {}};
+  const auto command = generate_command(family);
+  std::vector<flags::GivenValue> below;
+  if (const auto file = flags::peek_flag(said, "config"))
+    problems.collect([&] { below = train::read_config_file(*file, command, problems); });
+  const auto arguments = with_family(said, plugin, generate_setting(said, "plugin").has_value());
+  Given given = {flags::parse_flags(command, arguments, below, problems), {}};
   generate_table(given.own, family).read(given.parsed, problems);
   flags::apply(given.own.process);
   GenerationRequest request = read_request(given, plugin, only, problems);

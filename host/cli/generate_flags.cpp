@@ -33,6 +33,7 @@ void add_together(flags::Table& table, GenerateFlags& f) {
 
 flags::Table generate_table(GenerateFlags& f, const ModelFamily* family) {
   flags::Table table;
+  table.text("config", f.config, "TOML file with these names; the command line wins", "FILE");
   table.add(model::model_flags());
   add_memory_flags(table, f.limits);
   table.add(generate::settings_flags(family ? family->inputs() : std::span<const InputSpec>()))

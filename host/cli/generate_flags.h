@@ -17,7 +17,7 @@ namespace atelier::cli {
 
 struct GenerateFlags {
   flags::MemoryLimits limits;
-  std::string prompts_file, lora_dir, report_memory;
+  std::string config, prompts_file, lora_dir, report_memory;
   bool truncate_captions = false, tiled = false, no_metadata = false, quiet = false;
   lora::Mode lora_mode = lora::Mode::kHot;
   bool cfg_batch = true;

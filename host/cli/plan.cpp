@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <optional>
 
+#include <c10/util/StringUtil.h>
+
 #include "atelier/error.h"
 
 #include "formats/escape.h"
@@ -13,6 +15,7 @@
 #include "host/files/safetensors_writer.h"
 #include "host/report/problems.h"
 #include "host/report/text.h"
+#include "memory/device_profile.h"
 #include "memory/link_profile.h"
 
 namespace atelier::cli {
@@ -49,8 +52,9 @@ flags::Table own_table(const PlanCommand& command, Own& own) {
   flags::Table table;
   table
       .text("device_profile", only.device_profile,
-            "plan for another device: h200, 4090, or a JSON file with its numbers",
-            "h200|4090|FILE")
+            "plan for another device: " + c10::Join(", ", memory::profile_names()) +
+                ", or a JSON file with its numbers",
+            "NAME|FILE")
       .text("json", only.json, "file for the plan as JSON", "FILE")
       .text("curve", only.curve,
             "file for the time of the run over the memory of the device, .csv or .svg", "FILE");

@@ -33,6 +33,7 @@ flags::CommandSpec probe_command() {
   flags::CommandSpec command{
       "probe", "Runs one component on the tensors of a file and writes what it gives."};
   command.flags = model::model_flags("float32");
+  command.flags.front() = model::plugin_flag();
   const std::vector<flags::FlagSpec> own = {
       {.name = "component", .help = "a component of the family, or schedule", .required = true},
       {.name = "inputs",

@@ -26,8 +26,11 @@ namespace atelier::cli {
 plan::TrainingRequest read_training(std::span<const std::string> arguments,
                                     std::string_view command, report::Problems& problems) {
   const plugins::Plugin* const plugin = choose_train_family(arguments, problems);
-  train::Config config =
-      train::parse_config(arguments, plugin ? plugin->family : nullptr, problems, command);
+  bool is_named = false;
+  report::Problems unread;  // told by choose_train_family()
+  unread.collect([&] { is_named = train::peek_setting(arguments, "plugin").has_value(); });
+  train::Config config = train::parse_config(with_family(arguments, plugin, is_named),
+                                             plugin ? plugin->family : nullptr, problems, command);
   for (const std::string& note : config.notes) {
     if (!config.log.quiet) report::say_once("note: " + note + "\n");
   }

@@ -9,6 +9,7 @@
 #include "formats/escape.h"
 #include "formats/json.h"
 #include "formats/list.h"
+#include "host/flags/short_names.h"
 #include "host/report/problems.h"
 #include "host/report/text.h"
 
@@ -17,6 +18,11 @@ namespace atelier::flags {
 namespace po = boost::program_options;
 
 namespace {
+
+constexpr std::pair<char, std::string_view> kShortNames[] = {
+    {'p', "prompt"},      {'n', "negative_prompt"},     {'o', "output"}, {'W', "width"},
+    {'H', "height"},      {'s', "num_inference_steps"}, {'S', "seed"},   {'C', "cfg_scale"},
+    {'i', "input_image"}, {'m', "model_paths"}};
 
 // "+5" is 5.
 std::string_view without_plus(std::string_view text) {
@@ -130,6 +136,19 @@ void add_unknown(const CommandSpec& command, const std::string& name, report::Pr
 }
 
 }  // namespace
+
+std::string_view long_name(std::string_view word) {
+  if (word.size() != 2 || word.front() != '-') return "";
+  const auto found =
+      std::ranges::find(kShortNames, word.back(), &std::pair<char, std::string_view>::first);
+  return found == std::end(kShortNames) ? "" : found->second;
+}
+
+std::string short_name(std::string_view name) {
+  const auto found =
+      std::ranges::find(kShortNames, name, &std::pair<char, std::string_view>::second);
+  return found == std::end(kShortNames) ? "" : std::string("-") + found->first;
+}
 
 const FlagSpec* find_flag(const CommandSpec& command, std::string_view name) {
   const auto it = std::ranges::find(command.flags, name, &FlagSpec::name);
@@ -286,6 +305,8 @@ class Parser {
       while (!rest_.empty()) parsed_.positional_.push_back(next());
     } else if (word.starts_with("--")) {
       take_flag(word);
+    } else if (find_flag(command_, long_name(word)) != nullptr) {
+      take_flag("--" + std::string(long_name(word)));
     } else if (word.size() > 1 && word.front() == '-' && !parse_real(word)) {
       const std::string nearest = report::nearest_name(word.substr(1), names_of(command_));
       problems_.add(
@@ -317,6 +338,7 @@ class Parser {
   }
 
   bool names_flag(const std::string& word) const {
+    if (find_flag(command_, long_name(word)) != nullptr) return true;
     return word.starts_with("--") && word.size() > 2 &&
            find_flag(command_, std::string_view(word).substr(2, word.find('=') - 2)) != nullptr;
   }
@@ -355,8 +377,12 @@ class Parser {
   void take_below(std::span<const GivenValue> below) {
     for (const FlagSpec& flag : command_.flags) {
       if (parsed_.values_.at(flag.name).given) continue;
-      const auto given = std::ranges::find(below, flag.name, &GivenValue::name);
-      if (given != below.end()) take(flag, given->text, given->place);
+      for (auto given = std::ranges::find(below, flag.name, &GivenValue::name);
+           given != below.end();
+           given = std::find_if(given + 1, below.end(), [&](const GivenValue& value) {
+             return flag.repeated && value.name == flag.name;
+           }))
+        take(flag, given->text, given->place);
     }
   }
 
@@ -401,7 +427,8 @@ std::optional<std::string> peek_flag(std::span<const std::string> arguments,
   std::optional<std::string> found;
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i] == "--") break;
-    if (arguments[i] == flag && i + 1 < arguments.size()) found = arguments[i + 1];
+    if ((arguments[i] == flag || long_name(arguments[i]) == name) && i + 1 < arguments.size())
+      found = arguments[i + 1];
     if (arguments[i].starts_with(flag + "=")) found = arguments[i].substr(flag.size() + 1);
   }
   return found;

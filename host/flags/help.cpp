@@ -3,6 +3,7 @@
 
 #include "formats/utf8.h"
 #include "host/flags/flags.h"
+#include "host/flags/short_names.h"
 
 namespace atelier::flags {
 namespace {
@@ -38,6 +39,7 @@ std::string wrap(std::string line, std::string_view text, size_t indent) {
 
 std::string help_of(const FlagSpec& flag) {
   std::string text = flag.help;
+  if (const std::string name = short_name(flag.name); !name.empty()) text += " (or " + name + ")";
   if (flag.required) text += " (required)";
   if (flag.repeated) text += " (may be repeated)";
   if (flag.preset && !flag.preset->empty()) text += " [" + *flag.preset + "]";

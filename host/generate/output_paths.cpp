@@ -10,6 +10,7 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
+#include "host/media/jpeg.h"
 #include "host/report/text.h"
 
 namespace atelier::generate {
@@ -61,13 +62,25 @@ void check_clip(const Settings& s, const media::ClipFormat& format, const Origin
   if (s.num_frames) check_rate(s, format, place, problems);
 }
 
+void check_jpeg(const Settings& s, const Origin& place, report::Problems& problems) {
+  for (const auto& side : {s.height, s.width}) {
+    if (side.value_or(1) <= media::kMaxJpegSide) continue;
+    problems.add(place.of("output") + ": " + std::to_string(*side) + " pixels are more than JPEG " +
+                     "holds, " + std::to_string(media::kMaxJpegSide),
+                 "write .png");
+  }
+}
+
+// Whether files can be written into the folder, or, where it is not there, folders into the nearest
+// one above it that is.
 void check_folder(std::filesystem::path folder, const std::string& place,
                   report::Problems& problems) {
-  if (folder.empty()) folder = ".";
   std::error_code code;
+  while (!folder.empty() && !std::filesystem::exists(folder, code)) folder = folder.parent_path();
+  if (folder.empty()) folder = ".";
   if (!std::filesystem::is_directory(folder, code)) {
-    problems.add(place + ": there is no folder " + formats::quote_and_escape(folder.string()),
-                 "create it first");
+    problems.add(place + ": " + formats::quote_and_escape(folder.string()) + " is no folder",
+                 "choose another one");
   } else if (::access(folder.c_str(), W_OK | X_OK) != 0) {
     problems.add(
         place + ": cannot write into the folder " + formats::quote_and_escape(folder.string()),
@@ -76,6 +89,26 @@ void check_folder(std::filesystem::path folder, const std::string& place,
 }
 
 }  // namespace
+
+bool is_jpeg(const std::string& path) {
+  const std::string extension = lower(std::filesystem::path(path).extension().string());
+  return extension == ".jpg" || extension == ".jpeg";
+}
+
+std::vector<std::string> make_folders(const std::vector<std::string>& paths) {
+  std::vector<std::string> made;
+  for (const std::string& path : paths) {
+    const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+    std::error_code failure;
+    if (!folder.empty() && std::filesystem::create_directories(folder, failure))
+      made.push_back(folder.string());
+    if (failure)
+      throw Error(ErrorCode::kEnvironment, "the folder " +
+                                               formats::quote_and_escape(folder.string()) +
+                                               " cannot be made: " + failure.message());
+  }
+  return made;
+}
 
 std::vector<std::string> output_paths(const std::string& output, int64_t num_images) {
   const std::optional<Pattern> pattern = find_pattern(output);
@@ -146,10 +179,12 @@ void check_output(const Settings& s, const Origin& place, report::Problems& prob
   const media::ClipFormat* format = media::find_clip_format(path);
   if (format != nullptr) {
     check_clip(s, *format, place, problems);
+  } else if (is_jpeg(s.output)) {
+    check_jpeg(s, place, problems);
   } else if (lower(path.extension().string()) != ".png") {
     problems.add(place.of("output") + ": " + formats::quote_and_escape(s.output) +
-                     " does not end in .png, .mp4, .webp or .gif",
-                 "images are written as PNG, clips as any of these");
+                     " does not end in .png, .jpg, .mp4, .webp or .gif",
+                 "images are written as PNG or JPEG, clips as PNG, MP4, WebP or GIF");
   }
   check_folder(path.parent_path(), place.of("output"), problems);
 }

@@ -22,6 +22,13 @@ std::vector<std::string> frame_paths(const std::string& path, int64_t num_frames
 // as PNG, one for each frame; a pattern then counts the frames if there is one clip.
 std::vector<std::string> written_files(const Settings& settings);
 
+// Whether an image of that name is written as JPEG: .jpg, .jpeg.
+bool is_jpeg(const std::string& path);
+
+// Makes the folders of these files that are not there, and returns their names. Throws
+// Error{kEnvironment}.
+std::vector<std::string> make_folders(const std::vector<std::string>& paths);
+
 // Puts a number before the extension: "out.png" and 3 give "out_3.png".
 std::string with_number(const std::string& path, uint64_t number);
 

@@ -12,6 +12,7 @@
 #include "host/inputs/parse.h"
 #include "host/inputs/read.h"
 #include "host/media/frame_rate.h"
+#include "host/model/media_defaults.h"
 #include "host/model/stages.h"
 
 namespace atelier::generate {
@@ -132,9 +133,7 @@ CfgScales cfg_scales_of(const Settings& s, const ModelFamily& family, std::strin
 }
 
 void fill_target(Settings& s, const model::LoadedModel& model) {
-  MediaDefaults preset;
-  if (const model::RangedDenoiser* denoiser = model.stages().first())
-    preset = model.family().media_defaults(denoiser->part);
+  MediaDefaults preset = model::media_defaults(model);
   if (!s.fps && preset.fps > 0) s.fps = preset.fps;
   const MediaTarget asked = {s.num_frames.value_or(0), s.height.value_or(0), s.width.value_or(0)};
   const Inputs shapes = shapes_of(s, model.family());

@@ -1,6 +1,7 @@
 #include "host/generate/session.h"
 
 #include <algorithm>
+#include <cmath>
 #include <random>
 
 #include <ATen/ATen.h>
@@ -15,6 +16,7 @@
 #include "host/generate/engine.h"
 #include "host/generate/output_paths.h"
 #include "host/generate/request.h"
+#include "host/media/jpeg.h"
 #include "host/media/pixels.h"
 #include "host/media/png.h"
 #include "host/model/graphs.h"
@@ -86,10 +88,13 @@ void Session::run(const Settings& settings, JobResult& result) {
   result.seed = seed_of(settings);
   const Request request = request_of(settings, *result.seed);
   loras_.use(settings);
+  const auto batches = (std::ssize(request.seeds) + request.batch_size - 1) / request.batch_size;
+  steps_ = batches * (std::ssize(request.sigmas) - 1);
   if (!options_.ranks.is_first())
     return make_images(request, [](size_t, int64_t, const at::Tensor&) {});
   const std::vector<std::string> paths = written_files(settings);
   if (const std::string note = files::replaced_note(paths); !note.empty()) progress_.warn(note);
+  for (const std::string& folder : make_folders(paths)) progress_.note("made " + folder + "/");
   const bool is_clip = media::find_clip_format(settings.output) != nullptr;
   const int64_t frames = request.target.frames;
   const auto finished = [&](const std::string& path, size_t index) {
@@ -102,7 +107,9 @@ void Session::run(const Settings& settings, JobResult& result) {
     for (int64_t t = 0; t < pixels.size(1); ++t) {
       const std::string& path = paths.at(index * static_cast<size_t>(frames) + first + t);
       const media::Image image = media::to_image(pixels.select(1, t));
-      files::write_file(path, media::encode_png(image, text_of(settings, request, index)));
+      const media::Text text = text_of(settings, request, index);
+      files::write_file(
+          path, is_jpeg(path) ? media::encode_jpeg(image, text) : media::encode_png(image, text));
       finished(path, index);
     }
   };
@@ -176,8 +183,18 @@ Engine Session::make_engine() {
 
 void Session::begin_phase(std::string_view phase, int64_t number) {
   phase_ = phase;
+  if (phase == "denoise" && model_.device().is_cpu()) watch_steps(number);
   if (options_.graph_rows > 0) make_graphs(phase == "denoise");
   if (options_.timeline != nullptr) options_.timeline->begin(phase, number);
+}
+
+// Tells of a long run as soon as its first step has shown how long one takes.
+void Session::watch_steps(int64_t number) {
+  if (number == 1) first_step_began_s_ = seconds_now();
+  if (number != 2 || steps_ == 0) return;
+  const auto rest = static_cast<double>(std::exchange(steps_, 0) - 1);
+  const std::string note = long_run_note((seconds_now() - first_step_began_s_) * rest);
+  if (!note.empty()) progress_.note(note);
 }
 
 void Session::load(std::string_view component) {
@@ -229,6 +246,17 @@ Error Session::does_not_fit(const Error& failure, const Request& request) {
   if (request.target.frames > 1) flags.emplace_back("a smaller --num_frames");
   flags.emplace_back("a smaller --height and --width");
   return {failure.code(), failure.message(), model::hint_of(flags), failure.tag()};
+}
+
+std::string long_run_note(double seconds) {
+  constexpr double kLong = 120.0;
+  if (seconds < kLong) return "";
+  const auto minutes = static_cast<int64_t>(std::round(seconds / 60.0));
+  const std::string time = minutes < 120 ? std::to_string(minutes) + " min"
+                                         : std::to_string((minutes + 30) / 60) + " hours";
+  return "note: the steps take about " + time +
+         " on this CPU; a smaller --height and --width, or fewer --num_inference_steps, are "
+         "quicker";
 }
 
 void JobRunner::run(const Job& job) {

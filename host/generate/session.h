@@ -57,6 +57,7 @@ class Session {
   uint64_t seed_of(const Settings& settings) const;
   void make_images(const Request& request, const Generator::OnFrames& on_frames);
   void begin_phase(std::string_view phase, int64_t number = 0);
+  void watch_steps(int64_t number);
   void load(std::string_view component);
   void make_graphs(bool wanted);
   void end_graphs();
@@ -70,11 +71,16 @@ class Session {
   progress::Progress& progress_;
   std::optional<run::SamplingRunner> sampling_;
   std::string phase_ = "load";  // what the generator does
+  int64_t steps_ = 0;           // of all images of this request; 0: nobody waits to be told
+  double first_step_began_s_ = 0.0;
   bool has_graphs_ = false;
   model::PinningProblem pinning_;
   const ModelRecord record_;
   Generator generator_;
 };
+
+// What to say of steps that will go on for so long; empty where nobody needs to be told.
+std::string long_run_note(double seconds);
 
 // Runs jobs of which one may fail without ending the others, unless other ranks wait for it. Not
 // thread-safe.

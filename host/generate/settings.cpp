@@ -219,7 +219,8 @@ const std::vector<Field>& fields() {
         .value_name = "FILE"},
        &Settings::latents},
       {{.name = "output",
-        .help = "file to write, over what is there: .png; of a clip .mp4, .webp or .gif, or .png, "
+        .help = "file to write, over what is there: .png or .jpg; of a clip .mp4, .webp or .gif, "
+                "or .png, "
                 "whose frames are out_0000.png, … or a pattern out_%03d.png; several images: "
                 "out_0.png, … or a pattern",
         .preset = "out.png",

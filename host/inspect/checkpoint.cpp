@@ -88,7 +88,7 @@ Thing inputs_of(const ModelFamily& family, const Detection& detection) {
   for (const InputSpec& input : family.inputs()) {
     if (!takes(family, detection, input)) continue;
     inputs.push_back({{"name", input.name},
-                      {"required", input.required},
+                      {"required", inputs::is_required(input, detection.variant)},
                       {"use", input.use == InputUse::kTrain      ? "train"
                               : input.use == InputUse::kGenerate ? "generate"
                                                                  : "both"},

@@ -5,6 +5,7 @@
 #include <jerror.h>
 
 #include "host/media/codec.h"
+#include "host/media/text_codec.h"
 
 namespace atelier::media {
 namespace {
@@ -104,10 +105,11 @@ bool starts_with(std::span<const uint8_t> bytes, std::string_view prefix) {
   return bytes.size() >= prefix.size() && std::equal(prefix.begin(), prefix.end(), bytes.begin());
 }
 
+constexpr std::string_view kExif("Exif\0\0", 6), kColors("ICC_PROFILE\0", 12);  // begin markers
+
 }  // namespace
 
 Raster read_jpeg(std::span<const uint8_t> bytes, bool pixels, const CheckSize& check) {
-  using namespace std::string_view_literals;
   JpegReader reader;
   if (!reader.read_header(bytes.data(), bytes.size())) throw DecodeError(reader.error());
   const jpeg_decompress_struct& jpeg = reader.jpeg();
@@ -120,11 +122,11 @@ Raster read_jpeg(std::span<const uint8_t> bytes, bool pixels, const CheckSize& c
   bool has_exif = false;
   for (jpeg_saved_marker_ptr marker = jpeg.marker_list; marker; marker = marker->next) {
     const std::span<const uint8_t> data(marker->data, marker->data_length);
-    if (marker->marker == JPEG_APP0 + 1 && !has_exif && starts_with(data, "Exif\0\0"sv)) {
-      raster.info.orientation = exif_orientation(data.subspan(6));
+    if (marker->marker == JPEG_APP0 + 1 && !has_exif && starts_with(data, kExif)) {
+      raster.info.orientation = exif_orientation(data.subspan(kExif.size()));
       has_exif = true;
     }
-    if (marker->marker == JPEG_APP0 + 2 && starts_with(data, "ICC_PROFILE\0"sv)) {
+    if (marker->marker == JPEG_APP0 + 2 && starts_with(data, kColors)) {
       raster.info.has_color_profile = true;
     }
   }
@@ -135,6 +137,17 @@ Raster read_jpeg(std::span<const uint8_t> bytes, bool pixels, const CheckSize& c
   raster.data.resize(row_bytes * raster.info.height);
   if (!reader.read_pixels(raster.data.data(), row_bytes)) throw DecodeError(reader.error());
   return raster;
+}
+
+std::string jpeg_comment(std::span<const uint8_t> bytes) {
+  JpegReader reader;
+  if (!reader.read_header(bytes.data(), bytes.size())) throw DecodeError(reader.error());
+  for (auto marker = reader.jpeg().marker_list; marker; marker = marker->next) {
+    const std::span<const uint8_t> data(marker->data, marker->data_length);
+    if (marker->marker == JPEG_APP0 + 1 && starts_with(data, kExif))
+      return exif_comment(data.subspan(kExif.size()));
+  }
+  return "";
 }
 
 }  // namespace atelier::media

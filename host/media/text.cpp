@@ -87,6 +87,7 @@ Text read_text(const std::filesystem::path& path) {
   try {
     if (format == "png") return png_text(bytes);
     if (format == "webp") return from_comment(webp_comment(bytes));
+    if (format == "jpeg") return from_comment(jpeg_comment(bytes));
     if (format == "gif") return from_comment(gif_comment(bytes));
   } catch (const DecodeError& error) {
     throw Error(ErrorCode::kDataLoss, path.string() + ": " + error.what(),

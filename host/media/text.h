@@ -19,7 +19,7 @@ std::string to_comment(const Text& text);
 // What to_comment() made a comment of; another program's comment has the keyword "comment".
 Text from_comment(std::string_view comment);
 
-// Returns the text of a PNG, WebP or GIF file; other images have none that is read.
+// Returns the text of a PNG, JPEG, WebP or GIF file; other images have none that is read.
 // Throws Error as probe_image().
 Text read_text(const std::filesystem::path& path);
 

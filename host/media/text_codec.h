@@ -19,6 +19,10 @@ std::vector<uint8_t> read_file(const std::filesystem::path& path);
 // Every text chunk. Throws DecodeError.
 Text png_text(std::span<const uint8_t> bytes);
 
+// The user's comment that a JPEG file's EXIF data hold; empty when they hold none. Throws
+// DecodeError.
+std::string jpeg_comment(std::span<const uint8_t> bytes);
+
 // The user's comment in ASCII that a TIFF block of EXIF data holds; empty when it holds none.
 std::string exif_comment(std::span<const uint8_t> tiff);
 // A block with this comment alone.

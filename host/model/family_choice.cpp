@@ -57,14 +57,13 @@ const plugins::Plugin* choose_family(const FamilyRequest& request, report::Probl
     }
   }
   const auto fitting = families_of_files(request, problems);
-  if (!request.plugin) {
+  if (!request.plugin && fitting.size() != 1) {
     std::string names;
     for (const plugins::Plugin* plugin : fitting)
       names += (names.empty() ? "" : " and ") + plugin->file.family;
     problems.add("--plugin is missing", names.empty()
                                             ? "name the model family; atelier plugins lists them"
-                                            : "the files are of " + names + "; add --plugin " +
-                                                  fitting.front()->file.family);
+                                            : "the files are of " + names + "; say which with --plugin");
   }
   return fitting.size() == 1 ? fitting.front() : nullptr;
 }

@@ -15,9 +15,9 @@ struct FamilyRequest {
   std::string plugin_path = {}, model_paths = {}, model_id_with_origin_paths = {};
 };
 
-// The plugin that --plugin names. Where that is missing or cannot be opened, it is a problem that
-// names the families that take the model's files, and the one that does, if it is one, is there for
-// checking the rest. null: none can be told.
+// The plugin that --plugin names; without it the one whose family takes the model's files. Where
+// several or none do, that is a problem that names them. One that is named and cannot be opened is
+// a problem too, and the files' family is there for checking the rest. null: none can be told.
 const plugins::Plugin* choose_family(const FamilyRequest& request, report::Problems& problems);
 
 }  // namespace atelier::model

@@ -60,7 +60,10 @@ void add_list(flags::Table& table, const std::string& name, std::string help,
 }
 
 void add_files(flags::Table& table, LoadRequest& r) {
-  table.add(plugin_flag())
+  flags::FlagSpec plugin = plugin_flag();
+  plugin.help += "; by default the one whose files they are";
+  plugin.required = false;
+  table.add(plugin)
       .add(plugin_path_flag())
       .text("model_paths", r.model_paths,
             "files, folders or globs: a path, paths between commas, or JSON '[\"a\", "

@@ -5,9 +5,11 @@
 
 #include "atelier/error.h"
 
+#include "formats/escape.h"
 #include "host/device/cuda.h"
 #include "host/device/simulated_device.h"
 #include "host/files/file_reader.h"
+#include "host/files/folder.h"
 #include "host/report/problems.h"
 #include "host/report/sizes.h"
 #include "memory/activation_budget.h"
@@ -49,7 +51,14 @@ std::vector<Storage> parse_allowed(const std::vector<std::string>& names) {
 
 memory::DeviceProfile profile_named(const std::string& name) {
   if (const auto known = memory::known_profile(name)) return *known;
-  return memory::parse_profile(files::read_text_file(name), name);
+  if (files::is_file(name)) return memory::parse_profile(files::read_text_file(name), name);
+  const std::vector<std::string> names = memory::profile_names();
+  const std::string nearest = report::nearest_name(name, names);
+  throw Error(ErrorCode::kNotFound,
+              "--device_profile: " + formats::quote_and_escape(name) + " is no file, and none of " +
+                  report::list_names(names, names.size()),
+              (nearest.empty() ? "" : "did you mean " + nearest + "? or ") +
+                  std::string("give a JSON file with the device's numbers"));
 }
 
 // The part of a device's limit that is planned with.

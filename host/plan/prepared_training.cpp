@@ -16,6 +16,7 @@
 #include "host/lora/lora_writer.h"
 #include "host/model/components.h"
 #include "host/model/encoder_check.h"
+#include "host/model/media_defaults.h"
 #include "host/model/sequence_check.h"
 #include "host/model/stages.h"
 #include "host/plan/size_guard.h"
@@ -301,7 +302,9 @@ class Preparation {
   void fill_clips(data::ClipOptions& clips) const {
     const std::optional<Detection> asked = denoiser();
     if (!asked) return;
-    const MediaDefaults media = family_.media_defaults(*asked);
+    const bool has_denoiser = run_.model && run_.model->stages().first() != nullptr;
+    const MediaDefaults media =
+        has_denoiser ? model::media_defaults(*run_.model) : family_.media_defaults(*asked);
     clips.model_fps = media.fps;
     clips.model_frames = media.target.frames;
     clips.seed = config_.seed;

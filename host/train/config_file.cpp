@@ -313,7 +313,10 @@ std::vector<flags::GivenValue> parse_config_text(const std::string& text, const 
     }
     const std::string place = line + name;
     try {
-      values.push_back({name, value_text(*flag, node), place});
+      const toml::array* const several = flag->repeated ? node.as_array() : nullptr;
+      if (several == nullptr) values.push_back({name, value_text(*flag, node), place});
+      for (size_t i = 0; several != nullptr && i < several->size(); ++i)
+        values.push_back({name, value_text(*flag, *several->get(i)), place});
     } catch (const Error& error) {
       problems.add(error.at(place));
     }

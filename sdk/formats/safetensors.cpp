@@ -450,6 +450,12 @@ std::optional<ParseError> sniff(std::string_view first_bytes, std::string_view e
     return ParseError("ST_GGUF", "is a GGUF file, which is not supported",
                       "use the safetensors files of the model", 0);
   }
+  for (const auto& [magic, name] :
+       {std::pair{"\x89PNG", "PNG"}, {"\xff\xd8\xff", "JPEG"}, {"GIF8", "GIF"}}) {
+    if (bytes.starts_with(magic))
+      return ParseError("ST_IMAGE", std::string("is a ") + name + " image, and holds no tensors",
+                        "give a safetensors file", 0);
+  }
   const std::string lower = to_lower(bytes.substr(0, 64));
   const size_t text = lower.find_first_not_of(" \t\r\n");
   const std::string_view page =

@@ -308,7 +308,7 @@ class Experts(unittest.TestCase):
     def test_outputs_that_cannot_be_are_told_before_anything_is_loaded(self):
         flags = ["generate", *self.model(), "--prompt", "a cat"]
         for output, more, said in (
-                ("a.mov", [], '--output: "a.mov" does not end in .png, .mp4, .webp or .gif'),
+                ("a.mov", [], '--output: "a.mov" does not end in .png, .jpg, .mp4, .webp or .gif'),
                 ("a.webp", [], '--output: "a.webp" is a clip\'s file, and one frame is an image; end the name in .png'),
                 ("a.gif", ["--num_frames", 3, "--fps", 60], "--fps: 60 is above 50, the most that .gif shows"),
                 ("a.gif", ["--num_frames", 3, "--fps", 0], "--fps: 0 is below 0.01"),

@@ -398,6 +398,7 @@ TEST_CASE("Files of another kind are named", "[safetensors]") {
   CHECK(kind(std::string("\x80\x02}q\x01(X\x04\0\0", 10)) == "ST_PICKLE");
   CHECK(kind("\x80\x05\x95" + std::string(20, 'x')) == "ST_PICKLE");
   CHECK(kind(std::string("GGUF\x03\0\0\0\0\0\0\0", 12)) == "ST_GGUF");
+  CHECK(kind(std::string("\x89PNG\r\n\x1a\n\0\0\0\r", 12)) == "ST_IMAGE");
   CHECK(kind("<!DOCTYPE html><html>") == "ST_HTML");
   CHECK(kind("\n <HTML lang=en>") == "ST_HTML");
   CHECK(kind("<?xml version=\"1.0\"?>") == "ST_HTML");

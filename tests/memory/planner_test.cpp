@@ -542,6 +542,16 @@ TEST_CASE("Profiles are known by name or read", "[planner]") {
   CHECK(known_profile("4090")->copy_bytes_per_second <
         known_profile("h200")->copy_bytes_per_second);
   CHECK(!known_profile("h201"));
+  CHECK(!known_profile("rtx"));
+  CHECK(known_profile("rtx3060")->name == "3060");
+  for (const std::string& name : profile_names()) {
+    const DeviceProfile profile = known_profile(name).value();
+    INFO(name);
+    CHECK(profile.memory_bytes > int64_t{7} << 30);
+    CHECK(profile.flops_16 > profile.flops_32);
+    CHECK(profile.attention_flops > 0);
+    CHECK(profile.memory_bytes_per_second > 5 * profile.copy_bytes_per_second);
+  }
   const std::string text =
       R"({"name": "a100", "memory_gib": 80, "tflops_16": 220, "tflops_32": 19,
           "attention_tflops": 160, "memory_gb_per_s": 1900, "copy_gb_per_s": 24})";

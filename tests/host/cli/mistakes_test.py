@@ -81,12 +81,11 @@ class Mistakes(unittest.TestCase):
 
     def test_a_missing_family_hides_no_other_mistake(self):
         self.refused("generate", "--prompt", "x", "--height", "tall", "--model_paths", "nowhere", "--seed", "x",
-                     "--output", "no/where.png", "--vram", "much", "--widht", "64", "--tile_size", "1.5",
+                     "--output", "/dev/null/where.png", "--vram", "much", "--widht", "64", "--tile_size", "1.5",
                      says=["--plugin is missing", "nowhere: No such file", '--height: "tall"', "--seed: ",
-                           "no folder", "--vram", "did you mean --width?", "--tile_size"], count=8)
+                           "is no folder", "--vram", "did you mean --width?", "--tile_size"], count=8)
         self.refused("generate", "--prompt", "x", "--height", "1000", "--model_paths", MODEL,
-                     says=["--plugin is missing; the files are of qwen_image; add --plugin qwen_image",
-                           "--height: 1000 is no multiple"], count=2)
+                     says=["--height: 1000 is no multiple"], count=1)
         for command in ("train", "cache"):
             self.refused(command, "--learning_rate", "much", "--batch_size", "0", "--dataset_base_path", "nowhere",
                          "--lora_base_model", "dit", "--model_paths", "absent",
@@ -94,7 +93,7 @@ class Mistakes(unittest.TestCase):
                          count=5)
             self.refused(command, "--model_paths", MODEL, "--dataset_base_path", "nowhere", "--lora_base_model", "dti",
                          "--learning_rate", "much",
-                         says=["add --plugin qwen_image", "did you mean dit?", "--learning_rate: ", "nowhere"], count=4)
+                         says=["did you mean dit?", "--learning_rate: ", "nowhere"], count=3)
         self.refused("plan", "train", "--batch_size", "0", "--dataset_base_path", "nowhere",
                      says=["--plugin is missing", "--batch_size: 0", "nowhere"])
 

@@ -54,6 +54,26 @@ TEST_CASE("Values follow their flag or an equals sign", "[flags]") {
   CHECK_THROWS_AS(flags.text("no_such"), Error);
 }
 
+TEST_CASE("The flags that are typed most have one letter", "[flags]") {
+  const ParsedFlags flags = parse({"-p", "a red cat", "-S", "-3", "-C", "-1.5", "-s", "7"});
+  CHECK(flags.text("prompt") == "a red cat");
+  CHECK(flags.integer("seed") == -3);
+  CHECK(flags.real("cfg_scale") == -1.5);
+  CHECK(flags.integer("num_inference_steps") == 7);
+  CHECK(peek_flag(std::vector<std::string>{"-m", "a"}, "model_paths") == "a");
+  CHECK(help_text(command()).find("what to paint (required)") == std::string::npos);
+  CHECK(help_text(command()).find("what to paint (or -p) (required)") != std::string::npos);
+  using Code = ErrorCode;
+  expect_error(Code::kInvalidArgument, {"--prompt: a value is missing"}, [] {
+    parse({"-p", "-s", "3"});
+  });
+  expect_error(Code::kInvalidArgument, {"--seed: given twice"}, [] {
+    parse({"-p", "x", "-S", "1", "--seed", "2"});
+  });
+  // A command without the flag has no such name.
+  expect_error(Code::kInvalidArgument, {"\"-o\" is no flag of paint"}, [] { parse({"-o", "x"}); });
+}
+
 TEST_CASE("Choices by component are checked one by one", "[flags]") {
   CommandSpec spec = command();
   spec.flags.back().by_component = true;
@@ -81,10 +101,10 @@ TEST_CASE("A value may be empty, look like a flag, or stand for false", "[flags]
 }
 
 TEST_CASE("Values of a file stand below those of the command line", "[flags]") {
-  const std::vector<GivenValue> below = {{"seed", "7", "run.toml:1: seed"},
-                                         {"seed", "8", "old.toml:1: seed"},
-                                         {"cfg_scale", "2", "run.toml:2: cfg_scale"},
-                                         {"prompt", "cat", "run.toml:3: prompt"}};
+  const std::vector<GivenValue> below = {
+      {"seed", "7", "run.toml:1: seed"},           {"seed", "8", "old.toml:1: seed"},
+      {"cfg_scale", "2", "run.toml:2: cfg_scale"}, {"lora", "a", "run.toml:4: lora"},
+      {"lora", "b", "run.toml:4: lora"},           {"prompt", "cat", "run.toml:3: prompt"}};
   report::Problems problems;
   const std::vector<std::string> arguments = {"--cfg_scale", "3"};
   const ParsedFlags flags = parse_flags(command(), arguments, below, problems);
@@ -92,6 +112,7 @@ TEST_CASE("Values of a file stand below those of the command line", "[flags]") {
   CHECK(flags.integer("seed") == 7);
   CHECK(flags.real("cfg_scale") == 3);
   CHECK(flags.text("prompt") == "cat");
+  CHECK(flags.texts("lora") == std::vector<std::string>{"a", "b"});
   CHECK(flags.is_given("seed"));
   CHECK(flags.place("seed") == "run.toml:1: seed");
   CHECK(flags.place("cfg_scale") == "--cfg_scale");
@@ -196,7 +217,7 @@ TEST_CASE("Every mistake is named, with the flag that was meant", "[flags]") {
   expect_error(ErrorCode::kInvalidArgument, {"takes flags only"}, [] {
     parse({"--prompt=x", "cat"});
   });
-  expect_error(ErrorCode::kInvalidArgument, {"\"-s\""}, [] { parse({"--prompt=x", "-s", "3"}); });
+  expect_error(ErrorCode::kInvalidArgument, {"\"-x\""}, [] { parse({"--prompt=x", "-x", "3"}); });
   expect_error(ErrorCode::kInvalidArgument, {R"(\x1b)"}, [] {
     parse({"--prompt=x", "--\x1b[31m", "3"});
   });

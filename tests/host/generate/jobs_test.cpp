@@ -241,11 +241,12 @@ TEST_CASE("Outputs that do not fit what is made are told", "[jobs]") {
     return message_of(problems);
   };
   CHECK_THAT(said("a.mov"),
-             Contains("--output: \"a.mov\" does not end in .png, .mp4, .webp or .gif"));
+             Contains("--output: \"a.mov\" does not end in .png, .jpg, .mp4, .webp or .gif"));
   CHECK_THAT(said("a.gif"),
              Contains("\"a.gif\" is a clip's file, and one frame is an image; end the "
                       "name in .png, or make more frames with --num_frames"));
-  CHECK(said("a.PNG").empty());
+  for (const char* output : {"a.PNG", "a.jpg", "a.JPEG", "no/such/a.png"})
+    CHECK(said(output) == "");
   settings.num_frames = 5;
   for (const char* output : {"a.mp4", "a.webp", "a.gif", "a.png"}) CHECK(said(output) == "");
   CHECK_THAT(said("a.gif", {}), Contains("--fps is missing"));
@@ -254,7 +255,7 @@ TEST_CASE("Outputs that do not fit what is made are told", "[jobs]") {
   settings.width = 20'000;
   CHECK_THAT(said("a.webp"), Contains("20000 pixels are more than .webp holds, 16383"));
   settings.num_frames.reset();  // the model is not known
-  CHECK_THAT(said("no/a.webp"), Contains("there is no folder \"no\""));
+  CHECK_THAT(said("/dev/null/no/a.webp"), Contains("\"/dev/null\" is no folder"));
   CHECK_THAT(check([] {
                Settings bad = good_settings();
                bad.fps = 0.0;
@@ -314,7 +315,7 @@ TEST_CASE("Good settings pass, and every mistake is found at once", "[settings]"
   bad.num_images = 0;
   bad.batch_size = 0;
   bad.denoising_strength = 1.5;
-  bad.output = "no/such/folder/out.jpg";
+  bad.output = "/dev/null/folder/out.tga";
   bad.family_inputs.clear();
   const std::string message = check(bad);
   using Catch::Contains;
@@ -329,7 +330,7 @@ TEST_CASE("Good settings pass, and every mistake is found at once", "[settings]"
   REQUIRE_THAT(message, Contains("--denoising_strength: 1.5"));
   REQUIRE_THAT(message, Contains("there is no input image to start from"));
   REQUIRE_THAT(message, Contains("does not end in .png"));
-  REQUIRE_THAT(message, Contains("there is no folder \"no/such/folder\""));
+  REQUIRE_THAT(message, Contains("\"/dev/null\" is no folder"));
   REQUIRE_THAT(message, Contains("--edit_strength is missing"));
   REQUIRE_THAT(check(bad, {"jobs.jsonl", 3}),
                Contains("jobs.jsonl:3: height: 1000 is no multiple"));

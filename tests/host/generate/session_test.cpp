@@ -1,6 +1,7 @@
 #include "host/generate/session.h"
 
 #include "host/files/safetensors_writer.h"
+#include "host/generate/request.h"
 #include "host/media/png.h"
 #include "tests/host/train/image_toy.h"
 #include "tests/support/traced_graphs.h"
@@ -242,4 +243,50 @@ TEST_CASE("A job that is stopped leaves no graphs, and the next one makes its ow
   session.run(settings, result);
   CHECK(read_bytes(settings.output) == expected);
   CHECK(graphs_made.live == 0);
+}
+
+TEST_CASE("What is left open is what the model's folder says that it is for", "[session]") {
+  const auto filled = [](const std::string& index, Settings settings = {}) {
+    Studio studio;
+    if (!index.empty()) test::write_bytes(studio.folder / "model/model_index.json", index);
+    fill_target(settings, *studio.model);
+    return settings;
+  };
+  const MediaTarget family = target_of(filled(""));
+  CHECK(family.height == 1024);
+  CHECK(target_of(filled(R"({"_class_name": "Toy"})")) == family);
+  const Settings own =
+      filled(R"({"_media_defaults": {"height": 32, "width": 48, "num_frames": 5, "fps": 8.5}})");
+  CHECK(target_of(own) == MediaTarget{5, 32, 48});
+  CHECK(own.fps == 8.5);
+  CHECK(target_of(filled(R"({"_media_defaults": {"width": 48}})")) ==
+        MediaTarget{family.frames, family.height, 48});
+  Settings said;
+  said.height = 64;
+  CHECK(target_of(filled(R"({"_media_defaults": {"height": 32, "width": 48}})", said)) ==
+        MediaTarget{family.frames, 64, 48});
+}
+
+TEST_CASE("A folder that says nonsense of its model is refused, and the entry is named",
+          "[session]") {
+  const auto [entries, what] = GENERATE(table<std::string, std::string>({
+      {R"({"height": "big"})", "\"height\" is no whole number from 1 to 1000000"},
+      {R"({"width": 0})", "\"width\" is no whole number from 1 to 1000000"},
+      {R"({"num_frames": -5})", "\"num_frames\" is no whole number from 1 to 1000000"},
+      {R"({"fps": 0})", "\"fps\" is no rate"},
+      {R"({"depth": 3})", "\"depth\" is not known"},
+      {R"([128, 128])", "_media_defaults is no JSON object"},
+  }));
+  Studio studio;
+  test::write_bytes(studio.folder / "model/model_index.json",
+                    "{\"_media_defaults\": " + entries + "}");
+  Settings settings;
+  test::expect_error(ErrorCode::kDataLoss, {"model/model_index.json: _media_defaults", what},
+                     [&] { fill_target(settings, *studio.model); });
+}
+
+TEST_CASE("Who waits long for steps is told how long", "[session]") {
+  CHECK(long_run_note(119).empty());
+  CHECK(long_run_note(900).starts_with("note: the steps take about 15 min on this CPU"));
+  CHECK(long_run_note(5 * 3600).find("about 5 hours") != std::string::npos);
 }

