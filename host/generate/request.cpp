@@ -7,11 +7,13 @@
 #include "atelier/error.h"
 #include "atelier/named_inputs.h"
 
+#include "host/files/file_reader.h"
 #include "host/generate/sigma_schedule.h"
 #include "host/inputs/image_file.h"
 #include "host/inputs/parse.h"
 #include "host/inputs/read.h"
 #include "host/media/frame_rate.h"
+#include "host/model/config_check.h"
 #include "host/model/media_defaults.h"
 #include "host/model/stages.h"
 
@@ -150,6 +152,47 @@ void fill_target(Settings& s, const model::LoadedModel& model) {
   fill(s.num_frames, said.frames, preset.target.frames);
   fill(s.height, said.height, preset.target.height);
   fill(s.width, said.width, preset.target.width);
+}
+
+namespace {
+
+constexpr const char* kOfFolder = "diffusers";  // the schedule that goes by the model's folder
+
+// Under --schedule diffusers.
+void fill_from_scheduler(Settings& s, const model::FolderFile& file) {
+  const TensorIndex scheduler({}, file.fields);
+  const auto name = file.fields.find("_class_name");
+  const auto is_class = [&](const char* wanted) {
+    return name != file.fields.end() && name->second == ConfigValue(wanted);
+  };
+  auto shift = scheduler.config_real("flow_shift");
+  if (!shift) shift = scheduler.config_real("shift");
+  if (is_class("FlowMatchEulerDiscreteScheduler") && s.solver.empty()) {
+    throw Error(ErrorCode::kUnsupported,
+                "--schedule " + std::string(kOfFolder) + ": " + files::display_path(file.path) +
+                    " is a FlowMatchEulerDiscreteScheduler, whose levels are not made under this "
+                    "name",
+                "choose another schedule, and its shift with --flow_shift");
+  }
+  if (is_class("DPMSolverMultistepScheduler") && s.solver.empty()) s.solver = "dpm++";
+  if (!s.flow_shift && s.sigmas.empty()) s.flow_shift = shift;
+}
+
+}  // namespace
+
+void fill_from_folder(Settings& s, const model::LoadedModel& model) {
+  const std::vector<model::RangedDenoiser>& denoisers = model.stages().denoisers;
+  if (denoisers.empty()) return;
+  for (const model::FolderFile& file :
+       model::folder_files(model.find_part(denoisers.front().name())->checkpoint)) {
+    if (file.prefix == "scheduler." && s.schedule == kOfFolder) fill_from_scheduler(s, file);
+    if (file.prefix != "model_index." || denoisers.size() != 2 || s.switch_boundary) continue;
+    const TensorIndex index({}, file.fields);
+    constexpr const char* kBoundary = "boundary_ratio";
+    if (index.has_null(kBoundary)) continue;
+    const auto boundary = index.config_real(kBoundary);
+    if (boundary && *boundary != denoisers.back().range.high) s.switch_boundary = boundary;
+  }
 }
 
 std::string_view renorm_name(CfgRenorm renorm) {

@@ -2,10 +2,14 @@
 
 #include <algorithm>
 
+#include <filesystem>
+
 #include "atelier/error.h"
 
 #include "formats/escape.h"
 #include "formats/json.h"
+#include "host/files/config_json.h"
+#include "host/files/file_reader.h"
 
 namespace atelier::model {
 
@@ -19,12 +23,13 @@ std::string list_values(const std::vector<ConfigValue>& values) {
 
 // What is wrong with one field; nullopt: nothing.
 std::optional<Error> problem_of(const ConfigFields& fields, const TensorIndex::Config& config,
-                                const std::string& name, const ConfigValue& value) {
+                                const std::string& name, const ConfigValue& value,
+                                const std::string& prefix) {
   const std::string place = "config field " + formats::quote_and_escape(name);
-  const ConfigField* row = fields.find(name);
+  const ConfigField* row = fields.find(prefix + name);
   if (row == nullptr)
     return Error(ErrorCode::kUnsupported, place + " is not known",
-                 "take it out of config.json if it does not change what the model computes",
+                 "take it out of the file if it does not change what the model computes",
                  "CONFIG_FIELD");
   using Use = ConfigField::Use;
   if (row->use != Use::kFixed && row->use != Use::kTold) return std::nullopt;
@@ -41,11 +46,13 @@ std::optional<Error> problem_of(const ConfigFields& fields, const TensorIndex::C
                "only models of that form can be loaded", "CONFIG_FIELD");
 }
 
-void check_config(const ConfigFields& fields, const TensorIndex::Config& config) {
+// `prefix`: of the fields' names in the table.
+void check_config(const ConfigFields& fields, const TensorIndex::Config& config,
+                  const std::string& prefix = {}) {
   std::optional<Error> first;
   std::string message;
   for (const auto& [name, value] : config) {
-    const std::optional<Error> problem = problem_of(fields, config, name, value);
+    const std::optional<Error> problem = problem_of(fields, config, name, value, prefix);
     if (!problem) continue;
     message += (first ? "; " : "") + problem->message();
     if (!first) first = problem;
@@ -60,6 +67,61 @@ std::optional<Detection> detect_with_config(const ModelFamily& family,
   std::optional<Detection> part = family.detect(checkpoint, hint);
   if (part) check_config(family.config_fields(*part), checkpoint.config());
   return part;
+}
+
+namespace {
+
+// A component of a model_index.json: ["diffusers", "AutoencoderKLWan"], or [null, null].
+bool is_component(const ConfigValue& value) {
+  const auto* text = std::get_if<std::string>(&value);
+  return std::holds_alternative<std::vector<std::string>>(value) ||
+         (text != nullptr && text->starts_with('['));
+}
+
+}  // namespace
+
+std::vector<FolderFile> folder_files(const files::Checkpoint& component) {
+  namespace fs = std::filesystem;
+  constexpr std::pair<const char*, const char*> kFiles[] = {
+      {"scheduler/scheduler_config.json", "scheduler."},
+      {"model_index.json", "model_index."},
+      {"image_processor/preprocessor_config.json", "image_processor."}};
+  std::vector<FolderFile> found;
+  const fs::path folder = fs::absolute(component.folder()).lexically_normal().parent_path();
+  for (const auto& [name, prefix] : kFiles) {
+    const std::string path = (folder / name).string();
+    std::error_code failure;
+    if (!fs::is_regular_file(path, failure)) continue;
+    FolderFile file = {path, prefix, {}};
+    try {
+      file.fields = files::parse_config(files::read_text_file(path));
+    } catch (const formats::ParseError& error) {
+      throw files::at_file(path, error, ErrorCode::kDataLoss);
+    } catch (const Error& error) {
+      throw error.at(files::display_path(path));
+    }
+    if (file.prefix == "model_index.")
+      std::erase_if(file.fields, [](const auto& field) { return is_component(field.second); });
+    found.push_back(std::move(file));
+  }
+  return found;
+}
+
+bool has_rows_for(const ConfigFields& fields, const FolderFile& file) {
+  return std::ranges::any_of(fields.rows(), [&](const ConfigField& row) {
+    return row.name.starts_with(file.prefix);
+  });
+}
+
+void check_folder_file(const ConfigFields& fields, const FolderFile& file) {
+  try {
+    check_config(fields, file.fields, file.prefix);
+  } catch (const Error& error) {
+    throw Error(error.code(), files::display_path(file.path) + ": " + error.message(),
+                "take it out of the file where it does not matter; generate has --schedule, "
+                "--flow_shift and --solver",
+                error.tag());
+  }
 }
 
 }  // namespace atelier::model

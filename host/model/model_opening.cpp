@@ -1,6 +1,7 @@
 // From what the user named to a model without weights: LoadedModel::open(), step by step.
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
 #include <ATen/ATen.h>
 
@@ -12,6 +13,7 @@
 #include "host/files/file_reader.h"
 #include "host/files/model_paths.h"
 #include "host/model/components.h"
+#include "host/model/config_check.h"
 #include "host/model/model_loader.h"
 #include "host/model/request_checks.h"
 #include "host/model/stages.h"
@@ -147,6 +149,7 @@ class LoadedModel::Opening {
          recognise(family_, found_.checkpoints, request_.hints, request_.lenders, problems_))
       take_parts(checkpoint);
     leave_out_other_variants();
+    check_folder();
     are_files_right_ = problems_.size() == before;
   }
 
@@ -216,6 +219,20 @@ class LoadedModel::Opening {
                             "CHECKPOINT_VARIANT"));
       return true;
     });
+  }
+
+  // What the model's folder says beside its components, each file of it once.
+  void check_folder() {
+    std::set<std::string> checked;
+    for (const LoadedPart& part : model_->parts_) {
+      problems_.collect([&] {
+        const ConfigFields fields = family_.config_fields(part.detection);
+        for (const FolderFile& file : folder_files(part.checkpoint)) {
+          if (has_rows_for(fields, file) && checked.insert(file.path).second)
+            check_folder_file(fields, file);
+        }
+      });
+    }
   }
 
   bool is_needed(const ComponentSpec& spec) const {

@@ -78,7 +78,9 @@ generate::Settings PreparedGeneration::filled_base() const {
 void PreparedGeneration::check(generate::Job& job, report::Problems& problems) {
   const size_t before = problems.size();
   problems.collect([&] {
-    if (model_) generate::fill_target(job.settings, *model_);
+    if (!model_) return;
+    generate::fill_target(job.settings, *model_);
+    generate::fill_from_folder(job.settings, *model_);
   });
   const bool has_target = problems.size() == before;
   const std::string_view variant = model_ ? model_->stages().variant : std::string_view();

@@ -394,7 +394,10 @@ class Preparation {
   void check_prompt(generate::Job& job) {
     const size_t before = problems_.size();
     try {
-      if (run_.model) generate::fill_target(job.settings, *run_.model);
+      if (run_.model) {
+        generate::fill_target(job.settings, *run_.model);
+        generate::fill_from_folder(job.settings, *run_.model);
+      }
     } catch (const Error& error) {  // of its pictures
       problems_.add(error.at(job.place.of("prompt")));
     }

@@ -11,6 +11,26 @@ using atelier::ConfigFields;
 using atelier::ConfigValue;
 using atelier::Detection;
 
+namespace {
+
+// What diffusers' scheduler of a model's folder says: the schedules have just these numbers.
+ConfigFields scheduler_fields() {
+  ConfigFields fields;
+  fields.of_diffusers({"FlowMatchEulerDiscreteScheduler"})
+      .fixed("num_train_timesteps", {1000})
+      .fixed("shift", {6})
+      .fixed("shift_terminal", {nullptr})
+      // Of shifts by the number of tokens, which are off.
+      .ignored({"base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len",
+                "time_shift_type"});
+  for (const char* off : {"use_dynamic_shifting", "invert_sigmas", "stochastic_sampling",
+                          "use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas"})
+    fields.fixed(off, {false});
+  return fields;
+}
+
+}  // namespace
+
 ConfigFields dit_fields(const Detection& part) {
   const auto c = atelier::config_of<DitConfig>(part);
   using Values = std::vector<ConfigValue>;
@@ -29,7 +49,8 @@ ConfigFields dit_fields(const Detection& part) {
       .told("cap_feat_dim", {c.text_width})
       .told("in_channels", {c.channels})
       .told("out_channels", {c.channels, nullptr})
-      .read({"patch_size", "axes_dim_rope", "norm_eps"});
+      .read({"patch_size", "axes_dim_rope", "norm_eps"})
+      .add(scheduler_fields(), "scheduler.");
   return fields;
 }
 

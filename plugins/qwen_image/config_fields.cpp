@@ -10,6 +10,29 @@ using atelier::ConfigFields;
 using atelier::ConfigValue;
 using atelier::Detection;
 
+namespace {
+
+// What diffusers' scheduler of a model's folder says: the default schedule has just these numbers.
+ConfigFields scheduler_fields() {
+  ConfigFields fields;
+  fields.of_diffusers({"FlowMatchEulerDiscreteScheduler"})
+      .fixed("num_train_timesteps", {1000})
+      .fixed("shift", {1})
+      .fixed("shift_terminal", {0.02})
+      .fixed("use_dynamic_shifting", {true})
+      .fixed("time_shift_type", {"exponential"})
+      .fixed("base_shift", {0.5})
+      .fixed("max_shift", {0.9})
+      .fixed("base_image_seq_len", {256})
+      .fixed("max_image_seq_len", {8192});
+  for (const char* off : {"invert_sigmas", "stochastic_sampling", "use_karras_sigmas",
+                          "use_exponential_sigmas", "use_beta_sigmas"})
+    fields.fixed(off, {false});
+  return fields;
+}
+
+}  // namespace
+
 ConfigFields dit_fields(const Detection& part) {
   const auto c = dit_config(part);
   ConfigFields fields;
@@ -24,7 +47,8 @@ ConfigFields dit_fields(const Detection& part) {
       .told("in_channels", {c.channels * kPatch * kPatch})
       .told("out_channels", {c.channels})
       .fixed("patch_size", {kPatch})
-      .read({"axes_dims_rope", "zero_cond_t", "use_additional_t_cond", "use_layer3d_rope"});
+      .read({"axes_dims_rope", "zero_cond_t", "use_additional_t_cond", "use_layer3d_rope"})
+      .add(scheduler_fields(), "scheduler.");
   return fields;
 }
 

@@ -211,10 +211,37 @@ std::optional<Detection> detect_clip(const TensorIndex& checkpoint) {
     if (!prefix) continue;
     const PartView view(checkpoint, *prefix, "image encoder");
     view.refuse_quantised();
+    if (!checkpoint.config().empty() && !checkpoint.config().contains("hidden_act"))
+      view.refuse("has no hidden_act in its config, which means quick_gelu", atelier::kOwnConfig);
     return atelier::detection_of("image_encoder", names.spelling, read_clip(view, names), *prefix);
   }
   return std::nullopt;
 }
+
+namespace {
+
+// What a folder says of how images are brought to the encoder.
+ConfigFields processor_fields(int64_t side) {
+  const auto reals = [](const double (&values)[3]) {
+    return std::vector<double>(std::begin(values), std::end(values));
+  };
+  ConfigFields fields;
+  fields.told("size.shortest_edge", {side})
+      .told("crop_size.height", {side})
+      .told("crop_size.width", {side})
+      .fixed("image_mean", {reals(kMean)})
+      .fixed("image_std", {reals(kStd)})
+      .fixed("resample", {3})
+      .ignored({"rescale_factor", "do_convert_rgb", "image_processor_type",
+                "feature_extractor_type", "processor_class", "_*", "data_format",
+                "input_data_format", "default_to_square", "device", "return_tensors",
+                "disable_grouping"});
+  for (const char* on : {"do_resize", "do_center_crop", "do_normalize", "do_rescale"})
+    fields.fixed(on, {true});
+  return fields;
+}
+
+}  // namespace
 
 ConfigFields clip_fields(const Detection& part) {
   const auto c = atelier::config_of<ClipConfig>(part);
@@ -228,7 +255,8 @@ ConfigFields clip_fields(const Detection& part) {
       .told("image_size", {c.image_side()})
       .fixed("num_channels", {3})
       .fixed("hidden_act", {"gelu"})
-      .read({"num_hidden_layers", "num_attention_heads", "layer_norm_eps"});
+      .read({"num_hidden_layers", "num_attention_heads", "layer_norm_eps"})
+      .add(processor_fields(c.image_side()), "image_processor.");
   return fields;
 }
 

@@ -18,6 +18,39 @@ ConfigValue or_null(int64_t value) {
   return value == 0 ? ConfigValue(nullptr) : ConfigValue(value);
 }
 
+// What diffusers' scheduler of a model's folder says. The class and its shift are taken by
+// --schedule diffusers.
+ConfigFields scheduler_fields() {
+  ConfigFields fields;
+  fields
+      .of_diffusers({"UniPCMultistepScheduler", "DPMSolverMultistepScheduler",
+                     "FlowMatchEulerDiscreteScheduler"})
+      .ignored({"flow_shift", "shift"})
+      .fixed("num_train_timesteps", {1000})
+      .fixed("prediction_type", {"flow_prediction"})
+      .fixed("use_flow_sigmas", {true})
+      .fixed("final_sigmas_type", {"zero"})
+      .fixed("shift_terminal", {nullptr})
+      .fixed("solver_order", {2})
+      .fixed("solver_type", {"bh2", "midpoint"})  // of UniPC, and of DPM-Solver++
+      .fixed("algorithm_type", {"dpmsolver++"})
+      .fixed("predict_x0", {true})
+      .fixed("lower_order_final", {true})
+      .fixed("disable_corrector", {std::vector<double>()})
+      .fixed("solver_p", {nullptr})
+      .fixed("variance_type", {nullptr});
+  for (const char* off : {"thresholding", "use_karras_sigmas", "use_exponential_sigmas",
+                          "use_beta_sigmas", "use_lu_lambdas", "use_dynamic_shifting",
+                          "euler_at_final", "invert_sigmas", "stochastic_sampling"})
+    fields.fixed(off, {false});
+  // For other levels than those of flows, and for what is off.
+  fields.ignored({"beta_start", "beta_end", "beta_schedule", "trained_betas", "timestep_spacing",
+                  "steps_offset", "rescale_betas_zero_snr", "lambda_min_clipped", "sigma_min",
+                  "sigma_max", "dynamic_thresholding_ratio", "sample_max_value", "time_shift_type",
+                  "base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len"});
+  return fields;
+}
+
 }  // namespace
 
 ConfigFields dit_fields(const Detection& part) {
@@ -53,7 +86,11 @@ ConfigFields dit_fields(const Detection& part) {
       .told("out_channels", {c.channels, nullptr})
       .told("image_dim", {or_null(c.image_width)})
       .told("added_kv_proj_dim", {or_null(c.image_width > 0 ? c.width : 0)})
-      .told("pos_embed_seq_len", {or_null(c.image_rows)});
+      .told("pos_embed_seq_len", {or_null(c.image_rows)})
+      .add(scheduler_fields(), "scheduler.")
+      // Generation changes experts where the folder says.
+      .ignored({"model_index._*", "model_index.boundary_ratio"})
+      .fixed("model_index.expand_timesteps", {c.channels == kWideChannels});
   return fields;
 }
 

@@ -2,6 +2,7 @@
 way the files are spelled."""
 
 import contextlib
+import json
 import pathlib
 import sys
 import tempfile
@@ -304,6 +305,39 @@ class WanPipelineTest(unittest.TestCase):
                 "wan, clips of DPM-Solver++",
                 self.ours(latents, solver="dpm++", num_inference_steps=steps, flow_shift=shift),
                 self.reference(latents, scheduler=scheduler, num_inference_steps=steps))
+
+    @contextlib.contextmanager
+    def scheduler_of(self, **changes):
+        """While it holds, the model's folder has a scheduler that says something else."""
+        path = self.models.model / "scheduler/scheduler_config.json"
+        text = path.read_text()
+        path.write_text(json.dumps(json.loads(text) | changes))
+        try:
+            yield
+        finally:
+            path.write_text(text)
+
+    def test_the_shift_of_the_folder_is_taken(self):
+        latents = wan_checks.noise(5, 32, 48, seed=50)
+        with self.scheduler_of(flow_shift=8.0):
+            got = self.ours(latents, num_inference_steps=4)
+            said = self.ours(latents, num_inference_steps=4, flow_shift=3)
+        compare.assert_images("wan, clips shifted by the folder", got,
+                              self.reference(latents, shift=8.0, num_inference_steps=4))
+        compare.assert_images("wan, clips shifted by the user", said,
+                              self.reference(latents, num_inference_steps=4))
+        self.assertGreater(wan_checks.difference(got, said), 2, "the shift proves nothing")
+
+    def test_what_a_folder_says_and_is_not_computed_is_refused_by_its_name(self):
+        latents = wan_checks.noise(1, 32, 48, seed=51)
+        for name, value in dict(prediction_type="epsilon", num_train_timesteps=2000, solver_order=1,
+                                disable_corrector=[0], thresholding=True, shift_terminal=0.1,
+                                final_sigmas_type="sigma_min", lower_order_final=False,
+                                solver_type="bh1", _class_name="DDIMScheduler",
+                                unheard_of=1).items():
+            with self.subTest(name), self.scheduler_of(**{name: value}), \
+                    self.assertRaisesRegex(Exception, f'scheduler_config.json: config field "{name}"'):
+                self.ours(latents, num_inference_steps=2)
 
     def test_an_empty_prompt_is_that_of_diffusers(self):
         latents = wan_checks.noise(5, 32, 48, seed=49)

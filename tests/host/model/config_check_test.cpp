@@ -94,3 +94,33 @@ TEST_CASE("A row names one field or a whole object", "[config]") {
   CHECK(fields.find("layers")->unless == "text.");
   CHECK(fields.find("vision") == nullptr);
 }
+
+TEST_CASE("What a model's folder says is held against the table of what it is about", "[config]") {
+  const test::Folder folder;
+  const std::string file = folder / "m/transformer/model.safetensors";
+  test::write_raw_safetensors(file, R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
+                              "1234");
+  const Checkpoint dit = Checkpoint::open(file, {file});
+  CHECK(folder_files(dit).empty());
+  test::write_bytes(folder / "m/model_index.json",
+                    R"({"vae": ["diffusers", "Vae"], "extra": [null, null], "ratio": 0.5})");
+  test::write_bytes(folder / "m/scheduler/scheduler_config.json", R"({"order": 2, "shift": 8.0})");
+  const std::vector<FolderFile> files = folder_files(dit);
+  REQUIRE(files.size() == 2);
+  CHECK(files[0].path == folder / "m/scheduler/scheduler_config.json");
+  CHECK(files[0].fields == TensorIndex::Config{{"order", int64_t{2}}, {"shift", 8.0}});
+  CHECK(files[1].fields == TensorIndex::Config{{"ratio", 0.5}});
+  ConfigFields fields;
+  fields.ignored({"scheduler.shift"}).fixed("scheduler.order", {int64_t{2}});
+  CHECK(has_rows_for(fields, files[0]));
+  CHECK_FALSE(has_rows_for(fields, files[1]));
+  CHECK_NOTHROW(check_folder_file(fields, files[0]));
+  ConfigFields others;
+  others.fixed("scheduler.order", {int64_t{3}});
+  expect_error(ErrorCode::kUnsupported,
+               {"scheduler_config.json: ", "\"order\" is 2, and only 3 is computed",
+                "\"shift\" is not known", "--flow_shift"},
+               [&] { check_folder_file(others, files[0]); });
+  test::write_bytes(folder / "m/model_index.json", "[");
+  expect_error(ErrorCode::kDataLoss, {"model_index.json"}, [&] { folder_files(dit); });
+}
