@@ -128,8 +128,7 @@ class DeclarationChecks : Checks {
     expect(!family().schedules().empty(), "there is no schedule");
     std::set<std::array<std::string_view, 3>> names;
     for (const ScheduleDefaults& schedule : family().schedules()) {
-      const bool is_new =
-          names.insert({schedule.name, schedule.variants, schedule.solver}).second;
+      const bool is_new = names.insert({schedule.name, schedule.variants, schedule.solver}).second;
       expect(!schedule.name.empty() && is_new, "schedule '", schedule.name,
              "' has no name of its own");
       const SigmaGrid& grid = schedule.grid;

@@ -1,7 +1,6 @@
 #include "host/model/config_check.h"
 
 #include <algorithm>
-
 #include <filesystem>
 
 #include "atelier/error.h"
@@ -108,9 +107,8 @@ std::vector<FolderFile> folder_files(const files::Checkpoint& component) {
 }
 
 bool has_rows_for(const ConfigFields& fields, const FolderFile& file) {
-  return std::ranges::any_of(fields.rows(), [&](const ConfigField& row) {
-    return row.name.starts_with(file.prefix);
-  });
+  return std::ranges::any_of(
+      fields.rows(), [&](const ConfigField& row) { return row.name.starts_with(file.prefix); });
 }
 
 void check_folder_file(const ConfigFields& fields, const FolderFile& file) {

@@ -222,7 +222,7 @@ namespace {
 
 // What a folder says of how images are brought to the encoder.
 ConfigFields processor_fields(int64_t side) {
-  const auto reals = [](const double (&values)[3]) {
+  const auto reals = [](const double(&values)[3]) {
     return std::vector<double>(std::begin(values), std::end(values));
   };
   ConfigFields fields;

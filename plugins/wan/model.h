@@ -12,9 +12,9 @@ class Wan final : public atelier::ComponentModel {
 
   // Stage text gives "prompt_embeds": [L, text_width], in compute dtype; an empty negative prompt
   // is the published one. Stages images and first_image give "image_embeds": [L, image_width], the
-  // rows of each image, first the first frame's. Stage given_clip gives "given_clip": [4 + C, T, H, W], which
-  // frames are known and the latents of a clip of them that is grey elsewhere. Stage first_frame
-  // gives "first_frame", [C, 1, H, W], and "free_frames", [T], which the others are.
+  // rows of each image, first the first frame's. Stage given_clip gives "given_clip": [4 + C, T, H,
+  // W], which frames are known and the latents of a clip of them that is grey elsewhere. Stage
+  // first_frame gives "first_frame", [C, 1, H, W], and "free_frames", [T], which the others are.
   atelier::Conditioning encode(const atelier::EncodeInputs& in,
                                atelier::BlockRunner& runner) override;
   atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;

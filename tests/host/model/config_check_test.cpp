@@ -108,8 +108,10 @@ TEST_CASE("What a model's folder says is held against the table of what it is ab
   const std::vector<FolderFile> files = folder_files(dit);
   REQUIRE(files.size() == 2);
   CHECK(files[0].path == folder / "m/scheduler/scheduler_config.json");
-  CHECK(files[0].fields == TensorIndex::Config{{"order", int64_t{2}}, {"shift", 8.0}});
-  CHECK(files[1].fields == TensorIndex::Config{{"ratio", 0.5}});
+  const TensorIndex::Config scheduler = {{"order", int64_t{2}}, {"shift", 8.0}};
+  const TensorIndex::Config index = {{"ratio", 0.5}};
+  const bool are_same = files[0].fields == scheduler && files[1].fields == index;
+  CHECK(are_same);
   ConfigFields fields;
   fields.ignored({"scheduler.shift"}).fixed("scheduler.order", {int64_t{2}});
   CHECK(has_rows_for(fields, files[0]));
