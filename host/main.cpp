@@ -25,7 +25,7 @@
 #include "host/distributed/peers.h"
 #include "host/files/mapped_file.h"
 #include "host/plugins/guard.h"
-#include "host/plugins/plugin_loader.h"
+#include "host/plugins/plugin_call.h"
 #include "host/report/error_line.h"
 #include "host/report/problems.h"
 #include "host/report/say_once.h"
@@ -53,7 +53,8 @@ void print_stack() {
 
 // What a plugin does to the process, on whose stack that is seen.
 [[noreturn]] void end_of_plugin(const std::string& plugin, const std::string& what) {
-  std::fputs(atelier::report::error_line(Error(ErrorCode::kEnvironment, plugin + ": " + what,
+  const std::string where = atelier::plugins::running_call() + plugin;
+  std::fputs(atelier::report::error_line(Error(ErrorCode::kEnvironment, where + ": " + what,
                                                "ask its author", "PLUGIN_THROWS"))
                  .c_str(),
              stderr);
@@ -76,7 +77,7 @@ void print_stack() {
       std::_Exit(atelier::exit_code(error->code()));
     }
   }
-  if (const std::string plugin = atelier::plugins::plugin_on_stack(); !plugin.empty())
+  if (const char* plugin = atelier::plugins::plugin_on_stack())
     end_of_plugin(plugin, "it throws " + what.substr(0, what.find('\n')));
   std::fputs(atelier::report::error_line(
                  Error(ErrorCode::kInternal, what, "this is a bug: please report it"))
@@ -90,8 +91,8 @@ void print_stack() {
 bool is_running = false;
 void on_exit_call() {
   if (!is_running) return;
-  const std::string plugin = atelier::plugins::plugin_on_stack();
-  end_of_plugin(plugin.empty() ? "a library" : plugin, "it ends the process with exit()");
+  const char* plugin = atelier::plugins::plugin_on_stack();
+  end_of_plugin(plugin == nullptr ? "a library" : plugin, "it ends the process with exit()");
 }
 
 extern "C" void on_interrupt(int) {
@@ -138,18 +139,8 @@ int run(std::span<const std::string> arguments) {
               nearest.empty() ? "atelier --help lists them" : "did you mean " + nearest + "?");
 }
 
-}  // namespace
-
-int main(int count, char** values) {
-  atelier::device::keep_freed_memory();
-  atelier::files::report_lost_pages();
-  std::set_terminate(on_terminate);
-  std::atexit(on_exit_call);
-  signal(SIGINT, on_interrupt);
-  signal(SIGPIPE, SIG_IGN);
-  spdlog::set_default_logger(spdlog::stderr_color_mt("atelier"));
-  spdlog::set_pattern("%v");
-  const std::vector<std::string> arguments(values + std::min(count, 1), values + count);
+// Runs the command, and tells what goes wrong. Returns the exit code.
+int run_and_tell(const std::vector<std::string>& arguments) {
   try {
     const int code = run(arguments);
     const bool is_told = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
@@ -175,4 +166,21 @@ int main(int count, char** values) {
                  atelier::report::kSmallerHint);
     return 4;
   }
+}
+
+}  // namespace
+
+int main(int count, char** values) {
+  atelier::device::keep_freed_memory();
+  atelier::files::report_lost_pages();
+  std::set_terminate(on_terminate);
+  std::atexit(on_exit_call);
+  signal(SIGINT, on_interrupt);
+  signal(SIGPIPE, SIG_IGN);
+  spdlog::set_default_logger(spdlog::stderr_color_mt("atelier"));
+  spdlog::set_pattern("%v");
+  const std::vector<std::string> arguments(values + std::min(count, 1), values + count);
+  const int code = run_and_tell(arguments);
+  atelier::plugins::watch_exit(code);
+  return code;
 }

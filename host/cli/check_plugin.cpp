@@ -14,9 +14,11 @@
 #include "atelier/error.h"
 
 #include "host/cli/commands.h"
+#include "host/conformance/conformance.h"
 #include "host/conformance/images.h"
 #include "host/device/cuda.h"
 #include "host/model/model_flags.h"
+#include "host/plugins/plugin_call.h"
 #include "host/plugins/plugin_loader.h"
 
 namespace atelier::cli {
@@ -92,6 +94,9 @@ void print(const conformance::Finding& finding, bool as_json) {
   std::fflush(stdout);
 }
 
+// What a function may take that computes with tiny parts.
+constexpr std::chrono::seconds kTinyTime(60);
+
 // Written behind the last check: a plugin may end the process with a code that looks like success.
 constexpr const char* kDone = "{\"done\":true}";
 
@@ -104,8 +109,10 @@ int run_suite(const std::string& name, const flags::ParsedFlags& flags) {
     print(finding, /*as_json=*/true);
   };
   conformance::check_door(plugin, add);
+  plugins::limit_computing(kTinyTime);
   conformance::check_family(*plugin.family, add,
                             device::choose(flags.find_text("device").value_or("cpu")));
+  plugins::limit_computing({});
   if (const auto paths = flags.find_text("model_paths")) {
     model::LoadRequest request;
     request.model_paths = *paths;
@@ -234,7 +241,8 @@ struct Tally {
     } else if (WEXITSTATUS(*status) != 0 && (WEXITSTATUS(*status) != 3 || failed == 0)) {
       add({"process: ends by itself", false, "exit code " + std::to_string(WEXITSTATUS(*status))});
     } else if (!is_done) {
-      add({"process: comes to its end", false, "something ended it before, with exit code 0"});
+      add({"process: comes to its end", false,
+           "something ended it before, with exit code " + std::to_string(WEXITSTATUS(*status))});
     }
   }
 };
@@ -259,6 +267,7 @@ int run_check_plugin(std::span<const std::string> arguments) {
   const std::optional<int> status = follow_child(
       child, output, flags.real("timeout"), [&](const std::string& line) { tally.read(line); });
   close(output);
+  conformance::remove_abandoned_scratch();
   tally.judge(status, flags.text("timeout"));
   if (!tally.as_json) std::printf("%d checks passed, %d failed\n", tally.passed, tally.failed);
   return tally.failed == 0 ? 0 : 3;

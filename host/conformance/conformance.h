@@ -29,4 +29,7 @@ void check_family(const ModelFamily& family, const std::function<void(const Find
 // The same, as a list.
 std::vector<Finding> check_family(const ModelFamily& family);
 
+// Removes what suites that were killed left in the folder for temporary files.
+void remove_abandoned_scratch();
+
 }  // namespace atelier::conformance

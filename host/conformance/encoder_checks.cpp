@@ -16,8 +16,13 @@ class EncoderChecks : Checks {
   explicit EncoderChecks(Subject& subject) : Checks(subject) {}
 
   void run() {
-    if (part_of_role(Role::kVae) != nullptr && subject_.target_stage) {
+    if (subject_.target_stage) {
       check("media: encoding and decoding keep the size", [&] { return check_media(); });
+    } else {
+      check("media: latents decode to the size that they stand for",
+            [&] { return check_decoding(); });
+    }
+    if (part_of_role(Role::kVae) != nullptr && subject_.target_stage) {
       check("blocks: every block of the VAE runs once and in order",
             [&] { return check_media_blocks(); });
       check("errors: an image that does not fit", [&] { return check_wrong_image(); });
@@ -118,6 +123,19 @@ class EncoderChecks : Checks {
       expect(clip.size(2) == 1 + spec.temporal_stride, "two latent frames decode to ",
              clip.size(2));
     }
+    return {};
+  }
+
+  // Where nothing encodes what is made.
+  Detail check_decoding() const {
+    const at::NoGradGuard no_grad;
+    const std::unique_ptr<Model> model = make_random();
+    const int64_t side = 2 * model->latent_spec().pixel_multiple;
+    DirectRunner runner;
+    const at::Tensor latents = at::randn(model->latent_shape({1, side, side})).to(device());
+    const at::Tensor pixels = decode(*model, latents.unsqueeze(0), runner);
+    expect(pixels.sizes() == at::IntArrayRef({1, 3, 1, side, side}), "latents ", latents.sizes(),
+           " give pixels ", pixels.sizes());
     return {};
   }
 

@@ -1,7 +1,11 @@
 // Weight tables, files and what is detected in them.
 #include <algorithm>
+#include <fcntl.h>
 #include <filesystem>
 #include <stdlib.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <ATen/ATen.h>
 
@@ -19,18 +23,36 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A folder that is gone when the suite is done.
+const std::string kScratch = "atelier-conformance-";  // NOLINT(cert-err58-cpp)
+
+// Gives -1 where the folder is another user's or in use.
+int lock_folder(const std::string& path) {
+  const int folder = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  struct stat status = {};
+  if (folder >= 0 && fstat(folder, &status) == 0 && status.st_uid == geteuid() &&
+      flock(folder, LOCK_EX | LOCK_NB) == 0)
+    return folder;
+  if (folder >= 0) close(folder);
+  return -1;
+}
+
+// A folder that is gone when the suite is done. As long as it is in use its file is locked.
 class ScratchFolder {
  public:
   ScratchFolder() {
-    std::string form = (fs::temp_directory_path() / "atelier-conformance-XXXXXX").string();
+    remove_abandoned_scratch();
+    std::string form = (fs::temp_directory_path() / ".atelier-conformance-XXXXXX").string();
     if (mkdtemp(form.data()) == nullptr)
       throw Error(ErrorCode::kEnvironment, form + ": cannot be made");
-    path_ = form;
+    // Under its own name only when it is locked: another program takes it for abandoned before.
+    lock_ = lock_folder(form);
+    path_ = fs::path(form).replace_filename(kScratch + form.substr(form.size() - 6));
+    fs::rename(form, path_);
   }
   ~ScratchFolder() {
     std::error_code ignored;
     fs::remove_all(path_, ignored);
+    if (lock_ >= 0) close(lock_);
   }
   ScratchFolder(const ScratchFolder&) = delete;
   ScratchFolder& operator=(const ScratchFolder&) = delete;
@@ -38,6 +60,7 @@ class ScratchFolder {
 
  private:
   fs::path path_;
+  int lock_ = -1;
 };
 
 class WeightChecks : Checks {
@@ -236,6 +259,20 @@ class WeightChecks : Checks {
 };
 
 }  // namespace
+
+void remove_abandoned_scratch() {
+  std::error_code failure;
+  fs::directory_iterator entries(fs::temp_directory_path(failure), failure);
+  for (; !failure && entries != fs::directory_iterator(); entries.increment(failure)) {
+    const fs::path path = entries->path();
+    if (!path.filename().string().starts_with(kScratch)) continue;
+    const int lock = lock_folder(path.string());
+    if (lock < 0) continue;
+    std::error_code ignored;
+    fs::remove_all(path, ignored);
+    close(lock);
+  }
+}
 
 void check_weights(Subject& subject) {
   WeightChecks(subject).run();

@@ -50,6 +50,8 @@ std::optional<Error> out_of_memory() {
   } catch (const c10::OutOfMemoryError& error) {
     return Error(ErrorCode::kOutOfMemory, first_line(error.what_without_backtrace()),
                  report::kSmallerHint);
+  } catch (const std::bad_array_new_length&) {
+    return std::nullopt;  // of no memory, but a length that cannot be one
   } catch (const std::bad_alloc&) {
     return Error(ErrorCode::kOutOfMemory, "the host's memory is used up", report::kSmallerHint);
   } catch (const c10::Error& error) {

@@ -6,56 +6,87 @@
 #include <utility>
 
 #include "host/plugins/guard.h"
+#include "host/plugins/output_checks.h"
 #include "host/plugins/own_process.h"
+#include "host/plugins/plugin_call.h"
 
 namespace atelier::plugins {
 
 namespace {
 
+// Runs `call`, which is in `function` of a plugin, and hands what it gives to `check`.
+template <typename F, typename Check>
+auto checked_call(const PluginName& plugin, const char* function, CallKind kind, F&& call,
+                  Check&& check) {
+  const PluginCall running(plugin, function, kind);
+  return guard(plugin.family + "." + function, [&] {
+    auto given = std::forward<F>(call)();
+    check(given);
+    return given;
+  });
+}
+
 // Every virtual function is forwarded, those with a default too: the family may have its own.
 class GuardedModel final : public Model {
  public:
-  GuardedModel(std::string family, std::unique_ptr<Model> model)
-      : family_(std::move(family)), model_(std::move(model)) {}
+  GuardedModel(const PluginName& plugin, std::string target_input, std::unique_ptr<Model> model)
+      : plugin_(plugin), target_input_(std::move(target_input)), model_(std::move(model)) {}
+  ~GuardedModel() override {
+    const PluginCall running(plugin_, "~Model", CallKind::kAnswers);
+    model_.reset();
+  }
 
   nn::Module& component(std::string_view name) override {
     return call("component", &Model::component, name);
   }
   std::vector<Block*> blocks(std::string_view component) override {
-    return call("blocks", &Model::blocks, component);
+    return checked("blocks", &Model::blocks, component);
   }
-  LatentSpec latent_spec() const override { return call("latent_spec", &Model::latent_spec); }
+  LatentSpec latent_spec() const override { return checked("latent_spec", &Model::latent_spec); }
   MediaTarget target(const Inputs& inputs, const MediaTarget& asked) const override {
-    return call("target", &Model::target, inputs, asked);
+    return checked("target", &Model::target, inputs, asked);
   }
   std::vector<int64_t> latent_shape(const MediaTarget& target) const override {
-    return call("latent_shape", &Model::latent_shape, target);
+    return checked_call(
+        plugin_, "latent_shape", CallKind::kAnswers, [&] { return model_->latent_shape(target); },
+        [&](const auto& shape) { check_latent_shape(plugin_.place, shape); });
   }
   Conditioning encode(const EncodeInputs& in, BlockRunner& runner) override {
-    return call("encode", &Model::encode, in, runner);
+    return checked_call(
+        plugin_, "encode", CallKind::kComputes, [&] { return model_->encode(in, runner); },
+        [&](const Conditioning& made) { check_encoded(in, made); });
   }
   TextLength text_length(const EncodeInputs& in) const override {
-    return call("text_length", &Model::text_length, in);
+    return checked("text_length", &Model::text_length, in);
   }
   at::Tensor denoise(const DenoiseInputs& in, BlockRunner& runner) override {
-    return call("denoise", &Model::denoise, in, runner);
+    return checked_call(
+        plugin_, "denoise", CallKind::kComputes, [&] { return model_->denoise(in, runner); },
+        [&](const at::Tensor& velocity) { check_like(plugin_.place, velocity, in.x_BCTHW); });
   }
   std::vector<WeightPtr> level_weights(std::string_view denoiser) override {
-    return call("level_weights", &Model::level_weights, denoiser);
+    return checked("level_weights", &Model::level_weights, denoiser);
   }
   void prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
                       BlockRunner& runner) override {
-    call("prepare_levels", &Model::prepare_levels, denoiser, sigmas, runner);
+    compute("prepare_levels", &Model::prepare_levels, denoiser, sigmas, runner);
   }
   void forget_levels() override { call("forget_levels", &Model::forget_levels); }
   at::Tensor guide(const at::Tensor& with_BCTHW, const at::Tensor& without_BCTHW,
                    double scale) const override {
-    return call("guide", &Model::guide, with_BCTHW, without_BCTHW, scale);
+    return checked_call(
+        plugin_, "guide", CallKind::kComputes,
+        [&] { return model_->guide(with_BCTHW, without_BCTHW, scale); },
+        [&](const at::Tensor& velocity) { check_like(plugin_.place, velocity, with_BCTHW); });
   }
   void decode(const at::Tensor& latents_BCTHW, BlockRunner& runner,
               const FrameSink& sink) override {
+    const LatentSpec spec =
+        guard(plugin_.family + ".decode", [&] { return model_->latent_spec(); });
+    FrameCheck check(plugin_.place, latents_BCTHW, spec);
     std::exception_ptr of_sink;  // which is the host's: no plugin's name is put before it
     const FrameSink watched = [&](const at::Tensor& pixels_BCTHW) {
+      check.add(pixels_BCTHW);
       try {
         sink(pixels_BCTHW);
       } catch (...) {
@@ -64,44 +95,80 @@ class GuardedModel final : public Model {
       }
     };
     try {
-      call("decode", &Model::decode, latents_BCTHW, runner, watched);
+      compute("decode", &Model::decode, latents_BCTHW, runner, watched);
     } catch (...) {
       if (of_sink) std::rethrow_exception(of_sink);
       throw;
     }
+    guard(plugin_.family + ".decode", [&] { check.end(); });
   }
   std::optional<GivenLatents> given(const Conditioning& cond) const override {
-    return call("given", &Model::given, cond);
+    return checked("given", &Model::given, cond);
   }
   NamedTensors probe(std::string_view component, const NamedTensors& inputs,
                      BlockRunner& runner) override {
-    return call("probe", &Model::probe, component, inputs, runner);
+    return checked_call(
+        plugin_, "probe", CallKind::kComputes,
+        [&] { return model_->probe(component, inputs, runner); },
+        [&](const NamedTensors& given) { check_output(plugin_.place, given); });
   }
   std::vector<int64_t> tokenize(std::string_view text) const override {
     return call("tokenize", &Model::tokenize, text);
   }
 
  private:
+  void check_encoded(const EncodeInputs& in, const Conditioning& made) const {
+    check_output(plugin_.place, made);
+    const auto target = in.values.find(target_input_);
+    if (target == in.values.end()) return;
+    const at::Tensor* pixels = std::get_if<at::Tensor>(&target->second);
+    if (pixels == nullptr) return;
+    const int64_t axes = pixels->dim();
+    check_latents(plugin_.place, made,
+                  model_->latent_shape({axes == 4 ? pixels->size(1) : 1, pixels->size(axes - 2),
+                                        pixels->size(axes - 1)}));
+  }
+
   template <typename F, typename... Arguments>
-  std::invoke_result_t<F, Model&, Arguments...> call(const char* name, F function,
-                                                     Arguments&&... arguments) const {
-    return guard(family_ + "." + name, [&]() -> decltype(auto) {
+  std::invoke_result_t<F, Model&, Arguments...> run(const char* name, CallKind kind, F function,
+                                                    Arguments&&... arguments) const {
+    const PluginCall running(plugin_, name, kind);
+    return guard(plugin_.family + "." + name, [&]() -> decltype(auto) {
       return std::invoke(function, *model_, std::forward<Arguments>(arguments)...);
     });
   }
+  template <typename F, typename... Arguments>
+  std::invoke_result_t<F, Model&, Arguments...> call(const char* name, F function,
+                                                     Arguments&&... arguments) const {
+    return run(name, CallKind::kAnswers, function, std::forward<Arguments>(arguments)...);
+  }
+  template <typename F, typename... Arguments>
+  std::invoke_result_t<F, Model&, Arguments...> compute(const char* name, F function,
+                                                        Arguments&&... arguments) const {
+    return run(name, CallKind::kComputes, function, std::forward<Arguments>(arguments)...);
+  }
+  template <typename F, typename... Arguments>
+  std::invoke_result_t<F, Model&, Arguments...> checked(const char* name, F function,
+                                                        Arguments&&... arguments) const {
+    return checked_call(
+        plugin_, name, CallKind::kAnswers,
+        [&] { return std::invoke(function, *model_, std::forward<Arguments>(arguments)...); },
+        [&](const auto& given) { check_output(plugin_.place, given); });
+  }
 
-  std::string family_;
+  const PluginName& plugin_;
+  std::string target_input_;  // empty: there is none
   std::unique_ptr<Model> model_;
 };
 
 class GuardedFamily final : public ModelFamily {
  public:
   GuardedFamily(const ModelFamily& family, std::string place)
-      : family_(family), place_(std::move(place)), name_(family.name()) {}
+      : family_(family), plugin_(lasting({std::string(family.name()), std::move(place)})) {}
 
   // ---- What only says what there is ----
 
-  std::string_view name() const override { return name_; }
+  std::string_view name() const override { return plugin_.family; }
   std::string_view help() const override { return ask("help", &ModelFamily::help); }
   std::span<const ComponentSpec> components() const override {
     return ask("components", &ModelFamily::components);
@@ -146,23 +213,37 @@ class GuardedFamily final : public ModelFamily {
   }
   std::unique_ptr<Model> make_model(std::span<const Detection> parts,
                                     const ModelOptions& options) const override {
-    std::unique_ptr<Model> model = call("make_model", &ModelFamily::make_model, parts, options);
-    return model ? std::make_unique<GuardedModel>(name_, std::move(model)) : nullptr;
+    std::unique_ptr<Model> model = checked_call(
+        plugin_, "make_model", CallKind::kAnswers,
+        [&] { return family_.make_model(parts, options); },
+        [&](const auto& made) { expect_model(plugin_.place, made.get()); });
+    return std::make_unique<GuardedModel>(plugin_, target_input(), std::move(model));
   }
   std::vector<Detection> tiny_parts() const override {
     return call("tiny_parts", &ModelFamily::tiny_parts);
   }
   Conditioning example_conditioning(const Detection& denoiser, int64_t tokens,
                                     at::ScalarType dtype) const override {
-    return call("example_conditioning", &ModelFamily::example_conditioning, denoiser, tokens,
-                dtype);
+    return checked_call(
+        plugin_, "example_conditioning", CallKind::kAnswers,
+        [&] { return family_.example_conditioning(denoiser, tokens, dtype); },
+        [&](const Conditioning& given) { check_output(plugin_.place, given); });
   }
 
  private:
+  // The input that training learns.
+  std::string target_input() const {
+    for (const InputSpec& input : inputs()) {
+      if (input.role == InputRole::kTarget) return std::string(input.name);
+    }
+    return {};
+  }
+
   template <typename F, typename... Arguments>
   std::invoke_result_t<F, const ModelFamily&, Arguments...> call(const char* name, F function,
                                                                  Arguments&&... arguments) const {
-    return guard(name_ + "." + name, [&]() -> decltype(auto) {
+    const PluginCall running(plugin_, name, CallKind::kAnswers);
+    return guard(plugin_.family + "." + name, [&]() -> decltype(auto) {
       return std::invoke(function, family_, std::forward<Arguments>(arguments)...);
     });
   }
@@ -170,17 +251,23 @@ class GuardedFamily final : public ModelFamily {
   template <typename F, typename... Arguments>
   std::invoke_result_t<F, const ModelFamily&, Arguments...> ask(const char* name, F function,
                                                                 Arguments&&... arguments) const {
-    return guard(name_ + "." + name, [&]() -> decltype(auto) {
-      try {
-        return std::invoke(function, family_, std::forward<Arguments>(arguments)...);
-      } catch (...) {
-        rethrow_of_plugin(place_);
-      }
-    });
+    return checked_call(
+        plugin_, name, CallKind::kAnswers,
+        [&] {
+          try {
+            return std::invoke(function, family_, std::forward<Arguments>(arguments)...);
+          } catch (...) {
+            rethrow_of_plugin(plugin_.place);
+          }
+        },
+        [&](const auto& given) {
+          if constexpr (requires { check_output(plugin_.place, given); })
+            check_output(plugin_.place, given);
+        });
   }
 
   const ModelFamily& family_;
-  std::string place_, name_;
+  const PluginName& plugin_;
 };
 
 }  // namespace

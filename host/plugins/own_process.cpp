@@ -26,7 +26,6 @@ namespace atelier::plugins {
 namespace {
 
 constexpr rlim_t kMostBytes = rlim_t{2} << 30;  // that work in a child may add
-constexpr int kBadPlugin = 3;                   // exit code, as of kEnvironment
 constexpr const char* kHint = "build or copy it again";
 constexpr const char* kTag = "PLUGIN_DAMAGED";
 
@@ -70,18 +69,7 @@ void write_all(int file, const char* text, size_t length) {
 }
 
 void on_crash(int number) {
-  switch (number) {
-    case SIGSEGV:
-      tell_end("it ends the process (Segmentation fault)");
-    case SIGBUS:
-      tell_end("it ends the process (Bus error)");
-    case SIGABRT:
-      tell_end("it ends the process (Aborted)");
-    case SIGFPE:
-      tell_end("it ends the process (Floating point exception)");
-    default:
-      tell_end("it ends the process (Illegal instruction)");
-  }
+  tell_end(words_of_end(number));
 }
 
 void on_exit_call() {
@@ -225,6 +213,23 @@ Error damaged(const std::string& place, const std::string& what) {
 
 }  // namespace
 
+const char* words_of_end(int signal) {
+  switch (signal) {
+    case SIGSEGV:
+      return "it ends the process (Segmentation fault)";
+    case SIGBUS:
+      return "it ends the process (Bus error)";
+    case SIGABRT:
+      return "it ends the process (Aborted)";
+    case SIGFPE:
+      return "it ends the process (Floating point exception)";
+    case SIGILL:
+      return "it ends the process (Illegal instruction)";
+    default:
+      return "it ends the process (a timer that it has set)";
+  }
+}
+
 std::string in_own_process(const std::string& place, std::chrono::seconds limit,
                            const std::function<std::string()>& work) {
   int ends[2];
@@ -256,6 +261,10 @@ std::string in_own_process(const std::string& place, std::chrono::seconds limit,
   if (kind == kError) throw_packed(text);
   if (kind == kEnd) throw damaged(place, text);
   return text;
+}
+
+bool is_watched() {
+  return watch().is_on;
 }
 
 EndWatch::EndWatch(const std::string& place) : is_outer_(!watch().is_on) {

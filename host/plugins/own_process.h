@@ -7,6 +7,11 @@
 
 namespace atelier::plugins {
 
+constexpr int kBadPlugin = 3;  // exit code, as of ErrorCode::kEnvironment
+
+// "it ends the process (Segmentation fault)", of a signal. Safe in its handler.
+const char* words_of_end(int signal);
+
 // Calls `work`, which does something with the plugin `place`, in a child process, and gives back
 // what it gives. What the plugin writes to stdout there goes to stderr.
 //
@@ -29,6 +34,9 @@ class EndWatch {
  private:
   bool is_outer_;
 };
+
+// Whether an EndWatch lives, or this is the child of in_own_process().
+bool is_watched();
 
 // Throws the exception that is being handled, which came out of the plugin `place`: an Error as it
 // is, any other one as Error{kEnvironment} that says so in one line.

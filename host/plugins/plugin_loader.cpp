@@ -6,7 +6,6 @@
 #include <cstring>
 #include <deque>
 #include <dlfcn.h>
-#include <execinfo.h>
 #include <filesystem>
 #include <fstream>
 #include <limits.h>
@@ -23,6 +22,7 @@
 #include "formats/escape.h"
 #include "host/plugins/guarded_family.h"
 #include "host/plugins/own_process.h"
+#include "host/plugins/plugin_call.h"
 #include "host/report/problems.h"
 
 namespace atelier::plugins {
@@ -97,6 +97,16 @@ PluginFile describe(const std::string& path) {
   return file;
 }
 
+void expect_as_noted(const std::string& place, const char* what, const char* said,
+                     const std::string& noted) {
+  if (said != nullptr && said == noted) return;
+  throw Error(ErrorCode::kEnvironment,
+              place + ": its atelier_plugin() says " + what + " " +
+                  formats::quote_and_escape(said == nullptr ? "" : said, 200) + ", its note " +
+                  formats::quote_and_escape(noted, 200),
+              kRebuild, "PLUGIN_DAMAGED");
+}
+
 // Opens the library and makes the family, whatever they do.
 Plugin open_library(const PluginFile& file, const std::string& place) {
   std::error_code failure;
@@ -116,8 +126,7 @@ Plugin open_library(const PluginFile& file, const std::string& place) {
                 "it is no plugin", "PLUGIN_DAMAGED");
   const auto entry = library->get<const AtelierPlugin*() noexcept>("atelier_plugin");
   const AtelierPlugin* plugin = entry();
-  if (plugin == nullptr || plugin->magic != ATELIER_PLUGIN_MAGIC ||
-      plugin->struct_size < sizeof(AtelierPlugin) || plugin->abi == nullptr ||
+  if (plugin == nullptr || plugin->magic != ATELIER_PLUGIN_MAGIC || plugin->abi == nullptr ||
       plugin->open == nullptr)
     throw Error(ErrorCode::kEnvironment, place + ": its atelier_plugin() gives no plugin", kRebuild,
                 "PLUGIN_DAMAGED");
@@ -125,6 +134,14 @@ Plugin open_library(const PluginFile& file, const std::string& place) {
   if (std::strcmp(plugin->abi, ATELIER_ABI) != 0)
     throw Error(ErrorCode::kIncompatible, place + ": " + abi_problem(plugin->abi), kRebuild,
                 "PLUGIN_ABI");
+  if (plugin->struct_size != sizeof(AtelierPlugin))
+    throw Error(ErrorCode::kEnvironment,
+                place + ": its atelier_plugin() gives " + std::to_string(plugin->struct_size) +
+                    " bytes, " + std::to_string(sizeof(AtelierPlugin)) + " expected",
+                kRebuild, "PLUGIN_DAMAGED");
+  expect_as_noted(place, "family", plugin->family, file.family);
+  expect_as_noted(place, "version", plugin->version, file.version);
+  remember_code(reinterpret_cast<const void*>(entry), lasting({file.family, place}));
 
   char message[512] = "";
   void* family = plugin->open(message, sizeof(message));
@@ -158,6 +175,8 @@ Plugin open_file(const PluginFile& file) {
                   "PLUGIN_DAMAGED");
     return std::string();
   });
+  if (!is_watched()) watch_calls();  // who started this process watches it otherwise
+  const PluginCall call(lasting({file.family, place}), "open", CallKind::kAnswers);
   const EndWatch watch(place);
   try {
     return open_library(file, place);
@@ -243,19 +262,6 @@ const Plugin& open_plugin(std::string_view name_or_path, const std::string& plug
   auto it = plugins.find(wanted.path);
   if (it == plugins.end()) it = plugins.emplace(wanted.path, open_file(wanted)).first;
   return it->second;
-}
-
-std::string plugin_on_stack() {
-  const std::unique_lock lock(opened().mutex, std::try_to_lock);
-  if (!lock) return {};  // one is being opened: that is watched
-  void* frames[64];
-  const int count = backtrace(frames, 64);
-  for (int i = 0; i < count; ++i) {
-    Dl_info where;
-    if (dladdr(frames[i], &where) != 0 && opened().plugins.contains(where.dli_fname))
-      return formats::quote_and_escape(where.dli_fname, 200);
-  }
-  return {};
 }
 
 }  // namespace atelier::plugins

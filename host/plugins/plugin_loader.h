@@ -42,8 +42,4 @@ struct Plugin {
 // ends that, throws, or takes more than 10 seconds.
 const Plugin& open_plugin(std::string_view name_or_path, const std::string& plugin_path);
 
-// The path of the opened plugin whose code is being run, quoted: when something ended in it. Empty
-// when it is none.
-std::string plugin_on_stack();
-
 }  // namespace atelier::plugins

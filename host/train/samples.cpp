@@ -225,7 +225,7 @@ void Samples::State::find_entries() {
 void Samples::State::note_found(const EncodeStage& stage, const std::string& key,
                                 const EntryShapes& shapes) {
   if (stages.is_target(stage)) {
-    latents_shapes[key] = shapes.find(kLatents)->second;
+    latents_shapes[key] = shapes.at(kLatents);
   } else if (const int64_t tokens = tokens_of(stage, shapes, spec); tokens > 0) {
     entries.find(stage.name)->second.tokens[key] = tokens;
   }

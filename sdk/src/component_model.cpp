@@ -308,8 +308,14 @@ void ComponentModel::cut_to_limit(std::vector<int64_t>& ids, const TextLength& l
 
 at::Tensor ComponentModel::encode_ids(std::string_view encoder, const std::vector<int64_t>& ids,
                                       BlockRunner& runner) {
-  return loaded<TextEncoder>(encoder).forward(at::tensor(ids, at::kLong),
-                                              Segments({std::ssize(ids)}), runner);
+  auto& module = loaded<TextEncoder>(encoder);
+  for (const int64_t id : ids) {
+    if (id >= 0 && id < module.vocabulary()) continue;
+    throw Error(ErrorCode::kEnvironment,
+                "token id " + number(id) + " of a vocabulary of " + number(module.vocabulary()),
+                "ask the plugin's author", "PLUGIN_WRONG");
+  }
+  return module.forward(at::tensor(ids, at::kLong), Segments({std::ssize(ids)}), runner);
 }
 
 NamedTensors ComponentModel::probe(std::string_view name, const NamedTensors& inputs,

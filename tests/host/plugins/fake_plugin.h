@@ -1,10 +1,16 @@
 // A shared library with the door of a plugin and nothing behind it. Before it is included:
-// FAKE_ABI, what note and door say; FAKE_DOOR_ABI where the door says something else; FAKE_OPEN,
-// what open() gives.
+// FAKE_ABI, what note and door say; FAKE_DOOR_ABI, FAKE_DOOR_FAMILY and FAKE_DOOR_SIZE where the
+// door says something else; FAKE_OPEN, what open() gives.
 #include "atelier/plugin.h"
 
 #ifndef FAKE_DOOR_ABI
 #define FAKE_DOOR_ABI FAKE_ABI
+#endif
+#ifndef FAKE_DOOR_FAMILY
+#define FAKE_DOOR_FAMILY "fake"
+#endif
+#ifndef FAKE_DOOR_SIZE
+#define FAKE_DOOR_SIZE sizeof(AtelierPlugin)
 #endif
 
 namespace {
@@ -43,7 +49,7 @@ void* open_nothing(char* message, size_t size) noexcept {
 }  // namespace
 
 extern "C" ATELIER_API const AtelierPlugin* atelier_plugin() noexcept {
-  static const AtelierPlugin plugin = {
-      ATELIER_PLUGIN_MAGIC, sizeof(AtelierPlugin), FAKE_DOOR_ABI, "fake", "0.1", FAKE_OPEN};
+  static const AtelierPlugin plugin = {ATELIER_PLUGIN_MAGIC, FAKE_DOOR_SIZE, FAKE_DOOR_ABI,
+                                       FAKE_DOOR_FAMILY,     "0.1",          FAKE_OPEN};
   return &plugin;
 }

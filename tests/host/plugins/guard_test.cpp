@@ -19,6 +19,8 @@ TEST_CASE("The guard says where, and what kind of error it was", "[plugins]") {
   });
   expect_error(ErrorCode::kOutOfMemory, {"here: "},
                [] { guard("here", [] { throw std::bad_alloc(); }); });
+  expect_error(ErrorCode::kInternal, {"here: "},
+               [] { guard("here", [] { throw std::bad_array_new_length(); }); });
   expect_error(ErrorCode::kOutOfMemory, {"here: ", "allocat"},
                [] { guard("here", [] { at::empty({int64_t{1} << 46}); }); });
   expect_error(ErrorCode::kInternal, {"here: first [INTERNAL]"},

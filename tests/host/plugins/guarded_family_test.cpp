@@ -26,25 +26,25 @@ struct ThrowingModel final : Model {
     return act(), MediaTarget{7, 7, 7};
   }
   std::vector<int64_t> latent_shape(const MediaTarget&) const override {
-    return act(), std::vector<int64_t>{7};
+    return act(), std::vector<int64_t>{7, 1, 7, 7};
   }
   Conditioning encode(const EncodeInputs&, BlockRunner&) override { return act(), Conditioning(); }
   TextLength text_length(const EncodeInputs&) const override { return act(), TextLength(); }
   at::Tensor denoise(const DenoiseInputs&, BlockRunner&) override { return act(), at::Tensor(); }
   std::vector<WeightPtr> level_weights(std::string_view) override {
-    return act(), std::vector<WeightPtr>(2);
+    return act(), std::vector<WeightPtr>(2, std::make_shared<Weight>("w", std::vector<int64_t>{1}));
   }
   void prepare_levels(std::string_view, std::span<const float>, BlockRunner&) override { act(); }
   void forget_levels() override { act(); }
   at::Tensor guide(const at::Tensor& with, const at::Tensor&, double) const override {
     return act(), with;
   }
-  void decode(const at::Tensor& latents, BlockRunner&, const FrameSink& sink) override {
+  void decode(const at::Tensor&, BlockRunner&, const FrameSink& sink) override {
     act();
-    sink(latents);
+    sink(at::ones({1, 3, 1, 8, 8}));  // what LatentSpec says by default
   }
   std::optional<GivenLatents> given(const Conditioning&) const override {
-    return act(), GivenLatents{};
+    return act(), GivenLatents{at::ones({1, 1, 1, 1}), at::ones({1, 1, 1, 1})};
   }
   NamedTensors probe(std::string_view, const NamedTensors&, BlockRunner&) override {
     return act(), NamedTensors();
@@ -145,7 +145,10 @@ struct Liar {
             {"prepare_levels", [&] { model->prepare_levels("dit", {}, runner); }},
             {"forget_levels", [&] { model->forget_levels(); }},
             {"guide", [&] { model->guide({}, {}, 1.0); }},
-            {"decode", [&] { model->decode({}, runner, {}); }},
+            {"decode",
+             [&] {
+               model->decode(at::ones({1, 1, 1, 1, 1}), runner, {});
+             }},
             {"given", [&] { model->given(cond); }},
             {"probe", [&] { model->probe("dit", {}, runner); }},
             {"tokenize", [&] { model->tokenize(""); }}};
@@ -190,7 +193,7 @@ TEST_CASE("A guarded family answers as the family does, defaults of the SDK asid
   CHECK(liar.family->sigma_range(liar.part).low == 0.25);
   CHECK(liar.family->spellings(liar.part) == std::vector<std::string>{"own", "other"});
   CHECK(liar.model->target({}, {}).frames == 7);
-  CHECK(liar.model->latent_shape({}) == std::vector<int64_t>{7});
+  CHECK(liar.model->latent_shape({}) == std::vector<int64_t>{7, 1, 7, 7});
   CHECK(liar.model->level_weights("dit").size() == 2);
   CHECK(liar.model->given(liar.cond).has_value());
   const at::Tensor with = at::ones({1});
@@ -203,7 +206,7 @@ TEST_CASE("What the host does with frames is not the plugin's mistake", "[plugin
     throw Error(ErrorCode::kEnvironment, "the disk is full");
   };
   try {
-    liar.model->decode(at::ones({1}), liar.runner, full);
+    liar.model->decode(at::ones({1, 3, 1, 1, 1}), liar.runner, full);
     FAIL("nothing was thrown");
   } catch (const Error& error) {
     CHECK(error.message() == "the disk is full");

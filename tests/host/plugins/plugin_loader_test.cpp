@@ -19,6 +19,8 @@ namespace {
 constexpr const char* kOther = OTHER_ABI;
 constexpr const char* kEmpty = EMPTY_PLUGIN;
 constexpr const char* kLying = LYING_PLUGIN;
+constexpr const char* kOtherFamily = OTHER_FAMILY;
+constexpr const char* kOtherSize = OTHER_SIZE;
 constexpr const char* kCrashing = CRASHING_PLUGIN;
 constexpr const char* kHostile = HOSTILE_PLUGIN;
 
@@ -50,6 +52,14 @@ TEST_CASE("A plugin of another LibTorch is refused, and both are named", "[plugi
                [] { open_plugin(kOther, ""); });
   expect_error(ErrorCode::kIncompatible, {"lying_plugin.so", "sdk=9.9", ATELIER_ABI},
                [] { open_plugin(kLying, ""); });
+}
+
+TEST_CASE("What a plugin's note says and its door does not is refused", "[plugins]") {
+  expect_error(ErrorCode::kEnvironment,
+               {"other_family.so", "says family \"other\", its note \"fake\"", "[PLUGIN_DAMAGED]"},
+               [] { open_plugin(kOtherFamily, ""); });
+  expect_error(ErrorCode::kEnvironment, {"other_size.so", "4294967295 bytes", "[PLUGIN_DAMAGED]"},
+               [] { open_plugin(kOtherSize, ""); });
 }
 
 TEST_CASE("A plugin that does not open says why", "[plugins]") {

@@ -1,0 +1,61 @@
+// What a plugin's functions give, looked at before the host computes with it.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "atelier/model_family.h"
+
+namespace atelier::plugins {
+
+// Each throws Error{kEnvironment} with `place`, the plugin's file, where its value is one that no
+// plugin may give.
+
+// Tables and texts: they are read to their end, so that one which is not there crashes here.
+void check_output(const std::string& place, std::string_view text);
+void check_output(const std::string& place, std::span<const ComponentSpec> components);
+void check_output(const std::string& place, std::span<const InputSpec> inputs);
+void check_output(const std::string& place, std::span<const EncodeStage> stages);
+void check_output(const std::string& place, std::span<const ScheduleDefaults> schedules);
+
+void check_output(const std::string& place, const std::vector<Block*>& blocks);
+void check_output(const std::string& place, const std::vector<WeightPtr>& weights);
+void check_output(const std::string& place, const LatentSpec& spec);
+void check_output(const std::string& place, const MediaTarget& target);
+void check_output(const std::string& place, const TextLength& length);
+void check_output(const std::string& place, const NamedTensors& tensors);
+void check_output(const std::string& place, const std::optional<GivenLatents>& given);
+
+void expect_model(const std::string& place, const Model* model);
+
+// Sides of latents: [C, T, H, W].
+void check_latent_shape(const std::string& place, const std::vector<int64_t>& shape);
+
+// A tensor that has the shape and dtype of another one.
+void check_like(const std::string& place, const at::Tensor& tensor, const at::Tensor& like);
+
+// Clean latents of this shape.
+void check_latents(const std::string& place, const NamedTensors& encoded, at::IntArrayRef shape);
+
+// The frames that decode() hands on, one call after the other.
+class FrameCheck {
+ public:
+  FrameCheck(std::string place, const at::Tensor& latents_BCTHW, const LatentSpec& spec);
+
+  void add(const at::Tensor& pixels_BCTHW);
+  // Behind the last ones. A dry run, on meta tensors, may leave out what is like the rest.
+  void end() const;
+
+ private:
+  std::string place_;
+  int64_t batch_, frames_, height_, width_;
+  bool is_dry_;
+  int64_t done_ = 0;
+};
+
+}  // namespace atelier::plugins
