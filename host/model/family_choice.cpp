@@ -61,9 +61,9 @@ const plugins::Plugin* choose_family(const FamilyRequest& request, report::Probl
     std::string names;
     for (const plugins::Plugin* plugin : fitting)
       names += (names.empty() ? "" : " and ") + plugin->file.family;
-    problems.add("--plugin is missing", names.empty()
-                                            ? "name the model family; atelier plugins lists them"
-                                            : "the files are of " + names + "; say which with --plugin");
+    problems.add("--plugin is missing",
+                 names.empty() ? "name the model family; atelier plugins lists them"
+                               : "the files are of " + names + "; say which with --plugin");
   }
   return fitting.size() == 1 ? fitting.front() : nullptr;
 }

@@ -85,11 +85,10 @@ TEST_CASE("What is wrong with any job is told before a weight is read", "[prepar
   request.limits.vram = "much";
   request.tiling = {64, 96};
   const PreparedGeneration prepared(request, shop.progress, shop.problems);
-  test::expect_error(
-      ErrorCode::kInvalidArgument,
-      {"jobs.jsonl:1: height: 15 is no multiple of 8", "jobs.jsonl:2: output: ",
-       "jobs.jsonl:2: loras", "--vram much is no size", "--tile_stride"},
-      [&] { shop.problems.throw_if_any(); });
+  test::expect_error(ErrorCode::kInvalidArgument,
+                     {"jobs.jsonl:1: height: 15 is no multiple of 8", "jobs.jsonl:2: output: ",
+                      "jobs.jsonl:2: loras", "--vram much is no size", "--tile_stride"},
+                     [&] { shop.problems.throw_if_any(); });
 }
 
 TEST_CASE("A job that comes later is checked as those before", "[prepared]") {

@@ -662,8 +662,8 @@ TEST_CASE("Flags that need or exclude one another are told with both names", "[c
 TEST_CASE("Wrong values are told together with everything else", "[config]") {
   test::expect_error(ErrorCode::kInvalidArgument,
                      {"5 mistakes", "--lora_rnk is not known to train; did you mean --lora_rank?",
-                      "--learning_rate: \"fast\" is no number",
-                      "--dataset_base_path is missing", "nothing is trained", "--model_hints"},
+                      "--learning_rate: \"fast\" is no number", "--dataset_base_path is missing",
+                      "nothing is trained", "--model_hints"},
                      [] {
                        parse({"--lora_rnk", "4", "--learning_rate", "fast", "--model_hints", "[]"});
                      });
