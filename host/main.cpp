@@ -73,7 +73,7 @@ void print_stack() {
   }
   if (const std::type_info* type = abi::__cxa_current_exception_type()) {
     if (const auto error = atelier::distributed::Peers::error_of_transport(*type, what)) {
-      std::fputs(atelier::report::error_line(*error).c_str(), stderr);
+      atelier::report::say_once(atelier::report::error_line(*error));
       std::_Exit(atelier::exit_code(error->code()));
     }
   }

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <netinet/in.h>
 #include <optional>
+#include <span>
 #include <spdlog/spdlog.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
@@ -32,8 +33,12 @@ constexpr int kStoppedCode = 75;  // of a process that was asked to stop, and ha
 // That others have after one has failed: longer than Peers take to say who is lost and to end a
 // process that is held up.
 constexpr auto kGrace = std::chrono::seconds(4);
+// The same after one has left because of a signal that the others may not have got: as a rule all
+// of them have agreed on it and are about to end.
+constexpr auto kStopGrace = std::chrono::seconds(30);
 constexpr auto kChildrenLook = std::chrono::milliseconds(200);
-constexpr std::array kPassedOn = {SIGTERM, SIGINT, SIGUSR1, SIGUSR2};
+constexpr std::array kPassedOn = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
+constexpr std::array kAskingToStop = {SIGTERM, SIGINT, SIGHUP, SIGUSR1};
 constexpr int kNotFoundCode = 127;  // of a child whose program does not start
 
 Error system_error(const std::string& what) {
@@ -61,7 +66,11 @@ class SignalQueue {
  public:
   SignalQueue() {
     sigemptyset(&mask_);
-    for (const int signal : kPassedOn) sigaddset(&mask_, signal);
+    for (const int signal : kPassedOn) {
+      struct sigaction action = {};
+      sigaction(signal, nullptr, &action);
+      if (action.sa_handler != SIG_IGN) sigaddset(&mask_, signal);  // as nohup leaves SIGHUP
+    }
     sigaddset(&mask_, SIGCHLD);
     sigprocmask(SIG_BLOCK, &mask_, &before_);
   }
@@ -154,6 +163,7 @@ bool any_runs(const std::vector<Child>& children) {
 // How a process that did not end well did end.
 struct Failure {
   int rank = 0, status = 0;  // that of waitpid()
+  Clock::time_point at = {};
 };
 
 // Which of several failures leads: an error of its own, then a signal that ended a process, then
@@ -163,11 +173,15 @@ int weight_of(const Failure& failure) {
   return WEXITSTATUS(failure.status) == kPeerLostCode ? 2 : 0;
 }
 
-// 128 + N of a process that was ended by a signal N that was passed on to it.
-int code_of(const Failure& failure, const std::vector<int>& passed_on) {
+bool contains(std::span<const int> signals, int signal) {
+  return std::ranges::find(signals, signal) != signals.end();
+}
+
+// 128 + N of a process that was ended by a signal N that asks to stop: before it could see to it.
+int code_of(const Failure& failure) {
   if (!WIFSIGNALED(failure.status)) return WEXITSTATUS(failure.status);
   const int signal = WTERMSIG(failure.status);
-  return std::ranges::find(passed_on, signal) != passed_on.end() ? 128 + signal : kPeerLostCode;
+  return contains(kAskingToStop, signal) ? 128 + signal : kPeerLostCode;
 }
 
 // Whether a process that was asked to end has done so.
@@ -175,13 +189,22 @@ bool is_stop(int code) {
   return code == kStoppedCode || code > 128;
 }
 
+// How long the others have to end by themselves then; none where all have got the same signal.
+std::optional<Clock::duration> grace_after(const Failure& failure,
+                                           const std::vector<int>& passed_on) {
+  if (!is_stop(code_of(failure))) return kGrace;
+  if (WIFSIGNALED(failure.status) && !contains(passed_on, WTERMSIG(failure.status))) return kGrace;
+  if (passed_on.empty()) return kStopGrace;
+  return std::nullopt;
+}
+
 void tell(const Failure& failure, int code) {
   const std::string name = "rank " + std::to_string(failure.rank);
   if (WIFSIGNALED(failure.status)) {
     const int signal = WTERMSIG(failure.status);
-    spdlog::error("launch: {} was ended by signal {} ({}){} [PEER_LOST]", name, signal,
-                  strsignal(signal),
-                  signal == SIGKILL ? "; the machine's memory may be used up" : "");
+    spdlog::error("launch: {} was ended by signal {} ({}){}{}", name, signal, strsignal(signal),
+                  signal == SIGKILL ? "; the machine's memory may be used up" : "",
+                  is_stop(code) ? "" : " [PEER_LOST]");
   } else if (code == kNotFoundCode) {
     spdlog::error("launch: the program of {} does not start", name);
   } else {
@@ -198,7 +221,7 @@ void reap(std::vector<Child>& children, std::vector<Failure>& failures) {
     const auto child = std::ranges::find(children, process, &Child::process);
     if (child == children.end()) continue;
     child->process = -1;
-    if (status != 0) failures.push_back({child->rank, status});
+    if (status != 0) failures.push_back({child->rank, status, Clock::now()});
   }
 }
 
@@ -218,16 +241,17 @@ int launch(const LaunchPlan& plan) {
     }
     std::vector<Failure> killed;  // by this one, which is no failure of theirs
     reap(children, end && Clock::now() > *end ? killed : failures);
-    // One that was asked to stop ends when all have agreed on it: no failure to hurry for.
-    const bool has_failed = std::ranges::any_of(
-        failures, [&](const Failure& failure) { return !is_stop(code_of(failure, passed_on)); });
-    if (has_failed && !end) end = Clock::now() + kGrace;
+    for (const Failure& failure : failures) {
+      if (const auto grace = grace_after(failure, passed_on))
+        end = std::min(end.value_or(Clock::time_point::max()), failure.at + *grace);
+    }
     if (end && Clock::now() > *end) send(children, SIGKILL, /*to_groups=*/true);
   }
   if (failures.empty()) return 0;
   const Failure& leader = *std::ranges::min_element(failures, {}, weight_of);
-  const int code = code_of(leader, passed_on);
-  if (!is_stop(code)) tell(leader, code);
+  const int code = code_of(leader);
+  const bool is_told = is_stop(code) && (!WIFSIGNALED(leader.status) || !passed_on.empty());
+  if (!is_told) tell(leader, code);
   return code;
 }
 

@@ -18,13 +18,13 @@ struct LaunchPlan {
 };
 
 // Starts `nproc_per_node` processes, each with the variables that find_ranks() reads, and waits for
-// them. SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 are passed on to all. Processes end with this one,
-// whatever ends it. When one fails, the others have a few seconds to end by themselves and are
+// them. SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to all. Processes end with this
+// one, whatever ends it. When one fails, the others have a few seconds to end by themselves and are
 // killed then; a line on stderr names the one whose failure leads: an error of its own comes before
 // a signal that ended one, and that before the loss of another one.
 //
 // Returns 0 when all did; else the leading one's exit code, which is 6 where a signal ended it, and
-// 128 + N where that was a signal N that was passed on. Throws Error{kEnvironment} when a process
+// 128 + N where that was a signal N that asks to stop. Throws Error{kEnvironment} when a process
 // cannot be started.
 int launch(const LaunchPlan& plan);
 

@@ -5,6 +5,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <future>
+#include <mutex>
+#include <netdb.h>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
@@ -16,7 +20,9 @@
 
 #include "atelier/error.h"
 
+#include "formats/escape.h"
 #include "host/report/error_line.h"
+#include "host/report/say_once.h"
 
 namespace atelier::distributed {
 namespace {
@@ -29,11 +35,16 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 constexpr milliseconds kLook(20);       // of rank 0, between two looks at who has come
 constexpr milliseconds kTelling(1000);  // that rank 0 stays to be heard where it keeps the store
 constexpr milliseconds kHearing(5000);  // beyond the limit, until rank 0 has told the others
+constexpr milliseconds kAsking(50);     // of the others, between two looks at what rank 0 tells
+constexpr std::chrono::seconds kFirstLine(10), kOften(60);  // when a wait is told
+constexpr int kNameTries = 3;      // a second apart, where a name server does not answer
+constexpr size_t kMostNamed = 16;  // ranks that do not come
 constexpr std::chrono::hours kForever(24 * 20);  // milliseconds that an int still holds
 
 constexpr const char* kRounds = "rounds";    // how many rank 0 has drawn
 constexpr const char* kTickets = "tickets";  // how many processes have asked for a round
 constexpr const char* kOutcome = "outcome";  // of a round, as rank 0 tells it
+constexpr const char* kMissing = "missing";  // who has not come to a round so far
 constexpr const char* kBegun = "begun";      // the round that all had come to, for who is late
 constexpr const char* kAgain = "every process of a run has a number of its own, from 0";
 
@@ -47,6 +58,77 @@ void silence_warnings() {
 std::string place_of(const Ranks& ranks) {
   return ranks.address + ":" + std::to_string(ranks.port);
 }
+
+// A name that nobody knows is a mistake that waiting does not mend.
+void require_known_address(const Ranks& ranks) {
+  addrinfo* found = nullptr;
+  int failure = EAI_AGAIN;
+  for (int i = 0; i < kNameTries && failure == EAI_AGAIN; ++i) {
+    if (i > 0) std::this_thread::sleep_for(std::chrono::seconds(1));
+    failure = getaddrinfo(ranks.address.c_str(), nullptr, nullptr, &found);
+  }
+  if (failure != 0)
+    throw Error(ErrorCode::kEnvironment,
+                "the ranks meet at " + formats::quote_and_escape(ranks.address) +
+                    ", which is no known host: " + gai_strerror(failure),
+                "give the host of rank 0 as MASTER_ADDR, or as --master_addr of launch");
+  freeaddrinfo(found);
+}
+
+// The wait of one process for the others. A thread of its own goes to the store, where it may be
+// held up for longer than the limit; it tells this, which the main thread looks at.
+class Waiting {
+ public:
+  Waiting(Ranks ranks, milliseconds limit)
+      : ranks_(std::move(ranks)), limit_(limit), end_(begin_ + limit) {}
+
+  const Ranks& ranks() const { return ranks_; }
+  milliseconds limit() const { return limit_; }
+
+  // Somebody answers at the store, and the wait is for `whom`. From now on it takes the limit and
+  // what rank 0 needs to tell that it has passed.
+  void meet(const std::string& whom) {
+    const std::lock_guard lock(mutex_);
+    whom_ = whom;
+    if (!has_met_) end_ = Clock::now() + limit_ + kHearing;
+    has_met_ = true;
+  }
+
+  // Says now and then for whom this process waits. Throws when nobody answers within the limit.
+  void look() {
+    const std::lock_guard lock(mutex_);
+    const auto now = Clock::now();
+    if (now >= end_) throw nobody_answers();
+    if (now - begin_ < next_) return;
+    if (!whom_.empty())
+      report::say_once("note: waiting for " + whom_ + " of " + std::to_string(ranks_.size) +
+                       " at " + place_of(ranks_) + ", for " + std::to_string(next_.count()) +
+                       " s\n");
+    next_ = next_ == kFirstLine ? kOften : next_ + kOften;
+  }
+
+  Error nobody_answers() const {
+    const std::string place = place_of(ranks_), seconds = std::to_string(limit_.count() / 1000);
+    if (ranks_.is_first())
+      return {ErrorCode::kPeerLost,
+              "rank 0 does not reach the place where the ranks meet, " + place + ", within " +
+                  seconds + " s",
+              "MASTER_ADDR is the host of rank 0"};
+    return {ErrorCode::kPeerLost,
+            "rank 0 does not answer at " + place + " within " + seconds + " s",
+            "see whether rank 0 runs there, and whether this machine reaches that port"};
+  }
+
+ private:
+  const Ranks ranks_;
+  const milliseconds limit_;
+  const Clock::time_point begin_ = Clock::now();
+  std::mutex mutex_;
+  Clock::time_point end_;
+  std::chrono::seconds next_ = kFirstLine;
+  std::string whom_ = "rank 0";
+  bool has_met_ = false;
+};
 
 StorePtr open_store(const Ranks& ranks, milliseconds limit) {
   silence_warnings();
@@ -129,18 +211,23 @@ Error did_not_come(const std::string& names, const Ranks& ranks, milliseconds li
 // Rank 0's part: it tells those who ask which round this is, and waits for all of them.
 class Reception {
  public:
-  Reception(StorePtr store, const Ranks& ranks)
-      : store_(std::move(store)), ranks_(ranks), cards_(static_cast<size_t>(ranks.size)) {
+  Reception(StorePtr store, Waiting& waiting)
+      : store_(std::move(store)),
+        waiting_(waiting),
+        ranks_(waiting.ranks()),
+        cards_(static_cast<size_t>(ranks_.size)) {
     number_ = store_->add(kRounds, 1);
     round_ = store_of_round(store_, std::to_string(number_));
-    cards_.front() = Card::of(ranks, /*ticket=*/0);
+    cards_.front() = Card::of(ranks_, /*ticket=*/0);
   }
 
-  Meeting receive(milliseconds limit) {
+  Meeting receive() {
+    const milliseconds limit = waiting_.limit();
     const auto end = Clock::now() + limit;
     while (!is_complete() && mistakes_.empty() && Clock::now() < end) {
       std::this_thread::sleep_for(kLook);
       look();
+      tell_missing();
     }
     if (!mistakes_.empty()) fail({ErrorCode::kInvalidArgument, mistakes_, kAgain});
     if (!is_complete()) fail(did_not_come(missing(), ranks_, limit));
@@ -163,9 +250,21 @@ class Reception {
 
   std::string missing() const {
     std::string names;
-    for (size_t rank = 0; rank < cards_.size(); ++rank)
-      if (!cards_[rank]) names += (names.empty() ? "rank " : ", rank ") + std::to_string(rank);
+    size_t count = 0;
+    for (size_t rank = 0; rank < cards_.size(); ++rank) {
+      if (cards_[rank] || ++count > kMostNamed) continue;
+      names += (names.empty() ? "rank " : ", rank ") + std::to_string(rank);
+    }
+    if (count > kMostNamed) names += " and " + std::to_string(count - kMostNamed) + " others";
     return names;
+  }
+
+  void tell_missing() {
+    if (std::string now = missing(); now != told_missing_) {
+      round_->set(kMissing, now);
+      waiting_.meet(now);
+      told_missing_ = std::move(now);
+    }
   }
 
   // Tickets of an earlier round, which nobody waits for any more, may get an answer as well.
@@ -210,24 +309,31 @@ class Reception {
   }
 
   StorePtr store_, round_;
+  Waiting& waiting_;
   const Ranks& ranks_;
   int64_t number_ = 0;
   int64_t asked_ = 0;                       // tickets that are answered
   std::vector<int64_t> awaited_;            // of which nobody has shown a card yet
   std::vector<std::optional<Card>> cards_;  // by rank
-  std::string mistakes_;
+  std::string mistakes_, told_missing_;
 };
 
-// What rank 0 writes there. Throws where that is not within `limit`: because rank 0 did not come,
-// or has gone, and the store with it.
+// The store answers one process after the other.
+milliseconds pause_of(const Ranks& ranks) {
+  return kAsking + milliseconds(ranks.size / 4);
+}
+
+// What rank 0 writes there, as long as it takes. Throws where rank 0 has gone, and the store with
+// it. `look`: called meanwhile.
 std::string hear(c10d::Store& store, const std::string& key, const Ranks& ranks,
-                 milliseconds limit) {
-  const auto end = Clock::now() + limit;
+                 const std::function<void()>& look) {
   try {
-    store.wait({key}, limit);
+    while (!store.check({key})) {
+      look();
+      std::this_thread::sleep_for(pause_of(ranks));
+    }
     return read(store, key);
   } catch (const std::exception&) {
-    if (Clock::now() >= end && key != kOutcome) throw did_not_come("rank 0", ranks, limit);
     throw Error(ErrorCode::kPeerLost,
                 "rank " + std::to_string(ranks.rank) + ": rank 0, whom all meet at " +
                     place_of(ranks) + ", has gone away",
@@ -236,15 +342,19 @@ std::string hear(c10d::Store& store, const std::string& key, const Ranks& ranks,
 }
 
 // The part of the others.
-Meeting attend(const StorePtr& store, const Ranks& ranks, milliseconds limit) {
+Meeting attend(const StorePtr& store, Waiting& waiting) {
+  const Ranks& ranks = waiting.ranks();
   const int64_t ticket = store->add(kTickets, 1);
   const bool is_late = !ranks.has_agent_store && store->check({kBegun});
   const std::string round =
-      is_late ? read(*store, kBegun) : hear(*store, key_of("answer", ticket), ranks, limit);
+      is_late ? read(*store, kBegun) : hear(*store, key_of("answer", ticket), ranks, [] {});
   Meeting meeting = {.store = store_of_round(store, round), .attendees = {}};
   const Card own = Card::of(ranks, ticket);
   meeting.store->set(key_of("card", ticket), own.dump());
-  const json told = json::parse(hear(*meeting.store, kOutcome, ranks, limit + kHearing));
+  waiting.meet("");
+  const json told = json::parse(hear(*meeting.store, kOutcome, ranks, [&] {
+    if (meeting.store->check({kMissing})) waiting.meet(read(*meeting.store, kMissing));
+  }));
   if (!told.contains("cards"))
     throw Error(static_cast<ErrorCode>(told["code"].get<int>()), told["message"], told["hint"]);
   for (const json& text : told["cards"]) {
@@ -275,8 +385,17 @@ std::string process_space() {
 }
 
 Meeting meet(const Ranks& ranks, milliseconds limit) {
-  const StorePtr store = open_store(ranks, limit);
-  return ranks.is_first() ? Reception(store, ranks).receive(limit) : attend(store, ranks, limit);
+  require_known_address(ranks);
+  const auto waiting = std::make_shared<Waiting>(ranks, limit);
+  std::packaged_task<Meeting()> visit([waiting] {
+    const StorePtr store = open_store(waiting->ranks(), waiting->limit());
+    return waiting->ranks().is_first() ? Reception(store, *waiting).receive()
+                                       : attend(store, *waiting);
+  });
+  std::future<Meeting> meeting = visit.get_future();
+  std::thread(std::move(visit)).detach();
+  while (meeting.wait_for(kLook) != std::future_status::ready) waiting->look();
+  return meeting.get();
 }
 
 }  // namespace atelier::distributed

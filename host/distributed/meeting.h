@@ -40,9 +40,12 @@ struct Meeting {
 // counts starts for all machines: torchrun's agents count each for itself. So rank 0 draws a number
 // for the round, and answers with it those who ask from then on.
 //
+// After 10 s, and then now and then, a line on stderr says for whom this process waits.
+//
 // Throws, on all that have come, Error{kPeerLost} that names those that did not come to rank 0
 // within `limit`, and Error{kInvalidArgument} where two processes have the same rank, or some know
-// another number of processes; Error{kEnvironment} when the port is taken.
+// another number of processes; Error{kPeerLost} where rank 0 does not answer within `limit`, and
+// Error{kEnvironment} when the port is taken, or its host has a name that nobody knows.
 Meeting meet(const Ranks& ranks, std::chrono::milliseconds limit);
 
 }  // namespace atelier::distributed

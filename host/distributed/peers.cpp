@@ -17,6 +17,7 @@
 #include "host/distributed/history.h"
 #include "host/distributed/meeting.h"
 #include "host/report/error_line.h"
+#include "host/report/say_once.h"
 
 namespace atelier::distributed {
 
@@ -313,7 +314,7 @@ void Peers::Shared::end_process() {
   const std::lock_guard lock(mutex);
   if (is_ours || stops) return;
   const Error error = error_of(verdict.value_or(Verdict{.text = "another rank is in trouble"}));
-  std::fputs(report::error_line(error).c_str(), stderr);
+  report::say_once(report::error_line(error));
   std::_Exit(exit_code(error.code()));
 }
 

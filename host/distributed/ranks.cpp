@@ -1,6 +1,7 @@
 #include "host/distributed/ranks.h"
 
 #include <charconv>
+#include <climits>
 #include <cstdlib>
 #include <regex>
 
@@ -11,6 +12,7 @@
 namespace atelier::distributed {
 namespace {
 
+constexpr int kLastPort = 65'535;
 constexpr int kFirstPort = 20'000, kPorts = 20'000;  // that a job's number chooses from
 
 // Reads numbers of the environment, and remembers what is wrong with them.
@@ -21,8 +23,8 @@ class Variables {
   bool has(std::string_view name) const { return environment_(name).has_value(); }
   std::optional<std::string> text(std::string_view name) const { return environment_(name); }
 
-  // The number of a variable that must be set, from `low` on.
-  int number(std::string_view name, int low) {
+  // The number of a variable that must be set, from `low` to `high`.
+  int number(std::string_view name, int low, int high = INT_MAX) {
     const std::optional<std::string> given = environment_(name);
     if (!given) {
       missing_.emplace_back(name);
@@ -31,16 +33,17 @@ class Variables {
     int value = 0;
     const char* const end = given->data() + given->size();
     const auto [rest, code] = std::from_chars(given->data(), end, value);
-    if (code != std::errc() || rest != end || value < low)
+    if (code != std::errc() || rest != end || value < low || value > high)
       wrong_.push_back(std::string(name) + " is " + formats::quote_and_escape(*given) +
-                       ", no whole number from " + std::to_string(low));
+                       ", no whole number from " + std::to_string(low) +
+                       (high < INT_MAX ? " to " + std::to_string(high) : ""));
     return value;
   }
-  void text_that_must_be(std::string_view name) {
+  void require(std::string_view name) {
     if (!has(name)) missing_.emplace_back(name);
   }
-  int number_or(std::string_view name, int low, int absent) {
-    return has(name) ? number(name, low) : absent;
+  int number_or(std::string_view name, int low, int absent, int high = INT_MAX) {
+    return has(name) ? number(name, low, high) : absent;
   }
 
   // Throws where something was wrong; `launcher`: whose variables they are.
@@ -77,13 +80,13 @@ void check_order(const Ranks& ranks) {
 
 void read_meeting_place(Variables& variables, Ranks& ranks) {
   if (const auto address = variables.text("MASTER_ADDR")) ranks.address = *address;
-  ranks.port = variables.number_or("MASTER_PORT", 1, ranks.port);
+  ranks.port = variables.number_or("MASTER_PORT", 1, ranks.port, kLastPort);
 }
 
 void require_meeting_place(Variables& variables, const Ranks& ranks) {
   if (ranks.size == 1) return;
-  variables.number("MASTER_PORT", 1);
-  variables.text_that_must_be("MASTER_ADDR");
+  variables.require("MASTER_PORT");
+  variables.require("MASTER_ADDR");
 }
 
 Ranks of_torchrun(Variables& variables) {
@@ -129,17 +132,38 @@ void refuse_pods_without_numbers(const Variables& variables) {
               "pod that works alone");
 }
 
+void require_mpi_place(const Variables& variables, const Ranks& ranks, const std::string& example) {
+  if (ranks.size > ranks.local_size && !variables.has("MASTER_ADDR"))
+    throw Error(ErrorCode::kInvalidArgument,
+                "mpirun starts processes on several machines, and MASTER_ADDR does not say where "
+                "they meet",
+                "mpirun " + example + ", the host of rank 0");
+}
+
 Ranks of_open_mpi(Variables& variables) {
   Ranks ranks = {.launcher = "mpirun"};
   ranks.rank = variables.number("OMPI_COMM_WORLD_RANK", 0);
   ranks.size = variables.number("OMPI_COMM_WORLD_SIZE", 1);
   ranks.local_rank = variables.number("OMPI_COMM_WORLD_LOCAL_RANK", 0);
   ranks.local_size = variables.number("OMPI_COMM_WORLD_LOCAL_SIZE", 1);
-  if (ranks.size > ranks.local_size && !variables.has("MASTER_ADDR"))
-    throw Error(ErrorCode::kInvalidArgument,
-                "mpirun starts processes on several machines, and MASTER_ADDR does not say where "
-                "they meet",
-                "mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 …, the host of rank 0");
+  require_mpi_place(variables, ranks, "-x MASTER_ADDR=HOST -x MASTER_PORT=29500 …");
+  return ranks;
+}
+
+// Processes of Hydra, which starts those of MPICH and of Intel MPI. srun may set some of these
+// variables, and Hydra may start its own helpers with srun.
+bool is_of_hydra(const Variables& variables) {
+  return variables.has("PMI_RANK") &&
+         (variables.has("MPI_LOCALRANKID") || !variables.has("SLURM_PROCID"));
+}
+
+Ranks of_hydra(Variables& variables) {
+  Ranks ranks = {.launcher = "mpirun"};
+  ranks.rank = variables.number("PMI_RANK", 0);
+  ranks.size = variables.number("PMI_SIZE", 1);
+  ranks.local_rank = variables.number("MPI_LOCALRANKID", 0);
+  ranks.local_size = variables.number_or("MPI_LOCALNRANKS", 1, ranks.local_rank + 1);
+  require_mpi_place(variables, ranks, "-genv MASTER_ADDR HOST -genv MASTER_PORT 29500 …");
   return ranks;
 }
 
@@ -180,6 +204,16 @@ Ranks of_slurm(Variables& variables) {
                 "set MASTER_ADDR to the host of rank 0");
   ranks.port = kFirstPort + variables.number_or("SLURM_JOB_ID", 0, 0) % kPorts;
   return ranks;
+}
+
+// Scripts of sbatch and shells of salloc see how many tasks there are to be, and are none of them.
+void refuse_tasks_without_srun(const Variables& variables) {
+  const std::string tasks = variables.text("SLURM_NTASKS").value_or("1");
+  if (tasks == "1") return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "SLURM_NTASKS says that " + formats::quote_and_escape(tasks) +
+                  " tasks work together, and srun has not started this process as one of them",
+              "srun atelier …, or unset SLURM_NTASKS for a process that works alone");
 }
 
 // Of what brackets hold: "003" of "003-005,9".
@@ -230,10 +264,13 @@ Ranks find_ranks(const Environment& environment) {
     ranks = of_pods(variables);
   } else if (variables.has("OMPI_COMM_WORLD_RANK")) {
     ranks = of_open_mpi(variables);
+  } else if (is_of_hydra(variables)) {
+    ranks = of_hydra(variables);
   } else if (variables.has("SLURM_STEP_ID") && variables.has("SLURM_PROCID")) {
     ranks = of_slurm(variables);
   } else {
     refuse_pods_without_numbers(variables);
+    refuse_tasks_without_srun(variables);
     return ranks;
   }
   read_meeting_place(variables, ranks);

@@ -34,12 +34,13 @@ Environment process_environment();
 //     which RANK is the pod's number, and PET_NPROC_PER_NODE, 1 or one of torchrun's words;
 //   Open MPI: OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE, with MASTER_ADDR and
 //     MASTER_PORT;
+//   MPICH and Intel MPI: PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS, with the same two;
 //   Slurm, in a step that srun started: SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, the first host
 //     of SLURM_STEP_NODELIST or else of SLURM_JOB_NODELIST, and a port made of SLURM_JOB_ID;
 //     MASTER_ADDR and MASTER_PORT say others.
 // One process alone where none of them is set. Throws one Error{kInvalidArgument} that names what
 // is missing, is no number or contradicts another variable: several processes of which each would
-// be alone, or several machines without a host to meet at.
+// be alone, as those of a job of Slurm without srun, or several machines without a host to meet at.
 Ranks find_ranks(const Environment& environment);
 
 // The first host of a list as Slurm writes it: "node003" of "node[003-005,9],gpu1". Throws

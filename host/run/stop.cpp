@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kNanoseconds = 1'000'000'000;  // of a second
 constexpr int64_t kOneSignal = 2 * kNanoseconds;
-constexpr std::array kSignals = {SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
+constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
 
 // NOLINTBEGIN(*-non-const-global-variables): a signal handler has no other way to know
 std::atomic<int> requested_signal = 0;
@@ -71,6 +71,8 @@ StopSignals::StopSignals(Kind kind) {
     // Reads and writes of libraries go on, unless the user is to be heard at a prompt.
     action.sa_flags = kind == Kind::kInterrupt ? 0 : SA_RESTART;
     sigaction(kSignals[i], &action, &previous_actions[i]);
+    const bool is_to_stay = kSignals[i] == SIGHUP && previous_actions[i].sa_handler == SIG_IGN;
+    if (is_to_stay) sigaction(kSignals[i], &previous_actions[i], nullptr);  // as nohup asks
   }
 }
 

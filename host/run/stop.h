@@ -11,8 +11,9 @@ namespace atelier::run {
 class StopSignals {
  public:
   enum class Kind {
-    // SIGTERM, SIGUSR1 and SIGINT; a second one ends the program at once: 128 + its number. SIGUSR2
-    // asks for a saved state without leaving.
+    // SIGTERM, SIGUSR1, SIGINT, and SIGHUP unless the program was started to ignore that; a second
+    // one ends the program at once: 128 + its number. SIGUSR2 asks for a saved state without
+    // leaving.
     kAll,
     // Those of kAll, of a program that prepares its work until begin() is called, and has nothing
     // to save: the first one ends it at once with exit_code(), and SIGUSR2 does nothing.

@@ -169,6 +169,29 @@ class GroupTest(unittest.TestCase):
         said = self.assert_ends(process, 6, begin, promise=4 + 5 + 5)  # loading the program took some of it
         self.assertIn("rank 1, rank 2 of 3 did not come", said)
 
+    def test_a_host_that_nobody_knows_is_named_at_once(self):
+        begin = time.monotonic()
+        process = self.start(1, 2, port=free_port(), MASTER_ADDR="no-such-host.invalid")
+        said = self.assert_ends(process, 3, begin, promise=20)  # asking a name server takes some of it
+        self.assertEqual(said.count("error: "), 1, said)
+        self.assertIn('the ranks meet at "no-such-host.invalid", which is no known host', said)
+
+    def test_whom_ranks_wait_for_is_said(self):
+        """Behind a port where somebody else listens, without an end; and beside a rank that does not come."""
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port, other, begin = taken.getsockname()[1], free_port(), time.monotonic()
+            stray = self.start(1, 2, port=port, ATELIER_TEST_MEETING="12")
+            both = [self.start(rank, 3, port=other, ATELIER_TEST_MEETING="12") for rank in range(2)]
+            said = self.assert_ends(stray, 6, begin, promise=12 + 5)
+            self.assertIn(f"note: waiting for rank 0 of 2 at 127.0.0.1:{port}, for 10 s\n", said)
+            self.assertIn(f"rank 0 does not answer at 127.0.0.1:{port} within 12 s", said)
+            for process in both:
+                said = self.assert_ends(process, 6, begin, promise=12 + 5 + 5)
+                self.assertIn(f"note: waiting for rank 2 of 3 at 127.0.0.1:{other}, for 10 s\n", said)
+                self.assertIn("rank 2 of 3 did not come", said)
+
     def test_a_number_that_two_processes_have(self):
         port = free_port()
         begin = time.monotonic()

@@ -101,6 +101,14 @@ TEST_CASE("A process that a signal ends is a lost peer") {
   REQUIRE(launch(shell(folder, 2, "[ $RANK = 0 ] || kill -9 $$; sleep 60")) == 6);
 }
 
+TEST_CASE("A process that is asked to stop before it can see to it leads with that signal") {
+  const Folder folder;
+  const auto begin = std::chrono::steady_clock::now();
+  REQUIRE(launch(shell(folder, 2, "[ $RANK = 0 ] || kill -INT $$; sleep 60")) == 130);
+  REQUIRE(launch(shell(folder, 2, "[ $RANK = 0 ] || { kill -HUP $$; sleep 60; }; exit 6")) == 129);
+  REQUIRE(seconds_since(begin) < 15);
+}
+
 TEST_CASE("An error of its own leads, whoever ended first because of it") {
   const Folder folder;
   REQUIRE(launch(shell(folder, 3, "[ $RANK != 2 ] || { sleep 1; exit 5; }; exit 6")) == 5);
@@ -113,12 +121,13 @@ TEST_CASE("A program that does not exist") {
 
 TEST_CASE("Signals reach every process, and what they end with is given") {
   const Folder folder;
+  const int signal = GENERATE(SIGTERM, SIGHUP);
   const pid_t launcher = fork();
   if (launcher == 0)
     _exit(launch(
-        shell(folder, 2, "trap 'exit 75' TERM; echo > $RANK; while :; do sleep 0.05; done")));
+        shell(folder, 2, "trap 'exit 75' TERM HUP; echo > $RANK; while :; do sleep 0.05; done")));
   REQUIRE(wait_for([&] { return folder.has("0") && folder.has("1"); }));
-  kill(launcher, SIGTERM);
+  kill(launcher, signal);
   int status = 0;
   waitpid(launcher, &status, 0);
   REQUIRE(WIFEXITED(status));

@@ -124,7 +124,44 @@ TEST_CASE("Numbers that are none, or that contradict each other") {
   REQUIRE_THAT(refused(with(kTorchrun, "RANK", "8")), Contains("rank 8 of 8"));
   REQUIRE_THAT(refused(with(kTorchrun, "LOCAL_RANK", "4")), Contains("local rank 4 of 4"));
   REQUIRE_THAT(refused(with(kTorchrun, "LOCAL_WORLD_SIZE", "9")), Contains("9 processes"));
-  REQUIRE_THAT(refused(with(kTorchrun, "MASTER_PORT", "0")), Contains("MASTER_PORT"));
+}
+
+TEST_CASE("A port that is none is refused, and said once") {
+  const auto port = GENERATE("0", "65536", "70000", "x");
+  for (const Recorded& recorded : {kTorchrun, kPod, kSlurm}) {
+    const std::string said = refused(with(recorded, "MASTER_PORT", port));
+    CHECK_THAT(said, Contains("MASTER_PORT is \"" + std::string(port) +
+                              "\", no whole number from 1 to 65535"));
+    CHECK(said.find("MASTER_PORT") == said.rfind("MASTER_PORT"));
+  }
+}
+
+TEST_CASE("Variables of MPICH and of Intel MPI") {
+  const Recorded hydra = {{"PMI_RANK", "5"},        {"PMI_SIZE", "8"}, {"MPI_LOCALRANKID", "1"},
+                          {"MPI_LOCALNRANKS", "4"}, {"PMI_FD", "9"},   {"MASTER_ADDR", "node0"}};
+  const Ranks ranks = ranks_of(hydra);
+  CHECK(ranks.rank == 5);
+  CHECK(ranks.size == 8);
+  CHECK(ranks.local_rank == 1);
+  CHECK(ranks.local_size == 4);
+  CHECK(ranks.address == "node0");
+  CHECK(ranks.port == 29500);
+  CHECK(ranks.launcher == "mpirun");
+  CHECK_THAT(refused(without(hydra, "MASTER_ADDR")), Contains("-genv MASTER_ADDR HOST"));
+  CHECK_THAT(refused(without(hydra, "PMI_SIZE")), Contains("PMI_SIZE is not set"));
+  CHECK_THAT(refused(without(hydra, "MPI_LOCALRANKID")), Contains("MPI_LOCALRANKID is not set"));
+  Recorded both = kSlurm;  // Hydra starts a helper on each machine with srun
+  both.insert(hydra.begin(), hydra.end());
+  CHECK(ranks_of(both).rank == 5);
+  CHECK(ranks_of(with(with(kSlurm, "PMI_RANK", "9"), "PMI_SIZE", "11")).launcher == "srun");
+}
+
+TEST_CASE("A job of several tasks whose process srun has not started") {
+  const Recorded script = {{"SLURM_JOB_ID", "1"}, {"SLURM_NTASKS", "2"}, {"SLURM_PROCID", "0"}};
+  CHECK_THAT(refused(without(kSlurm, "SLURM_STEP_ID")), Contains("srun"));
+  CHECK_THAT(refused(script), Contains("SLURM_NTASKS says that \"2\" tasks") && Contains("srun"));
+  CHECK(ranks_of(with(script, "SLURM_NTASKS", "1")).is_alone());
+  CHECK(ranks_of({{"SLURM_JOB_ID", "1"}}).is_alone());
 }
 
 TEST_CASE("Slurm's variables") {
@@ -156,10 +193,6 @@ TEST_CASE("Steps of Slurm on several machines need a place to meet") {
   const Recorded one = with(with(with(lost, "SLURM_NTASKS", "4"), "SLURM_PROCID", "1"),
                             "SLURM_STEP_TASKS_PER_NODE", "4");
   REQUIRE(ranks_of(with(one, "SLURM_NODEID", "0")).address == "127.0.0.1");
-}
-
-TEST_CASE("A batch script of Slurm that did not call srun is one process") {
-  REQUIRE(ranks_of(without(kSlurm, "SLURM_STEP_ID")).is_alone());
 }
 
 TEST_CASE("Lists of hosts as Slurm writes them") {

@@ -43,7 +43,7 @@ void wait_for_another() {
 }  // namespace
 
 TEST_CASE("The first signal is noted, and says how the run ends", "[stop]") {
-  for (const int signal : {SIGTERM, SIGUSR1, SIGINT}) {
+  for (const int signal : {SIGTERM, SIGHUP, SIGUSR1, SIGINT}) {
     const int code = exit_code_of([&] {
       const StopSignals guard;
       if (StopSignals::requested()) return 1;
@@ -53,6 +53,16 @@ TEST_CASE("The first signal is noted, and says how the run ends", "[stop]") {
     });
     CHECK(code == (signal == SIGINT ? 130 : 75));
   }
+}
+
+TEST_CASE("A program that was started to outlive its terminal goes on", "[stop]") {
+  const int code = exit_code_of([] {
+    signal(SIGHUP, SIG_IGN);
+    const StopSignals guard;
+    raise(SIGHUP);
+    return StopSignals::requested() ? 1 : 0;
+  });
+  CHECK(code == 0);
 }
 
 TEST_CASE("A second signal ends the program at once", "[stop]") {
@@ -119,7 +129,7 @@ TEST_CASE("Signals of one number are one for two seconds", "[stop]") {
 }
 
 TEST_CASE("Before there is anything to save, a signal ends the program at once", "[stop]") {
-  for (const int signal : {SIGTERM, SIGUSR1, SIGINT}) {
+  for (const int signal : {SIGTERM, SIGHUP, SIGUSR1, SIGINT}) {
     const int code = exit_code_of([&] {
       const StopSignals guard(StopSignals::Kind::kAllFromBegin);
       raise(SIGUSR2);
@@ -145,9 +155,9 @@ TEST_CASE("Signals do nothing once the outcome is decided", "[stop]") {
       const StopSignals guard;
       raise(SIGUSR1);
       StopSignals::ignore_until_exit();
-      for (const int signal : {SIGTERM, SIGUSR1, SIGUSR2, SIGINT}) raise(signal);
+      for (const int signal : {SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGINT}) raise(signal);
     }
-    for (const int signal : {SIGTERM, SIGUSR1, SIGUSR2, SIGINT}) raise(signal);
+    for (const int signal : {SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGINT}) raise(signal);
     return StopSignals::exit_code(StopSignals::requested().value());
   });
   CHECK(code == 75);
@@ -180,7 +190,7 @@ TEST_CASE("What signals did before is put back", "[stop]") {
 }
 
 TEST_CASE("An interrupt is noted alone where that is asked", "[stop]") {
-  for (const int other : {SIGTERM, SIGUSR1, SIGUSR2}) {
+  for (const int other : {SIGTERM, SIGHUP, SIGUSR1, SIGUSR2}) {
     CHECK(exit_code_of([&] {
             signal(other, SIG_DFL);  // the test framework has handlers
             const StopSignals guard(StopSignals::Kind::kInterrupt);

@@ -177,7 +177,7 @@ class TrainTest(unittest.TestCase):
 
     def test_a_signal_saves_and_leaves(self):
         straight = self.train("straight", max_train_steps=60, save_steps=60)
-        for number, code in ((signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)):
+        for number, code in ((signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)):
             run = self.dir / number.name
             process = subprocess.Popen(self.words(run, max_train_steps=60, save_steps=60),
                                        stderr=subprocess.DEVNULL)
