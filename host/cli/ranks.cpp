@@ -1,6 +1,7 @@
 #include "host/cli/ranks.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 
@@ -11,6 +12,7 @@
 #include "host/device/cuda.h"
 #include "host/distributed/handshake.h"
 #include "host/distributed/machine_slabs.h"
+#include "host/files/content_hash.h"
 #include "host/model/fingerprint.h"
 #include "host/plan/prepared_training.h"
 #include "host/report/problems.h"
@@ -44,6 +46,20 @@ std::string fingerprint_of_cache(const train::PreparedRun& run) {
   }
 }
 
+// Rows that are other ones are told apart from files that are.
+void add_dataset(distributed::Facts& facts, const std::string& name,
+                 const std::shared_ptr<const data::Dataset>& dataset) {
+  if (!dataset) return;
+  files::ContentHash values;
+  for (const data::Item& item : dataset->items()) {
+    for (const auto& [column, value] : item.values)
+      values.add(column).add(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  }
+  facts.emplace_back(name + ", samples", std::to_string(dataset->items().size()));
+  facts.emplace_back(name + ", captions and other values", values.hex());
+  facts.emplace_back(name + ", with names and sizes of files", dataset->fingerprint());
+}
+
 // What a run consists of.
 distributed::Facts facts_of(const train::PreparedRun& run) {
   distributed::Facts facts = facts_of_program();
@@ -53,8 +69,8 @@ distributed::Facts facts_of(const train::PreparedRun& run) {
       facts.emplace_back("--" + line.substr(0, equals), line.substr(equals + 3));
   }
   add_model(facts, *run.model);
-  if (run.dataset) facts.emplace_back("dataset", run.dataset->fingerprint());
-  if (run.validation) facts.emplace_back("validation dataset", run.validation->fingerprint());
+  add_dataset(facts, "dataset", run.dataset);
+  add_dataset(facts, "validation dataset", run.validation);
   facts.emplace_back("resumed step", run.resumed ? std::to_string(run.resumed->step) : "");
   if (run.config.stage == train::Stage::kTrain)
     facts.emplace_back("cache", fingerprint_of_cache(run));

@@ -111,6 +111,7 @@ void find_oddities(const std::vector<Item>& items, const std::string& target_inp
 
 std::string make_fingerprint(const std::vector<Item>& items, const DatasetOptions& options,
                              const ImageFiles& files) {
+  const std::filesystem::path base = options.dataset_base_path;
   files::ContentHash hash;
   hash.add(static_cast<int64_t>(items.size())).add(options.mask_column);
   hash.add(int64_t{options.alpha_mask});
@@ -126,7 +127,7 @@ std::string make_fingerprint(const std::vector<Item>& items, const DatasetOption
       hash.add(column).add(static_cast<int64_t>(paths.size()));
       for (const std::string& path : paths) {
         const inputs::ImageFile& file = files.find(path)->second;
-        hash.add(path).add(file.bytes).add(file.modified_ns);
+        hash.add(std::filesystem::path(path).lexically_proximate(base).string()).add(file.bytes);
       }
     }
   }

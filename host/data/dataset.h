@@ -122,8 +122,8 @@ class Dataset {
   // Its inputs that are no files.
   Inputs values(size_t index) const { return values_of(items_.at(index)); }
 
-  // Hash of what the items are: rows, paths, sizes and times of their files, target sizes. Equal
-  // for equal datasets.
+  // Hash of what the items are: rows, paths within the dataset and sizes of their files, target
+  // sizes. Equal for copies of a dataset.
   const std::string& fingerprint() const { return fingerprint_; }
 
   // How many items have which size, the largest count first.

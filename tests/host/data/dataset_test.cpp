@@ -1,6 +1,8 @@
 #include "host/data/dataset.h"
 
 #include <algorithm>
+#include <chrono>
+#include <filesystem>
 
 #include <ATen/ATen.h>
 
@@ -376,6 +378,16 @@ TEST_CASE("A fingerprint changes with rows, files and sizes only", "[data]") {
   CHECK(other_size != other_text);
   write_image(set.folder() / "b.png", 48, 64, 9);
   CHECK(set.good().fingerprint() != other_size);
+}
+
+TEST_CASE("Copies of a dataset have one fingerprint", "[data]") {
+  TestSet set;
+  set.write("a.csv", "image,prompt\na.png,x\nb.png,y\n");
+  const std::string first = set.good().fingerprint();
+  for (const auto& file : std::filesystem::directory_iterator(set.folder().path()))
+    std::filesystem::last_write_time(
+        file, std::filesystem::file_time_type::clock::now() - std::chrono::hours(1));
+  CHECK(set.good().fingerprint() == first);
 }
 
 TEST_CASE("Bucket populations are listed by count", "[data]") {
