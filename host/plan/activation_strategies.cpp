@@ -1,6 +1,8 @@
 #include "host/plan/activation_strategies.h"
 
 #include <algorithm>
+#include <cmath>
+#include <set>
 #include <string>
 
 #include "host/report/problems.h"
@@ -13,6 +15,8 @@ using memory::Strategy;
 namespace {
 
 constexpr int kBudgets = 20;  // parts of the activations that are tried
+// Outputs of blocks that are on the device where the others wait on the host.
+constexpr int64_t kThere = 3;
 
 }  // namespace
 
@@ -45,15 +49,59 @@ memory::ActivationPlan plan_of(const DryModel::TrainingPass& pass, const Activat
                                   offload);
 }
 
-int64_t measuring_bytes(const DryModel::TrainingPass& pass) {
+namespace {
+
+// What a run of a block keeps for its backward pass.
+int64_t kept_bytes(const memory::BlockCosts& costs, const memory::ActivationPlan::Run& run) {
+  if (run.is_whole) return costs.whole_bytes;
+  int64_t bytes = 0;
+  for (size_t op = 0; op < run.actions.size(); ++op)
+    bytes += run.actions[op] == ops::Action::kKeep ? costs.operators[op].bytes : 0;
+  return bytes;
+}
+
+}  // namespace
+
+int64_t backward_bytes(const DryModel::TrainingPass& pass, const memory::ActivationPlan& plan,
+                       double held, int64_t ranks, bool sends_inputs) {
+  // What the runs before one keep, and their outputs.
+  std::vector<int64_t> kept, outputs;
+  int64_t all_kept = 0, all_outputs = 0, largest = 0;
+  for (size_t i = 0; i < pass.runs.size(); ++i) {
+    kept.push_back(all_kept);
+    outputs.push_back(all_outputs);
+    all_kept += kept_bytes(*pass.runs[i], plan.runs[i]);
+    // What a whole run keeps has its output.
+    all_outputs += plan.runs[i].is_whole ? 0 : pass.runs[i]->held_bytes;
+    largest = std::max(largest, pass.runs[i]->held_bytes);
+  }
+  double most = 0, behind = 0;
+  std::set<const Block*> done;
+  for (size_t i = pass.runs.size(); i-- > 0;) {
+    const memory::BlockCosts& costs = *pass.runs[i];
+    const int64_t before = sends_inputs ? std::min(outputs[i], kThere * largest) : outputs[i];
+    const auto rows = static_cast<double>(kept[i] + before + plan.moving_bytes +
+                                          costs.working_bytes + 2 * costs.held_bytes);
+    const auto own = static_cast<double>(pass.gradients[i]);
+    const double shared = ranks > 1 ? rows / static_cast<double>(ranks) + own : rows;
+    most = std::max(most, shared + held * behind);
+    if (done.insert(pass.blocks[i]).second) behind += own;
+  }
+  return std::llround(most);
+}
+
+int64_t trying_bytes(const DryModel::TrainingPass& pass) {
   int64_t working = 0;
   for (const auto& run : pass.runs) working = std::max(working, run->working_bytes);
+  return working / 2;
+}
+
+int64_t measuring_bytes(const DryModel::TrainingPass& pass) {
   return plan_of(pass, {.kind = ActivationBudget::Kind::kFraction, .fraction = 0.0}).peak_bytes +
-         working / 2;
+         trying_bytes(pass);
 }
 
 void send_inputs(const DryModel::TrainingPass& pass, Strategy& strategy) {
-  constexpr int64_t kThere = 3;
   int64_t all = 0, largest = 0;
   for (const auto& run : pass.runs) {
     all += run->held_bytes;

@@ -13,6 +13,7 @@
 #include "atelier/nn/layers.h"
 
 #include "host/plugins/guard.h"
+#include "memory/convolution_scratch.h"
 #include "memory/graph_runner.h"
 
 namespace atelier::plan {
@@ -164,8 +165,11 @@ int64_t DryModel::peak_of(const std::function<void()>& call) {
   return bytes_.peak() - before;
 }
 
-DryModel::DryModel(model::LoadedModel& model, at::DeviceType like)
-    : model_(model), like_(like), run_(like), runner_(std::make_unique<CountingRunner>(*this)) {
+DryModel::DryModel(model::LoadedModel& model, at::DeviceType like, bool counts_scratch)
+    : model_(model),
+      like_(like),
+      run_(like, counts_scratch ? memory::convolution_scratch : ops::DryRun::Scratch()),
+      runner_(std::make_unique<CountingRunner>(*this)) {
   place_weights();
   lap();
 }
@@ -419,11 +423,13 @@ DryModel::TrainingPass DryModel::measure_training(const Call& call,
   std::map<std::string, KindCosts> kinds;
   std::vector<Tensors> outputs;
   for (const RecordingRunner::Run& run : recorded.runs) {
-    const size_t trained = memory::trained_tensors(*run.block).size();
+    const Tensors leaves = memory::trained_tensors(*run.block);
+    const size_t trained = leaves.size();
     KindCosts& kind = kinds[shape_key(run, trained)];
     if (!kind.costs) kind = measure_block(*this, bytes_, run, recorded.carried, profile);
     pass.runs.push_back(kind.costs);
     pass.blocks.push_back(run.block);
+    pass.gradients.push_back(bytes_of(leaves));
     pass.forward.push_back(kind.forward);
     pass.backward.push_back(kind.backward);
     Tensors& given = outputs.emplace_back();

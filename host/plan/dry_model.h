@@ -51,8 +51,9 @@ struct DryPass {
 // Not thread-safe; the model's components are not loaded, and afterwards they are not either.
 class DryModel {
  public:
-  // `like` is the kind of device that the run will be on.
-  DryModel(model::LoadedModel& model, at::DeviceType like);
+  // `like` is the kind of device that the run will be on. `counts_scratch`: what convolutions work
+  // in on the CPU is counted, too; finding that takes a moment.
+  DryModel(model::LoadedModel& model, at::DeviceType like, bool counts_scratch = true);
   ~DryModel();
   DryModel(const DryModel&) = delete;
   DryModel& operator=(const DryModel&) = delete;
@@ -90,6 +91,7 @@ class DryModel {
     std::vector<std::shared_ptr<const memory::BlockCosts>> runs;
     std::vector<Block*> blocks;
     std::vector<double> forward, backward;  // seconds of each; backward without recomputing
+    std::vector<int64_t> gradients;         // bytes of what each block trains
     double outside_seconds = 0.0;
     int64_t outside_bytes = 0;
   };

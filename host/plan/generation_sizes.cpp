@@ -25,7 +25,7 @@ class GenerationSizes {
       : model_(model),
         generation_(generation),
         basis_(basis),
-        dry_(model, basis.like),
+        dry_(model, basis.like, basis.counts_scratch),
         generator_(dry_, model, /*stays=*/{}, generation.graph_rows),
         count_(std::clamp<int64_t>(generation.request.batch_size, 1, generation.images)) {}
 

@@ -25,6 +25,7 @@ int64_t batches_of_rank(const train::Config& config, const RankMode& mode);
 struct PlanBasis {
   memory::DeviceProfile profile;
   at::DeviceType like = at::kCPU;   // kind of the device that the run is on
+  bool counts_scratch = true;       // see DryModel
   model::Placement placement = {};  // what the user said of it
   // What is sent away stays away, all but the blocks that the user keeps: the limit is not theirs.
   bool keeps_places = false;

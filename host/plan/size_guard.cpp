@@ -90,6 +90,7 @@ double BytesOfSize::at(double pixels) const {
 SizeGuard::SizeGuard(LoadedModel& model, const LoadRequest& request, const MemoryLimits& limits)
     : model_(model) {
   basis_.profile = memory::known_profile("h200").value();  // times do not matter
+  basis_.counts_scratch = false;                           // the least is enough
   find_limits(request, limits);
   if (!try_dry_run([&] { measure(); })) work_.clear();
 }
@@ -145,7 +146,7 @@ void SizeGuard::find_limits(const LoadRequest& request, const MemoryLimits& limi
 
 void SizeGuard::measure() {
   const at::NoGradGuard no_grad;
-  DryModel dry(model_, basis_.like);
+  DryModel dry(model_, basis_.like, basis_.counts_scratch);
   const auto add = [&](const char* name, const auto& call) {
     for (const int64_t side : sides_of(model_)) {
       const DryPass pass = dry.measure([&](BlockRunner& runner) { call(side, runner); });

@@ -52,7 +52,7 @@ class TrainingSizes {
         basis_(basis),
         stages_(model.stages()),
         cached_(train::cached_stages(stages_.encoding, training.config.trained_names())),
-        dry_(model, basis.like),
+        dry_(model, basis.like, basis.counts_scratch),
         encoded_(training.encoded) {}
 
   // `links`: null where what ranks exchange is not asked for.
@@ -324,9 +324,17 @@ class TrainingSizes {
     return sum;
   }
 
-  // Gradients come while activations go, so only those of earlier passes of a step meet all of
-  // these; then the optimizer works. Returns how many bytes less the activations take than that.
-  int64_t add_trained(bool on_host, Strategy& strategy) const {
+  // The part of a step's gradients that this rank keeps.
+  double part_of_gradients(bool on_host) const {
+    if (on_host || trained_.gradients == 0) return 0.0;
+    const TrainedBytes whole = {trained_.factors, trained_.gradients, trained_.state, 0};
+    return held_bytes(holding_mode(on_host), whole).gradients / trained_.gradients;
+  }
+
+  // Gradients of blocks come while activations go: together they take `backward` bytes at most.
+  // Those of earlier passes of a step meet all activations; then the optimizer works. Returns how
+  // many bytes less the activations take than that.
+  int64_t add_trained(bool on_host, int64_t backward, Strategy& strategy) const {
     const RankMode mode = holding_mode(on_host);
     const HeldBytes held =
         held_bytes(mode, {trained_.factors, trained_.gradients, trained_.state, under_way_});
@@ -342,7 +350,8 @@ class TrainingSizes {
     }
     const bool is_accumulated = batches_of_rank(config(), mode_) > 1;
     const double computing =
-        static_cast<double>(strategy.device_bytes) + (is_accumulated ? held.gradients : 0.0);
+        std::max(static_cast<double>(backward), static_cast<double>(strategy.device_bytes) +
+                                                    (is_accumulated ? held.gradients : 0.0));
     const double ending = held.gradients + trained_.moving / sharing;
     strategy.device_bytes =
         std::llround(held.device - held.gradients + std::max(computing, ending));
@@ -357,14 +366,19 @@ class TrainingSizes {
     phase.passes = training_.steps;
     for (const ActivationBudget& budget : possible_budgets(config())) {
       std::vector<Strategy> strategies;
-      int64_t larger_bytes = 0, planned_bytes = 0;
+      int64_t larger_bytes = 0, planned_bytes = 0, backward = 0;
       for (const auto& [pass, larger] : of_denoisers_) {
         const memory::ActivationPlan plan = plan_of(pass, budget, offload_limits());
         planned_bytes = std::max(planned_bytes, plan.peak_bytes);
         strategies.push_back(strategy_of_budget(pass, plan, budget));
-        if (is_part(budget) || budget.kind == ActivationBudget::Kind::kBytes)
+        backward = std::max(backward, backward_of(pass, plan, on_host));
+        if (is_part(budget) || budget.kind == ActivationBudget::Kind::kBytes) {
           strategies.back().device_bytes =
               std::max(strategies.back().device_bytes, pass.outside_bytes + measuring_bytes(pass));
+          const ActivationBudget least = {.kind = ActivationBudget::Kind::kFraction};
+          backward = std::max(
+              backward, backward_of(pass, plan_of(pass, least), on_host) + trying_bytes(pass));
+        }
         larger_bytes =
             std::max(larger_bytes,
                      strategy_of_budget(larger, plan_of(larger, budget, offload_limits()), budget)
@@ -378,13 +392,19 @@ class TrainingSizes {
         sized.exchanges.push_back(
             share_step(shared_step(), sized.run.components, mode_, *links_, strategy));
       }
-      sized.slack_bytes.push_back(add_trained(on_host, strategy));
+      sized.slack_bytes.push_back(add_trained(on_host, backward, strategy));
       phase.strategies.push_back(std::move(strategy));
       sized.activations.push_back(budget);
       if (is_part(budget) && !says_activations(config()))
         sized.activations.back() = {.kind = ActivationBudget::Kind::kBytes, .bytes = planned_bytes};
     }
     return phase;
+  }
+
+  int64_t backward_of(const DryModel::TrainingPass& pass, const memory::ActivationPlan& plan,
+                      bool on_host) const {
+    return pass.outside_bytes / mode_.sequence +
+           backward_bytes(pass, plan, part_of_gradients(on_host), mode_.sequence, sends_inputs());
   }
 
   SharedStep shared_step() const {
@@ -492,7 +512,7 @@ class TrainingSizes {
     phase.components = {components.begin(), components.end()};
     Strategy strategy = strategy_of(dry_, model_, pass, model_.dtype(), basis_.profile);
     const double seconds = strategy.seconds;
-    add_trained(on_host, strategy);
+    add_trained(on_host, /*backward=*/0, strategy);
     strategy.seconds = seconds;
     phase.strategies = {std::move(strategy)};
     return phase;

@@ -10,6 +10,7 @@
 #include "atelier/ops/attention.h"
 #include "atelier/ops/pointwise.h"
 
+#include "memory/convolution_scratch.h"
 #include "memory/live_bytes.h"
 #include "support/catch.h"
 
@@ -142,6 +143,34 @@ TEST_CASE("A dry run of a convolution over time holds the bytes of a real one", 
   const ops::DryRun dry(at::kCPU);
   CHECK(measure(at::kMeta, [] { return std::make_unique<MetaBytes>(); }) == real);
   CHECK(dry.product_flops() == 3 * 2.0 * (16 * 7 * 16 * 16) * (8 * 27));
+}
+
+TEST_CASE("What convolutions work in on the CPU is known before they are made", "[dry_run]") {
+  const at::NoGradGuard no_grad;
+  struct Shape {
+    int64_t channels, side, stride;
+    at::ScalarType dtype;
+  };
+  // Small ones are measured as they are, large ones by fewer rows and columns.
+  for (const Shape& shape : {Shape{8, 40, 1, at::kBFloat16}, Shape{16, 160, 1, at::kBFloat16},
+                             Shape{16, 161, 2, at::kFloat}, Shape{16, 160, 1, at::kFloat}}) {
+    const auto options = at::TensorOptions(at::kCPU).dtype(shape.dtype);
+    const at::Tensor x = at::zeros({1, shape.channels, shape.side, shape.side}, options)
+                             .contiguous(at::MemoryFormat::ChannelsLast);
+    const at::Tensor kernel = at::zeros({shape.channels, shape.channels, 3, 3}, options)
+                                  .contiguous(at::MemoryFormat::ChannelsLast);
+    const int64_t found = convolution_scratch({.x = x.sizes().vec(),
+                                               .kernel = kernel.sizes().vec(),
+                                               .stride = {shape.stride, shape.stride},
+                                               .padding = {1, 1},
+                                               .dtype = shape.dtype});
+    const LiveBytes live(at::kCPU);
+    const at::Tensor made =
+        at::conv2d(x, kernel, {}, {shape.stride, shape.stride}, at::IntArrayRef{1, 1});
+    const auto given = static_cast<int64_t>(made.nbytes());
+    INFO(shape.channels << " channels of " << shape.side);
+    CHECK(std::abs(given + found - live.peak()) <= live.peak() / 50);
+  }
 }
 
 TEST_CASE("Meta tensors are counted while somebody counts, and freed ones are not there",

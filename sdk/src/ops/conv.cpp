@@ -80,17 +80,38 @@ double flops_of(const ConvCall& call, const Tensor& output) {
          static_cast<double>(call.weight->sizes()[1] * c10::multiply_integers(call.kernel()));
 }
 
+DryRun::Convolution described(const ConvCall& call, const Tensor& x, const Tensor& kernel) {
+  return {.x = x.sizes().vec(),
+          .kernel = kernel.sizes().vec(),
+          .stride = call.stride,
+          .padding = call.padding,
+          .dtype = x.scalar_type()};
+}
+
+// What a convolution of tensors without values holds and multiplies.
+Tensor convolve_dry(const ConvCall& call, const Tensor& x, const Tensor& kernel,
+                    at::IntArrayRef sizes) {
+  DryRun* const dry = DryRun::of(x);
+  const bool is_cpu = dry != nullptr && dry->like() == at::kCPU;
+  const Tensor formatted = is_cpu ? x.contiguous(call.channels_last()) : x;
+  const Tensor output =
+      at::empty(sizes, x.options().memory_format(formatted.suggest_memory_format()));
+  if (dry == nullptr) return output;
+  DryRun::Convolution made = described(call, x, kernel);
+  made.has_bias = call.bias != nullptr;
+  const Tensor scratch = dry->scratch_of(x, made);
+  dry->add_product(flops_of(call, output));
+  return output;
+}
+
 Tensor convolve(const ConvCall& call, const Tensor& x) {
   check_stop();
   return RecomputeScope::run(call.name(), [&](bool need_values) -> std::vector<Tensor> {
     const auto sizes = output_sizes(call, x.sizes());
     if (!need_values) return {stand_in(sizes, x.options())};
     const Tensor kernel = draw_kernel(call);
-    if (x.is_meta()) {  // LibTorch has no convolution of meta tensors
-      const Tensor output = at::empty(sizes, x.options().memory_format(x.suggest_memory_format()));
-      if (DryRun* dry = DryRun::of(x)) dry->add_product(flops_of(call, output));
-      return {output};
-    }
+    // LibTorch has no convolution of meta tensors.
+    if (x.is_meta()) return {convolve_dry(call, x, kernel, sizes)};
     const Tensor bias = call.bias ? call.bias->draw() : Tensor();
     const std::vector<int64_t> ones(call.axes(), 1), zeros(call.axes(), 0);
     const auto formatted = [&](const Tensor& t) {
@@ -113,9 +134,16 @@ std::pair<Tensor, Tensor> gradients(const ConvCall& call, const Tensor& grad, co
         /*transposed=*/false, zeros, /*groups=*/1, {needs_x, needs_kernel, false});
     return {grad_x, grad_kernel};
   }
-  if (DryRun* dry = DryRun::of(grad))
+  const Tensor grad_x = needs_x ? at::empty_like(x) : Tensor();
+  const Tensor grad_kernel = needs_kernel ? at::empty_like(kernel) : Tensor();
+  if (DryRun* dry = DryRun::of(grad)) {
+    DryRun::Convolution made = described(call, x, kernel);
+    made.needs_x = needs_x;
+    made.needs_kernel = needs_kernel;
+    const Tensor scratch = dry->scratch_of(grad, made);
     dry->add_product(flops_of(call, grad) * ((needs_x ? 1 : 0) + (needs_kernel ? 1 : 0)));
-  return {needs_x ? at::empty_like(x) : Tensor(), needs_kernel ? at::empty_like(kernel) : Tensor()};
+  }
+  return {grad_x, grad_kernel};
 }
 
 struct ConvFunction : torch::autograd::Function<ConvFunction> {

@@ -2,6 +2,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "host/generate/request.h"
+#include "host/plan/activation_strategies.h"
 #include "host/plan/dry_generation.h"
 #include "host/plan/planning.h"
 #include "host/plan/run_sizes.h"
@@ -341,6 +342,30 @@ TEST_CASE("A process plans its own rows, and its own batches of a step", "[plan]
     CHECK(shared.backward.at("dit")[block] == Approx(alone.backward.at("dit")[block] / 2));
   }
   CHECK(shared.device_bytes < alone.device_bytes);
+}
+
+TEST_CASE("A block that goes backward meets the gradients of those behind it", "[plan]") {
+  SizesWorkshop shop;
+  DryModel::TrainingPass pass;
+  const auto costs = std::make_shared<memory::BlockCosts>();
+  costs->operators = {{.name = "linear", .bytes = 7, .seconds = 1.0}};
+  costs->held_bytes = 10;
+  costs->whole_bytes = 40;
+  costs->working_bytes = 100;
+  pass.blocks = shop.model->model().blocks("dit");
+  REQUIRE(pass.blocks.size() == 2);
+  pass.runs = {costs, costs};
+  pass.gradients = {50, 50};
+  const memory::ActivationPlan least =
+      plan_of(pass, {.kind = memory::ActivationBudget::Kind::kFraction});
+  // The first block's input, its output, the gradient of that, what it works with.
+  CHECK(backward_bytes(pass, least, /*held=*/1.0, /*ranks=*/1, false) == 10 + 10 + 100 + 50);
+  CHECK(backward_bytes(pass, least, /*held=*/0.5, /*ranks=*/1, false) == 10 + 10 + 100 + 25);
+  CHECK(backward_bytes(pass, least, /*held=*/1.0, /*ranks=*/2, false) == 60 + 50 + 50);
+  CHECK(backward_bytes(pass, least, /*held=*/0.0, /*ranks=*/1, false) == least.peak_bytes);
+  // What is run twice has one gradient.
+  pass.blocks[1] = pass.blocks[0];
+  CHECK(backward_bytes(pass, least, /*held=*/1.0, /*ranks=*/1, false) == 10 + 10 + 100 + 50);
 }
 
 TEST_CASE("The optimizer's own state is what a plan counts", "[plan]") {

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -15,7 +17,18 @@ namespace atelier::ops {
 // thread.
 class ATELIER_API DryRun {
  public:
-  explicit DryRun(at::DeviceType like);
+  // A convolution, or with `needs_x` or `needs_kernel` its backward pass to these: sizes of its
+  // tensors, and how they meet along each axis.
+  struct Convolution {
+    std::vector<int64_t> x, kernel, stride, padding;
+    at::ScalarType dtype = at::kFloat;
+    bool has_bias = false, needs_x = false, needs_kernel = false;
+  };
+  // Bytes that one allocates on the CPU beside what it returns.
+  using Scratch = std::function<int64_t(const Convolution& convolution)>;
+
+  // `scratch` is asked where `like` is the CPU; empty: nothing is known of it.
+  explicit DryRun(at::DeviceType like, Scratch scratch = {});
   ~DryRun();
   DryRun(const DryRun&) = delete;
   DryRun& operator=(const DryRun&) = delete;
@@ -30,9 +43,12 @@ class ATELIER_API DryRun {
   static DryRun* of(const at::Tensor& x);
   void add_product(double flops) { product_flops_ += flops; }
   void add_attention(double flops) { attention_flops_ += flops; }
+  // What a convolution on `x` works in: hold it as long as that takes. Undefined: nothing.
+  at::Tensor scratch_of(const at::Tensor& x, const Convolution& convolution) const;
 
  private:
   at::DeviceType like_;
+  Scratch scratch_;
   double product_flops_ = 0.0, attention_flops_ = 0.0;
 };
 
