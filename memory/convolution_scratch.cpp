@@ -21,6 +21,8 @@ using Convolution = ops::DryRun::Convolution;
 constexpr double kMostFlops = 5e7;   // of one that is made as it is
 constexpr int64_t kFewColumns = 64;  // of the outputs of others
 constexpr int64_t kFewRows = 4;      // and twice as many
+// LibTorch makes convolutions of fewer inputs in another way.
+constexpr int64_t kManyInputs = 32768;
 
 at::Tensor channels_last(const std::vector<int64_t>& sizes, at::ScalarType dtype) {
   return at::zeros(sizes, at::TensorOptions(at::kCPU).dtype(dtype))
@@ -83,7 +85,10 @@ int64_t found_scratch(const Convolution& made) {
   if (flops <= kMostFlops) return measured_scratch(made);
   const size_t rows = made.stride.size() - 2, columns = rows + 1;
   const Convolution narrow = cut(made, columns, kFewColumns);
-  const Convolution few = cut(narrow, rows, kFewRows), more = cut(narrow, rows, 2 * kFewRows);
+  const int64_t inputs_of_row =
+      c10::multiply_integers(narrow.x) / narrow.x[rows + 2] * narrow.stride[rows];
+  const int64_t count = std::max(kFewRows, kManyInputs / inputs_of_row + 1);
+  const Convolution few = cut(narrow, rows, count), more = cut(narrow, rows, 2 * count);
   const auto least = static_cast<double>(measured_scratch(few));
   const double added = outputs_of(more) - outputs_of(few);
   if (added <= 0) return measured_scratch(made);
