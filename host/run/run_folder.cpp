@@ -20,6 +20,7 @@
 #include "host/files/file_reader.h"
 #include "host/files/safetensors_writer.h"
 #include "host/files/temporary_file.h"
+#include "host/report/error_line.h"
 #include "host/report/problems.h"
 #include "host/run/durable.h"
 #include "host/run/manifest.h"
@@ -53,7 +54,12 @@ void write_holder(int lock) {
 // Returns the descriptor of the lock; -1 where the file system has no locks.
 int take_lock(const std::string& folder) {
   const std::string path = path_in(folder, ".lock");
-  const int lock = file_operations().open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  const int lock =
+      file_operations().open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+  if (lock < 0 && errno == ELOOP)
+    throw Error(ErrorCode::kEnvironment,
+                display_path(path) + ": is a symbolic link, which a lock may not be",
+                "delete it, when nobody needs it");
   if (lock < 0) files::fail_on_file(path, "cannot be written", errno);
   if (file_operations().flock(lock) == 0) {
     write_holder(lock);
@@ -102,7 +108,7 @@ void check_names(const SavedStateFiles& files) {
 }
 
 void warn(const Error& error) {
-  std::fprintf(stderr, "warning: %s\n", error.what());
+  std::fputs(report::error_line(error, "warning").c_str(), stderr);
 }
 
 bool is_whole(const std::string& folder) {

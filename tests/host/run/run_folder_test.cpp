@@ -106,6 +106,16 @@ TEST_CASE("Old checkpoints go, and the two newest whole ones never", "[run]") {
   }
 }
 
+TEST_CASE("A lock that is a symbolic link is refused, and what it points to stays", "[run]") {
+  Folder folder;
+  write_bytes(folder / "other.txt", "mine");
+  test::fs::create_directory(folder / "out");
+  test::fs::create_symlink("../other.txt", folder / "out/.lock");
+  expect_error(ErrorCode::kEnvironment, {"out/.lock: is a symbolic link", "delete it"},
+               [&] { RunFolder run(folder / "out"); });
+  CHECK(read_bytes(folder / "other.txt") == "mine");
+}
+
 TEST_CASE("A second run in the same folder is refused, and the first is named", "[run]") {
   Folder folder;
   {
