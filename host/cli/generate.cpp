@@ -164,7 +164,6 @@ int run_jobs(Session& session, PreparedGeneration& prepared, const GenerationReq
   if (!request.keeps_components) {
     JobResult result;
     session.run(request.jobs.front().settings, result);
-    for (const std::string& path : result.output) print_line(path);
     return 0;
   }
   generate::JobRunner runner(
@@ -194,6 +193,7 @@ int make_images(PreparedGeneration& prepared, const GenerationRequest& request,
   generate::SessionOptions options = prepared.session_options();
   options.writes_metadata = !own.no_metadata;
   options.is_cancelled = StopSignals::is_requested;
+  if (!request.keeps_components) options.on_file = print_line;
   options.timeline = timeline ? &*timeline : nullptr;
   options.ranks = ranks;
   Session session(model, prepared.loras(), *request.plugin, options, progress);

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cstdio>
 #include <filesystem>
+#include <limits.h>
 #include <optional>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 
 #include "formats/escape.h"
 #include "host/media/jpeg.h"
+#include "host/report/error_line.h"
 #include "host/report/text.h"
 
 namespace atelier::generate {
@@ -86,6 +88,28 @@ void check_folder(std::filesystem::path folder, const std::string& place,
         place + ": cannot write into the folder " + formats::quote_and_escape(folder.string()),
         "choose another one, or change its permissions");
   }
+}
+
+// A name that no file system takes, or that would steer the terminal it is shown on.
+void check_name(const Settings& s, const Origin& place, report::Problems& problems) {
+  if (report::printable(s.output) != s.output || s.output.find_first_of("\n\t") != s.output.npos) {
+    problems.add(place.of("output") + ": " + formats::quote_and_escape(s.output) +
+                     " holds control characters",
+                 "use letters, digits and signs");
+    return;
+  }
+  if (makes_too_many(s)) return;  // told elsewhere
+  const std::vector<std::string> files = written_files(s);
+  const size_t bytes =
+      files.empty() ? 0 : std::filesystem::path(files.back()).filename().native().size();
+  if (bytes > NAME_MAX || (!files.empty() && files.back().size() >= PATH_MAX))
+    problems.add(
+        place.of("output") + ": " + formats::quote_and_escape(s.output) + ": the name " +
+            (bytes > NAME_MAX ? "has " + std::to_string(bytes) + " bytes, " +
+                                    std::to_string(NAME_MAX) + " are the most"
+                              : "with its folders has " + std::to_string(files.back().size()) +
+                                    " bytes, " + std::to_string(PATH_MAX - 1) + " are the most"),
+        "use a shorter one");
 }
 
 }  // namespace
@@ -186,6 +210,7 @@ void check_output(const Settings& s, const Origin& place, report::Problems& prob
                      " does not end in .png, .jpg, .mp4, .webp or .gif",
                  "images are written as PNG or JPEG, clips as PNG, MP4, WebP or GIF");
   }
+  check_name(s, place, problems);
   check_folder(path.parent_path(), place.of("output"), problems);
 }
 

@@ -102,6 +102,7 @@ void Session::run(const Settings& settings, JobResult& result) {
     progress_.note(path + ": " + report::size_text(request.target.height, request.target.width) +
                    (is_clip ? ", " + std::to_string(frames) + " frames" : "") + ", seed " +
                    std::to_string(request.seeds[index]));
+    if (options_.on_file) options_.on_file(path);
   };
   const auto write_images = [&](size_t index, int64_t first, const at::Tensor& pixels) {
     for (int64_t t = 0; t < pixels.size(1); ++t) {

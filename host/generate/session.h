@@ -27,8 +27,9 @@ struct SessionOptions {
   std::optional<Tiling> tiling = {};        // of the VAE
   int64_t graph_rows = 0;                   // see memory::graph_rows()
   std::function<bool()> is_cancelled = {};  // see Generator
-  run::MemoryTimeline* timeline = nullptr;  // null: none is made
-  PictureRanks ranks = {};                  // all of them run the same requests
+  std::function<void(const std::string& path)> on_file = {};  // behind each that is finished
+  run::MemoryTimeline* timeline = nullptr;                    // null: none is made
+  PictureRanks ranks = {};                                    // all of them run the same requests
 };
 
 // Not thread-safe.

@@ -145,6 +145,17 @@ class Mistakes(unittest.TestCase):
         self.assertEqual(3, result.returncode)
         self.assertIn("stdout: ", result.stderr)
 
+    def test_images_are_told_one_by_one_and_a_reader_that_leaves_stops_them(self):
+        words = program.command("generate", plugin="qwen_image", model_paths=MODEL, prompt="a red circle", height=32,
+                                width=32, num_inference_steps=1, num_images=4, output="p.png", quiet=True)
+        with subprocess.Popen(words, cwd=self.dir, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as made:
+            self.assertEqual("p_0.png\n", made.stdout.readline())
+            made.stdout.close()
+            self.assertEqual("", made.stderr.read())
+            self.assertEqual(141, made.wait(timeout=100))
+        self.assertTrue((self.dir / "p_0.png").exists())
+        self.assertFalse((self.dir / "p_3.png").exists())
+
     def test_a_timeline_may_lie_in_the_folder_that_the_run_makes(self):
         program.write_tiny_model(self.dir / "tiny")
         data = self.dir / "data"

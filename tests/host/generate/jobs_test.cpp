@@ -230,6 +230,12 @@ TEST_CASE("A clip is one file, and a pattern counts the frames of one clip", "[j
         Paths{"a_0_0000.png", "a_0_0001.png", "a_1_0000.png", "a_1_0001.png"});
 }
 
+TEST_CASE("An output with an escaped NUL is not cut at it", "[jobs]") {
+  const Parsed parsed = parse(R"({"prompt": "x", "output": "a.png\u0000b.png"})");
+  REQUIRE(parsed.jobs.size() == 1);
+  CHECK_THAT(check(parsed.jobs.front().settings), Catch::Contains("holds control characters"));
+}
+
 TEST_CASE("Outputs that do not fit what is made are told", "[jobs]") {
   using Catch::Contains;
   Settings settings = good_settings();
@@ -247,6 +253,11 @@ TEST_CASE("Outputs that do not fit what is made are told", "[jobs]") {
                       "name in .png, or make more frames with --num_frames"));
   for (const char* output : {"a.PNG", "a.jpg", "a.JPEG", "no/such/a.png"})
     CHECK(said(output) == "");
+  for (const char* name : {"\033[2Ja.png", "a\nb.png", "a\xc2\x9b.png"})
+    CHECK_THAT(said(name), Contains("holds control characters"));
+  CHECK(said((std::string(251, 'a') + ".png").c_str()).empty());
+  CHECK_THAT(said((std::string(252, 'a') + ".png").c_str()),
+             Contains("the name has 256 bytes, 255 are the most; use a shorter one"));
   settings.num_frames = 5;
   for (const char* output : {"a.mp4", "a.webp", "a.gif", "a.png"}) CHECK(said(output) == "");
   CHECK_THAT(said("a.gif", {}), Contains("--fps is missing"));
