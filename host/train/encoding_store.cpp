@@ -6,6 +6,7 @@
 
 #include "atelier/error.h"
 
+#include "formats/escape.h"
 #include "host/files/checkpoint.h"
 #include "host/files/content_hash.h"
 #include "host/files/file_reader.h"
@@ -21,6 +22,7 @@ using files::FileReader;
 
 constexpr const char* kKindField = "atelier.kind";
 constexpr const char* kHashField = "atelier.content";  // of the tensors, see content_of()
+constexpr const char* kKeyField = "atelier.key";
 constexpr const char* kMakeAnew = "run --task sft:data_process again, which makes it anew";
 
 std::string content_of(const NamedTensors& tensors) {
@@ -33,14 +35,20 @@ std::string content_of(const NamedTensors& tensors) {
   return hash.hex();
 }
 
-// Throws Error for what is no entry of this stage.
-formats::SafetensorsHeader entry_header(const FileReader& file, std::string_view stage) {
+// Throws Error for what is no entry of this stage, or that of another key.
+formats::SafetensorsHeader entry_header(const FileReader& file, std::string_view stage,
+                                        std::string_view key) {
   formats::SafetensorsHeader header = files::read_header(file);
   const auto said = header.metadata.find(kKindField);
   if (said == header.metadata.end() || said->second != stage ||
       !header.metadata.contains(kHashField))
     throw Error(ErrorCode::kDataLoss,
                 files::display_path(file.path()) + ": is no cached entry of " + std::string(stage));
+  const auto written = header.metadata.find(kKeyField);  // earlier versions wrote none
+  if (written != header.metadata.end() && written->second != key)
+    throw Error(ErrorCode::kDataLoss, files::display_path(file.path()) + ": is the entry " +
+                                          formats::quote_and_escape(written->second) +
+                                          " under another name");
   return header;
 }
 
@@ -56,7 +64,7 @@ std::optional<EntryShapes> EncodingStore::find(std::string_view stage, std::stri
   if (!fs::exists(file, failure)) return std::nullopt;
   try {
     EntryShapes shapes;
-    for (formats::TensorEntry& entry : entry_header(FileReader(file), stage).tensors)
+    for (formats::TensorEntry& entry : entry_header(FileReader(file), stage, key).tensors)
       shapes.emplace(std::move(entry.name), std::move(entry.shape));
     return shapes;
   } catch (const Error& error) {
@@ -69,7 +77,7 @@ NamedTensors EncodingStore::read(std::string_view stage, std::string_view key) c
   const std::string name = path(stage, key);
   try {
     const FileReader file(name);
-    const formats::SafetensorsHeader header = entry_header(file, stage);
+    const formats::SafetensorsHeader header = entry_header(file, stage, key);
     NamedTensors tensors;
     for (const formats::TensorEntry& entry : header.tensors) {
       at::Tensor value = at::empty(entry.shape, files::scalar_type(entry.dtype));
@@ -102,7 +110,9 @@ void EncodingStore::write(std::string_view stage, std::string_view key,
   for (const auto& [tensor_name, tensor] : tensors)
     values.emplace(tensor_name, tensor.detach().to(at::kCPU).contiguous());
   files::write_safetensors(name, values,
-                           {{kKindField, std::string(stage)}, {kHashField, content_of(values)}});
+                           {{kKindField, std::string(stage)},
+                            {kKeyField, std::string(key)},
+                            {kHashField, content_of(values)}});
 }
 
 }  // namespace atelier::train

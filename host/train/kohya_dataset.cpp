@@ -1,9 +1,11 @@
 #include "host/train/kohya_dataset.h"
 
 #include <algorithm>
+#include <cctype>
 #include <iterator>
 #include <map>
 #include <optional>
+#include <sstream>
 #include <string_view>
 
 #include "atelier/error.h"
@@ -110,7 +112,11 @@ class Reader {
   }
 
   void lost(std::string_view key, std::string_view why = "nothing here corresponds to it") {
-    problems_.add(place_ + ": " + std::string(key) + " is left out: " + std::string(why));
+    // As TOML itself writes a name.
+    const bool is_bare = std::ranges::all_of(
+        key, [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-'; });
+    problems_.add(place_ + ": " + (is_bare ? std::string(key) : quote_and_escape(key)) +
+                  " is left out: " + std::string(why));
   }
 
   void take(const std::string& key, const toml::node& node) {
@@ -163,6 +169,10 @@ class Reader {
     if (const toml::array* array = node.as_array()) {
       for (const toml::node& item : *array)
         out.append(out.empty() ? "" : ",").append(text_of(item));
+    } else {  // a date or a time
+      std::ostringstream written;
+      node.visit([&](const auto& value) { written << value; });
+      out = written.str();
     }
     return out;
   }

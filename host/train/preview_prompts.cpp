@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -77,7 +78,8 @@ std::string dashed(std::string_view name) {
 // Throws Error{kInvalidArgument} when the whole text is no such number.
 template <typename T>
 T number_of(std::string_view text, const char* wanted) {
-  if (const auto number = report::parse_number<T>(text)) return *number;
+  const auto number = report::parse_number<T>(text);
+  if (number && std::isfinite(static_cast<double>(*number))) return *number;
   throw Error(ErrorCode::kInvalidArgument,
               formats::quote_and_escape(text) + " is no " + std::string(wanted));
 }

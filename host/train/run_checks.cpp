@@ -1,8 +1,10 @@
 #include "host/train/run_checks.h"
 
 #include <algorithm>
+#include <fcntl.h>
 #include <filesystem>
 #include <map>
+#include <unistd.h>
 
 #include "formats/escape.h"
 #include "host/files/file_operations.h"
@@ -167,8 +169,17 @@ void check_output_folder(const Config& config, Problems& problems) {
                  "name a folder");
     return;
   }
+  if (config.stage == Stage::kDataProcess) return;
+  // The folder, or the one that it is made in.
+  fs::path place = fs::absolute(folder, failure);
+  while (place.has_relative_path() && !fs::exists(place, failure)) place = place.parent_path();
+  if (::faccessat(AT_FDCWD, place.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
+    problems.add("--output_path: cannot write into the folder " + display_path(place.string()),
+                 "choose another one, or change its permissions");
+    return;
+  }
   const bool goes_on = config.output.is_resumed && !config.resume.empty();
-  if (config.stage == Stage::kDataProcess || goes_on) return;
+  if (goes_on) return;
   const run::Occupants found = run::find_occupants(folder);
   std::vector<std::string> names = found.results;
   if (!found.records.empty() && !config.output.is_resumed && !began_here(config))

@@ -178,13 +178,16 @@ TEST_CASE("Mistakes in prompts are told with their lines, all of them", "[sample
       "a --w wide\n"
       "b --h 12.5 --l much --d\n"
       "c -- d\n"
-      "e --x 3\n");
-  REQUIRE(jobs.size() == 4);
+      "e --x 3\n"
+      "f --l nan --fs inf\n");
+  REQUIRE(jobs.size() == 5);
   using Catch::Contains;
   REQUIRE_THAT(message, Contains("prompts.txt:1: \"--w\": \"wide\" is no whole number"));
   REQUIRE_THAT(message, Contains("prompts.txt:2: \"--h\": \"12.5\" is no whole number"));
   REQUIRE_THAT(message, Contains("prompts.txt:2: \"--l\": \"much\" is no number"));
   REQUIRE_THAT(message, Contains("prompts.txt:2: \"--d\": \"\" is no whole number"));
+  REQUIRE_THAT(message, Contains("prompts.txt:5: \"--l\": \"nan\" is no number"));
+  REQUIRE_THAT(message, Contains("prompts.txt:5: \"--fs\": \"inf\" is no number"));
   REQUIRE_THAT(message, Contains("prompts.txt:3: \"--\": is not known"));
   REQUIRE_THAT(message, Contains("prompts.txt:4: \"--x\": is not known; the switches are --w"));
 }

@@ -1,5 +1,7 @@
 #include "host/train/run_checks.h"
 
+#include <unistd.h>
+
 #include "run_toy.h"
 
 namespace atelier::train {
@@ -50,6 +52,18 @@ TEST_CASE("What is no folder is no place for a run", "[run_checks]") {
   output.config.output.output_path = output.folder / std::string(300, 'x');
   CHECK_THAT(output.check(), Catch::StartsWith("--output_path: ") &&
                                  Catch::Contains("File name too long; name a folder"));
+}
+
+TEST_CASE("A folder that may not be written into is told before anything begins", "[run_checks]") {
+  OutputFolder output;
+  fs::permissions(output.folder.path(), fs::perms(0555));
+  const uid_t user = geteuid();
+  if (user == 0) REQUIRE(seteuid(65534) == 0);  // root may write anywhere
+  const std::string said = output.check();
+  REQUIRE(seteuid(user) == 0);
+  fs::permissions(output.folder.path(), fs::perms(0755));
+  CHECK_THAT(said, Catch::StartsWith("--output_path: cannot write into the folder ") &&
+                       Catch::Contains("change its permissions"));
 }
 
 TEST_CASE("A folder with weights of others is refused, and what lies there is named",

@@ -235,6 +235,21 @@ TEST_CASE("Tokens are those of latents, texts and pictures that are given", "[sa
   CHECK(more == 6);
 }
 
+TEST_CASE("Entries that have changed their names are not taken for each other", "[samples]") {
+  SamplesWorkshop shop;
+  shop.filled();
+  const std::vector<std::string> entries = shop.entries("text");
+  REQUIRE(entries.size() >= 2);
+  const std::string aside = entries[0] + ".aside";
+  test::fs::rename(entries[0], aside);
+  test::fs::rename(entries[1], entries[0]);
+  test::fs::rename(aside, entries[1]);
+  CHECK(shop.open().missing() == 2);
+  const EncodingStore store(shop.cache());
+  expect_error(ErrorCode::kDataLoss, {"under another name", "delete it and run", "[CACHE_ENTRY]"},
+               [&] { store.read("text", test::fs::path(entries[0]).stem().string()); });
+}
+
 TEST_CASE("Processes that share a fill encode each entry once, to the same bytes", "[samples]") {
   SamplesWorkshop shop;
   Samples first = shop.open(), second = shop.open();
