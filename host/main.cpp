@@ -5,6 +5,7 @@
 #include <cstring>
 #include <cxxabi.h>
 #include <exception>
+#include <fcntl.h>
 #include <new>
 #include <poll.h>
 #include <signal.h>
@@ -139,6 +140,14 @@ int run(std::span<const std::string> arguments) {
               nearest.empty() ? "atelier --help lists them" : "did you mean " + nearest + "?");
 }
 
+// Streams that the caller has closed: a file that is opened gets the number of one otherwise, and
+// what is said goes into it.
+void open_closed_streams() {
+  for (int stream = STDIN_FILENO; stream <= STDERR_FILENO; ++stream) {
+    if (fcntl(stream, F_GETFD) < 0) open("/dev/null", O_RDWR);  // takes the lowest free number
+  }
+}
+
 // Runs the command, and tells what goes wrong. Returns the exit code.
 int run_and_tell(const std::vector<std::string>& arguments) {
   try {
@@ -171,12 +180,14 @@ int run_and_tell(const std::vector<std::string>& arguments) {
 }  // namespace
 
 int main(int count, char** values) {
+  open_closed_streams();
   atelier::device::keep_freed_memory();
   atelier::files::report_lost_pages();
   std::set_terminate(on_terminate);
   std::atexit(on_exit_call);
   signal(SIGINT, on_interrupt);
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN);  // write() says that a file would be too large
   spdlog::set_default_logger(spdlog::stderr_color_mt("atelier"));
   spdlog::set_pattern("%v");
   const std::vector<std::string> arguments(values + std::min(count, 1), values + count);

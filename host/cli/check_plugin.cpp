@@ -20,6 +20,7 @@
 #include "host/model/model_flags.h"
 #include "host/plugins/plugin_call.h"
 #include "host/plugins/plugin_loader.h"
+#include "host/report/error_line.h"
 
 namespace atelier::cli {
 
@@ -88,8 +89,9 @@ void print(const conformance::Finding& finding, bool as_json) {
     std::printf("%s\n",
                 line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
   } else {
-    std::printf("%s  %s%s%s\n", finding.passed ? "passed" : "FAILED", finding.check.c_str(),
-                finding.detail.empty() ? "" : ": ", finding.detail.c_str());
+    std::printf("%s  %s%s%s\n", finding.passed ? "passed" : "FAILED",
+                report::printable(finding.check).c_str(), finding.detail.empty() ? "" : ": ",
+                report::printable(finding.detail).c_str());
   }
   std::fflush(stdout);
 }
@@ -223,7 +225,8 @@ struct Tally {
     }
     const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!json.is_object() || !json.contains("check")) {
-      std::fprintf(stderr, "%s\n", line.c_str());  // what the plugin itself wrote
+      std::fprintf(stderr, "%s\n",
+                   report::printable(line).c_str());  // what the plugin itself wrote
       return;
     }
     add({json["check"].get<std::string>(), json["passed"].get<bool>(),

@@ -8,6 +8,7 @@
 
 #include "host/cli/commands.h"
 #include "host/plugins/plugin_loader.h"
+#include "host/report/error_line.h"
 #include "host/report/problems.h"
 
 namespace atelier::cli {
@@ -24,7 +25,8 @@ train::CompatLine read_line(std::span<const std::string> words, report::Problems
   if (const std::string name = train::family_of_line(words, families); !name.empty())
     problems.collect([&] { family = plugins::open_plugin(name, plugin_path).family; });
   train::CompatLine line = train::rewrite_line(words, family, problems);
-  for (const std::string& note : line.notes) std::fprintf(stderr, "note: %s\n", note.c_str());
+  for (const std::string& note : line.notes)
+    std::fprintf(stderr, "note: %s\n", report::printable(note).c_str());
   return line;
 }
 

@@ -20,6 +20,7 @@
 #include "host/media/video_library.h"
 #include "host/model/model_flags.h"
 #include "host/plugins/plugin_loader.h"
+#include "host/report/error_line.h"
 #include "host/report/problems.h"
 
 namespace atelier::cli {
@@ -280,8 +281,9 @@ int run_doctor(std::span<const std::string> arguments) {
                      {"reason", item.reason}});
     } else {
       std::printf("%-7s %-20s %s%s%s\n", state_name(item.state), item.name.c_str(),
-                  item.found.c_str(), item.found.empty() || item.reason.empty() ? "" : ": ",
-                  item.reason.c_str());
+                  report::printable(item.found).c_str(),
+                  item.found.empty() || item.reason.empty() ? "" : ": ",
+                  report::printable(item.reason).c_str());
     }
   }
   if (flags.flag("json"))

@@ -48,7 +48,7 @@ std::string shown(const Json& value) {
 }
 
 void print(const std::string& text) {
-  std::fputs(text.c_str(), stdout);
+  std::fputs(report::printable(text).c_str(), stdout);
 }
 
 // Texts and values of JSON one behind the other.

@@ -7,8 +7,10 @@
 #include "formats/escape.h"
 #include "host/cli/commands.h"
 #include "host/device/cuda.h"
+#include "host/files/file_reader.h"
 #include "host/flags/launcher_file.h"
 #include "host/flags/table.h"
+#include "host/report/error_line.h"
 #include "host/train/compat_line.h"
 
 namespace atelier::cli {
@@ -108,8 +110,10 @@ void take_file(const std::string& path, std::vector<flags::GivenValue>& given,
     command.push_back("--" + name);
     if (value != "true") command.push_back(value);
   }
-  std::fprintf(stderr, "note: %s is%s here\n", path.c_str(), said.c_str());
-  for (const std::string& note : file.notes) std::fprintf(stderr, "note: %s\n", note.c_str());
+  std::fprintf(stderr, "note: %s is%s here\n", files::display_path(path).c_str(),
+               report::printable(said).c_str());
+  for (const std::string& note : file.notes)
+    std::fprintf(stderr, "note: %s\n", report::printable(note).c_str());
   if (!is_training(command) && !plans_training(command))
     problems.add("--config_file is about atelier train",
                  "atelier launch --config_file FILE -- train …");

@@ -10,6 +10,7 @@
 #include "host/files/outputs.h"
 #include "host/lora/extract.h"
 #include "host/model/model_flags.h"
+#include "host/report/error_line.h"
 #include "host/report/problems.h"
 
 namespace atelier::cli {
@@ -67,7 +68,7 @@ void print(const ExtractReport& report) {
   std::printf("%s: %s, relative error %.3g\n", files.c_str(),
               count_text(report.total.layers, "layer").c_str(), report.total.relative_error());
   for (const ExtractReport::Kind& kind : report.kinds)
-    std::printf("  %s: %s, relative error %.3g\n", kind.name.c_str(),
+    std::printf("  %s: %s, relative error %.3g\n", report::printable(kind.name).c_str(),
                 count_text(kind.layers, "layer").c_str(), kind.relative_error());
   if (report.left_out.empty()) return;
   const double all = report.total.squared_change + report.squared_left_out;

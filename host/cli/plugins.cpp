@@ -7,12 +7,14 @@
 
 #include "formats/escape.h"
 #include "host/cli/commands.h"
+#include "host/files/file_reader.h"
 #include "host/generate/request.h"
 #include "host/inputs/parse.h"
 #include "host/model/model_flags.h"
 #include "host/model/stages.h"
 #include "host/plugins/own_process.h"
 #include "host/plugins/plugin_loader.h"
+#include "host/report/error_line.h"
 
 namespace atelier::cli {
 
@@ -109,7 +111,9 @@ std::string schedule_text(const nlohmann::ordered_json& schedule) {
 }
 
 void print_family(const nlohmann::ordered_json& family) {
-  const auto text = [](const nlohmann::ordered_json& value) { return value.get<std::string>(); };
+  const auto text = [](const nlohmann::ordered_json& value) {
+    return report::printable(value.get<std::string>());
+  };
   std::printf("%s %s: %s\n  %s\n", text(family["family"]).c_str(), text(family["version"]).c_str(),
               text(family["help"]).c_str(), text(family["path"]).c_str());
   std::puts("\ncomponents");
@@ -174,14 +178,16 @@ int run_plugins(std::span<const std::string> arguments) {
     return 0;
   }
   for (const plugins::PluginFile& file : found) {
-    std::printf("%-16s %-8s %s\n", file.family.empty() ? "-" : file.family.c_str(),
-                file.version.c_str(), file.path.c_str());
-    if (!file.problem.empty()) std::printf("  cannot be used: %s\n", file.problem.c_str());
+    std::printf("%-16s %-8s %s\n",
+                file.family.empty() ? "-" : report::printable(file.family).c_str(),
+                report::printable(file.version).c_str(), files::display_path(file.path).c_str());
+    if (!file.problem.empty())
+      std::printf("  cannot be used: %s\n", report::printable(file.problem).c_str());
   }
   if (found.empty()) {
     std::puts("no plugin in");
     for (const std::string& folder : plugins::search_folders(path))
-      std::printf("  %s\n", folder.c_str());
+      std::printf("  %s\n", files::display_path(folder).c_str());
   }
   return 0;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
 #include <ATen/ATen.h>
 
@@ -205,16 +206,21 @@ void Checkpoint::take_scales(TensorIndex::Tensors& tensors) {
 void Checkpoint::check_against(const std::string& index_path) const {
   const formats::ShardIndex index = read_shard_index(index_path);
   std::vector<std::string> absent;
+  std::set<std::string> shards;  // that lack one of them
   for (const auto& [tensor, shard] : index.weight_map) {
     const auto it = places_.find(tensor);
     if (it == places_.end() ||
-        std::filesystem::path(files_[static_cast<size_t>(it->second.file)]).filename() != shard)
+        std::filesystem::path(files_[static_cast<size_t>(it->second.file)]).filename() != shard) {
       absent.push_back(tensor);
+      shards.insert(shard);
+    }
   }
   if (!absent.empty())
     throw Error(ErrorCode::kDataLoss,
                 display_path(index_path) + ": " + std::to_string(absent.size()) +
-                    " tensors are not in the shard that it names: " + report::list_names(absent, 3),
+                    " tensors are not in the shard that it names, " +
+                    report::list_names({shards.begin(), shards.end()}, 3) + ": " +
+                    report::list_names(absent, 3),
                 "the shards belong to another index; download them again", "INDEX_TENSOR");
 }
 

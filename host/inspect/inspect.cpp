@@ -167,7 +167,7 @@ Thing Inspector::inspect_json(const std::string& path) {
   if (name == "tokenizer.json" || name == "vocab.json")
     return inspect_tokenizer(name == "vocab.json" ? fs::path(path).parent_path().string() : path);
   const nlohmann::json json = formats::parse_json(files::read_text_file(path, kMaxTextBytes));
-  if (json.is_object() && json.contains("weight_map")) {
+  if (name.ends_with(".index.json") || (json.is_object() && json.contains("weight_map"))) {
     files::FoundFiles found;
     files::find_at_path(path, found);
     return inspect_checkpoint(found.checkpoints.front().files);

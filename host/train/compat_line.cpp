@@ -15,6 +15,7 @@
 #include "host/flags/compat_flags.h"
 #include "host/flags/flags.h"
 #include "host/flags/launcher_file.h"
+#include "host/report/error_line.h"
 #include "host/report/text.h"
 #include "host/train/config.h"
 #include "host/train/config_checks.h"
@@ -589,6 +590,21 @@ CompatLine rewrite_line(std::span<const std::string> words, const ModelFamily* f
   return Rewriter(family, problems).run(words);
 }
 
+// "$'a\033b'": all but plain ASCII in escapes that a shell takes back.
+static std::string escaped_word(std::string_view word) {
+  std::string out = "$'";
+  for (const char c : word) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte < 0x7F) {
+      if (c == '\'' || c == '\\') out += '\\';
+      out += c;
+    } else {
+      out += report::print("\\%03o", byte);
+    }
+  }
+  return out + "'";
+}
+
 std::string shell_text(const std::vector<std::string>& command) {
   constexpr std::string_view kPlain = "+,-./:=@_%";
   std::string out;
@@ -600,6 +616,10 @@ std::string shell_text(const std::vector<std::string>& command) {
     if (!out.empty()) out += word.starts_with("--") ? " \\\n  " : " ";
     if (is_plain) {
       out += word;
+      continue;
+    }
+    if (report::printable(word) != word) {
+      out += escaped_word(word);
       continue;
     }
     out += '\'';

@@ -331,9 +331,24 @@ num_repeats = 2
         (self.dir / "d.toml").write_text(clips.replace("[83]", "[1, 25]").replace("max_frames", "control_directory"))
         self.paste(KOHYA.replace("DATASET", "d.toml"), code=2)
         self.told("target_frames is left out: a run has pieces of one length", "control_directory is left out")
+        (self.dir / "d.toml").write_text(clips.replace("[83]", "[1979-05-27]"))
+        self.paste(KOHYA.replace("DATASET", "d.toml"), code=2)
+        self.told("target_frames is left out")
         (self.dir / "d.toml").write_text("[[datasets]]\nvideo_jsonl_file = 'a.jsonl'\n")
         self.paste(KOHYA.replace("DATASET", "d.toml"), code=2)
         self.told("columns video_path, image_path and caption are called video, image and prompt")
+
+    def test_names_in_a_line_steer_no_terminal(self):
+        folder = "a \033]0;owned\007\n'b\\"
+        (self.dir / "d.toml").write_text(
+            '"\\u001b[2J" = 1\n[[datasets]]\nvideo_directory = ' + json.dumps(folder) + "\ntarget_frames = [5]\n")
+        result = program.run(*shlex.split(KOHYA.replace("DATASET", "d.toml").replace("\\\n", " ")), code=2,
+                             cwd=self.dir)
+        for text in (result.stdout, result.stderr):
+            self.assertEqual([], [c for c in text if c < " " and c != "\n"], text)
+        self.assertIn(r'd.toml: "\x1b[2J" is left out', result.stderr)
+        shown = program.run_line(["bash", "-c", "atelier() { printf '%s|' \"$@\"; }; " + result.stdout]).stdout
+        self.assertIn("|--dataset_base_path|" + folder + "|", shown)
 
     def test_what_kohyas_trainers_alone_do_is_refused(self):
         dataset = DATASET.replace("num_repeats = 10", "num_repeats = 10\n  flip_aug = true\n  keep_tokens = 0")

@@ -4,6 +4,7 @@
 import json
 import pathlib
 import struct
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -12,6 +13,10 @@ import zlib
 from program import PROGRAM, run, write_tiny_model
 
 FAKES = PROGRAM.parent.parent / "tests" / "fake_plugins"
+
+
+LORA = {f"transformer.transformer_blocks.0.attn.to_q.lora_{half}.weight": shape
+        for half, shape in (("A", [16, 3072]), ("B", [3072, 16]))}
 
 
 def safetensors(path, tensors):
@@ -185,6 +190,44 @@ class ProgramTest(unittest.TestCase):
         self.refused(2, "inspect", self.folder / "bad.jsonl", says=["bad.jsonl:2"])
         (self.folder / "open.csv").write_text('a\n"x\n')
         self.refused(2, "inspect", self.folder / "open.csv", says=["open.csv:2", "[CSV_QUOTE]"])
+
+    def test_an_index_is_no_table(self):
+        index = self.folder / "model.safetensors.index.json"
+        for text, says in (('[{"image": "a"}]', "is an array, not an object"), ("{}", "has no weight_map")):
+            index.write_text(text)
+            self.refused(2, "inspect", index, says=["index.json", says])
+
+    def test_names_steer_no_terminal(self):
+        plugin = self.folder / "a\033[2J\n.so"
+        plugin.write_bytes((FAKES / "other_abi.so").read_bytes())
+        listed = run("plugins", "--plugin_path", self.folder)
+        self.assertIn(r"a\x1b[2J\n.so", listed.stdout)
+        self.assertEqual([], [c for c in listed.stdout if c < " " and c != "\n"])
+
+    def test_closed_streams_are_no_place_for_files(self):
+        lora, out = self.folder / "lora.safetensors", self.folder / "new.safetensors"
+        safetensors(lora, LORA)
+        words = ["lora", "convert", lora, out, "--lora_format", "kohya"]
+        run(*words, code=0)
+        right = out.read_bytes()
+        for closed in ("<&- >&- 2>&-", "0<&-", ">&-", "2>&-"):
+            out.unlink()
+            result = subprocess.run(["bash", "-c", f'exec "$@" {closed}', "bash", PROGRAM, *words],
+                                    capture_output=True, timeout=100)
+            self.assertEqual(result.returncode, 0, (closed, result))
+            self.assertEqual(right, out.read_bytes(), closed)
+
+    def test_a_file_that_may_not_grow_is_told(self):
+        lora = self.folder / "lora.safetensors"
+        safetensors(lora, LORA)
+        out = self.folder / "out"
+        out.mkdir()
+        result = subprocess.run(
+            ["bash", "-c", 'ulimit -f 8; exec "$@"', "bash", PROGRAM, "lora", "convert", lora,
+             out / "x.safetensors", "--lora_format", "kohya"], capture_output=True, text=True, timeout=100)
+        self.assertEqual(result.returncode, 3, result.stderr)
+        self.assertIn("File too large", result.stderr)
+        self.assertEqual([], list(out.iterdir()))
 
     def test_inspect_recognises_a_whole_model(self):
         model = self.folder / "model"
