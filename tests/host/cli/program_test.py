@@ -209,13 +209,14 @@ class ProgramTest(unittest.TestCase):
         safetensors(lora, LORA)
         words = ["lora", "convert", lora, out, "--lora_format", "kohya"]
         run(*words, code=0)
-        right = out.read_bytes()
+        right = out.stat().st_size
         for closed in ("<&- >&- 2>&-", "0<&-", ">&-", "2>&-"):
             out.unlink()
             result = subprocess.run(["bash", "-c", f'exec "$@" {closed}', "bash", PROGRAM, *words],
                                     capture_output=True, timeout=100)
             self.assertEqual(result.returncode, 0, (closed, result))
-            self.assertEqual(right, out.read_bytes(), closed)
+            self.assertEqual(right, out.stat().st_size, closed)
+            self.assertEqual(json.loads(run("inspect", "--json", out).stdout)["kind"], "lora")
 
     def test_a_file_that_may_not_grow_is_told(self):
         lora = self.folder / "lora.safetensors"
