@@ -53,7 +53,7 @@ TEST_CASE("Metadata tells every setting, in two forms", "[metadata]") {
                       {"model_files", {{"dit", {"transformer/a.safetensors"}}}},
                       {"dtype", "Float"},
                       {"device", "cpu"},
-                      {"prompt", settings.prompt},
+                      {"prompt", *settings.prompt},
                       {"negative_prompt", "blurry"},
                       {"seed", 8},
                       {"num_inference_steps", 4},
