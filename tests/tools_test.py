@@ -232,7 +232,8 @@ print(json.dumps({{"row": "timed", "limit_s": 9, "ms": 2.0}}))
             (release / name).write_text(text)
             (release / name).chmod(0o755)
         for name, text in (("bench/gpu_models.py", bench), ("tests/gpu/places_test.py", failing),
-                           ("tests/gpu/ranks_test.py", failing), ("tests/parity/run.py", failing)):
+                           ("tests/gpu/ranks_test.py", failing), ("tests/parity/run.py", failing),
+                           ("tests/parity/device_suites.txt", "dit vae\n")):
             (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
             (self.folder / name).write_text(text)
         result = run(["tools/gpu", "all", "--device", "cpu", "--json", "rows.jsonl"], self.folder)

@@ -118,8 +118,7 @@ struct Peer {
       most_loaded = std::max(most_loaded, loaded);
     };
     residency = std::make_unique<Residency>(net.all(), plan, shared ? *shared : *transfer,
-                                            std::set<const Weight*>(),
-                                            BlockLoading{.load = load});
+                                            std::set<const Weight*>(), BlockLoading{.load = load});
     runner = std::make_unique<StreamingRunner>(direct, std::vector{residency.get()});
   }
 

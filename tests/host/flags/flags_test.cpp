@@ -322,8 +322,8 @@ TEST_CASE("An error does not steer the terminal, and none is endless", "[errors]
   CHECK(report::error_line(
             Error(ErrorCode::kNotFound, "\033[2Ja\x07.so: \x7f\xff\n  b\x1b", "c\rd\ne")) ==
         "error: \\x1b[2Ja\\x07.so: \\x7f\\xff; c\\rd e [NOT_FOUND]\n  b\\x1b\n");
-  const std::string line = report::error_line(
-      Error(ErrorCode::kInvalidArgument, "f:1: seed: " + std::string(1'000'000, '9') + " is wrong"));
+  const std::string line = report::error_line(Error(
+      ErrorCode::kInvalidArgument, "f:1: seed: " + std::string(1'000'000, '9') + " is wrong"));
   CHECK(line.size() <= 2500);
   CHECK(line.ends_with("9…\n"));
 }
