@@ -44,11 +44,13 @@ LEFT_OUT = {
 
 # The most that `atelier generate` is asked for; the model has 6 blocks.
 LIMITS = {"--height": 64, "--width": 64, "--num_inference_steps": 2, "--resident_blocks": 2}
+SHORT = {"-H": "--height", "-W": "--width", "-s": "--num_inference_steps"}
 
 PROGRAM = """#!/usr/bin/env python3
 import os, sys
 words = sys.argv[1:]
 if words and words[0] == "generate":
+    words = [%r.get(word, word) for word in words]
     for flag, most in %r.items():
         if flag in words:
             place = words.index(flag) + 1
@@ -91,7 +93,7 @@ class Docs(unittest.TestCase):
         cls.folder = pathlib.Path(holder.name) / "start"
         programs = cls.folder / "programs"
         programs.mkdir(parents=True)
-        write_program(programs / "atelier", PROGRAM % (LIMITS, str(BUILD / "bin/atelier")))
+        write_program(programs / "atelier", PROGRAM % (SHORT, LIMITS, str(BUILD / "bin/atelier")))
         write_program(programs / "srun", '#!/bin/sh\nexec "$@"\n')
         model = SOURCE / "examples/shapes/model"
         for name in ("Qwen-Image", "Qwen/Qwen-Image"):

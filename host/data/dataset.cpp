@@ -127,7 +127,8 @@ std::string make_fingerprint(const std::vector<Item>& items, const DatasetOption
       hash.add(column).add(static_cast<int64_t>(paths.size()));
       for (const std::string& path : paths) {
         const inputs::ImageFile& file = files.find(path)->second;
-        hash.add(std::filesystem::path(path).lexically_proximate(base).string()).add(file.bytes);
+        hash.add(std::filesystem::path(path).lexically_proximate(base).string());
+        hash.add(file.ends_hash);
       }
     }
   }

@@ -122,8 +122,8 @@ class Dataset {
   // Its inputs that are no files.
   Inputs values(size_t index) const { return values_of(items_.at(index)); }
 
-  // Hash of what the items are: rows, paths within the dataset and sizes of their files, target
-  // sizes. Equal for copies of a dataset.
+  // Hash of what the items are: rows, paths within the dataset, lengths and ends of their files
+  // (files::hash_ends), target sizes. Equal for copies of a dataset, whatever their times.
   const std::string& fingerprint() const { return fingerprint_; }
 
   // How many items have which size, the largest count first.

@@ -47,11 +47,12 @@ std::string ContentHash::hex() const {
 
 namespace {
 
-std::string hash_folder(const std::string& path) {
+template <typename HashFile>
+std::string hash_folder(const std::string& path, const HashFile& hash_one) {
   ContentHash hash;
   for (const std::string& name : names_in(path)) {
     const std::string file = (std::filesystem::path(path) / name).string();
-    if (is_file(file)) hash.add(name).add(hash_file(file));
+    if (is_file(file)) hash.add(name).add(hash_one(file));
   }
   return hash.hex();
 }
@@ -60,7 +61,7 @@ std::string hash_folder(const std::string& path) {
 
 std::string hash_file(const std::string& path) {
   std::error_code failure;
-  if (std::filesystem::is_directory(path, failure)) return hash_folder(path);
+  if (std::filesystem::is_directory(path, failure)) return hash_folder(path, hash_file);
   const FileReader file(path);
   ContentHash hash;
   std::vector<char> buffer(1 << 20);
@@ -71,6 +72,18 @@ std::string hash_file(const std::string& path) {
     at += bytes;
   }
   return hash.hex();
+}
+
+std::string hash_ends(const std::string& path) {
+  std::error_code failure;
+  if (std::filesystem::is_directory(path, failure)) return hash_folder(path, hash_ends);
+  constexpr uint64_t kEndBytes = 4096;
+  const FileReader file(path);
+  const uint64_t bytes = std::min(file.size(), kEndBytes);
+  std::vector<char> ends(2 * bytes);
+  file.read(ends.data(), 0, bytes);
+  file.read(ends.data() + bytes, file.size() - bytes, bytes);
+  return ContentHash().add(static_cast<int64_t>(file.size())).add(ends.data(), ends.size()).hex();
 }
 
 }  // namespace atelier::files

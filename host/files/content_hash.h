@@ -33,4 +33,9 @@ class ContentHash {
 // Hashes a file, or all files in a folder. Throws Error{kNotFound} or {kEnvironment} naming it.
 std::string hash_file(const std::string& path);
 
+// Hashes the length of a file and 4 KiB at each of its ends, or those of all files in a folder. A
+// compressed picture or clip that is changed differs there: its checksums and tables are at its
+// ends. Throws as hash_file() does.
+std::string hash_ends(const std::string& path);
+
 }  // namespace atelier::files

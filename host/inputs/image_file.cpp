@@ -6,6 +6,7 @@
 #include <numeric>
 #include <string_view>
 
+#include "host/files/content_hash.h"
 #include "host/files/file_reader.h"
 #include "host/files/folder.h"
 #include "host/inputs/parse.h"
@@ -105,7 +106,7 @@ ImageFile check(const std::string& path, bool is_clip, bool decode_all) {
     }
     const files::FileStamp stamp = files::stamp_of(path).value_or(files::FileStamp());
     image.bytes = stamp.bytes;
-    image.modified_ns = stamp.modified_ns;
+    image.ends_hash = files::hash_ends(path);
   } catch (const Error& error) {
     image.error = error;
   } catch (const std::bad_alloc&) {

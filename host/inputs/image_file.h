@@ -20,7 +20,7 @@ struct ImageFile {
   media::ImageInfo info;                        // of a clip, the size of its frames
   std::shared_ptr<const media::ClipInfo> clip;  // null: a still
   int64_t bytes = 0;
-  int64_t modified_ns = 0;     // since 1970
+  std::string ends_hash;       // files::hash_ends()
   std::optional<Error> error;  // what is wrong with the file; the rest is then not filled in
 };
 

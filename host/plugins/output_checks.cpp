@@ -108,7 +108,7 @@ void check_output(const std::string& place, const LatentSpec& spec) {
 
 void check_output(const std::string& place, const MediaTarget& target) {
   for (const int64_t side : {target.frames, target.height, target.width})
-    expect_output(side >= 0 && side <= kMostOfSide, place,
+    expect_output(side >= 0, place,  // a size that was asked for may be too large, which is told
                   std::to_string(target.frames) + " frames of " + std::to_string(target.width) +
                       "x" + std::to_string(target.height));
 }

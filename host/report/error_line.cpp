@@ -9,14 +9,22 @@ namespace atelier::report {
 namespace {
 
 constexpr size_t kMostOfFirst = 400, kMostOfLine = 2000;  // bytes
+constexpr size_t kEndOfLine = 600;  // of these, bytes at the end, where the reason and the hint are
 
-// The beginning of `line` and "…", together `most` bytes at most.
-std::string cut_line(std::string_view line, size_t most) {
+// Where a character of `text` begins: at `place`, or before it.
+size_t begin_of_character(std::string_view text, size_t place) {
+  while (place > 0 && (static_cast<unsigned char>(text[place]) & 0xC0) == 0x80) --place;
+  return place;
+}
+
+// The beginning of `line`, "…" and at most `end` bytes of its end, together `most` bytes at most.
+std::string cut_line(std::string_view line, size_t most, size_t end) {
   if (line.size() <= most) return std::string(line);
-  size_t cut = most - 3;
-  while (cut > 0 && (static_cast<unsigned char>(line[cut]) & 0xC0) == 0x80)
-    --cut;  // not inside a character
-  return std::string(line.substr(0, cut)) + "…";
+  std::string out(line.substr(0, begin_of_character(line, most - 3 - end)));
+  out += "…";
+  size_t rest = line.size() - end;
+  while (rest < line.size() && begin_of_character(line, rest) != rest) ++rest;
+  return out.append(line.substr(rest));
 }
 
 // Each line of `text` cut. It begins with a line end, or is empty.
@@ -24,7 +32,7 @@ std::string cut_lines(std::string_view text) {
   std::string out;
   while (!text.empty()) {
     const size_t end = std::min(text.find('\n', 1), text.size());
-    out += cut_line(text.substr(0, end), kMostOfLine);
+    out += cut_line(text.substr(0, end), kMostOfLine, kEndOfLine);
     text.remove_prefix(end);
   }
   return out;
@@ -44,7 +52,7 @@ std::string error_line(const Error& error, std::string_view label) {
   std::string rest = message.substr(end);
   if (line.size() + tag.size() > kMostOfFirst) {
     rest = "\n  " + line.substr(begin.size()) + rest;
-    line = cut_line(line, kMostOfFirst - tag.size());
+    line = cut_line(line, kMostOfFirst - tag.size(), /*end=*/0);
   }
   return line + tag + cut_lines(rest) + "\n";
 }

@@ -497,6 +497,8 @@ class Rewriter {
 
   // The line as atelier train reads it before it opens a file.
   void check() {
+    if (family_ == nullptr && find("plugin") == nullptr)
+      problems_.add("--plugin is missing", "name the model family; atelier plugins lists them");
     CommandSpec spec = spec_;
     for (FlagSpec& flag : spec.flags) flag.required = false;
     report::Problems told;  // below, once

@@ -37,6 +37,7 @@ class Scripts(unittest.TestCase):
         cls.holder = tempfile.TemporaryDirectory(prefix="atelier_edit_scripts_")
         cls.addClassCleanup(cls.holder.cleanup)
         cls.root = pathlib.Path(cls.holder.name)
+        program.write_launcher_file(cls.root, CONFIG)
         program.write_tiny_model(cls.root / "tiny")
         models = cls.root / "models"
         base = models / "Qwen/Qwen-Image"

@@ -98,6 +98,7 @@ class WanScripts(unittest.TestCase):
         cls.holder = tempfile.TemporaryDirectory(prefix="atelier_wan_scripts_")
         cls.addClassCleanup(cls.holder.cleanup)
         cls.root = pathlib.Path(cls.holder.name)
+        program.write_launcher_file(cls.root, CONFIG)
         cls.data = cls.root / "data/diffsynth_example_dataset/wanvideo"
         cls.data.mkdir(parents=True)
         write_clips(cls.root / "rows")

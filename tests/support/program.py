@@ -43,3 +43,10 @@ def write_tiny_model(folder, seed=0, denoiser_blocks=2):
     spec.loader.exec_module(make)
     make.DENOISER_BLOCKS = denoiser_blocks
     make.make(pathlib.Path(folder), seed=seed)
+
+
+def write_launcher_file(root, path):
+    """Puts the published file of accelerate's that is called so at `path` below `root`."""
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text((REPOSITORY / "tests/data/launchers" / file.name).read_text())
