@@ -325,7 +325,8 @@ TEST_CASE("An error does not steer the terminal, and none is endless", "[errors]
   const std::string line = report::error_line(Error(
       ErrorCode::kInvalidArgument, "f:1: seed: " + std::string(1'000'000, '9') + " is wrong"));
   CHECK(line.size() <= 2500);
-  CHECK(line.ends_with("9…\n"));
+  CHECK_THAT(line, Catch::Contains("9…9"));
+  CHECK(line.ends_with("9 is wrong\n"));
 }
 
 TEST_CASE("Several problems become one error, one problem stays itself", "[errors]") {
