@@ -78,13 +78,13 @@ uint64_t read_header_length(std::string_view first_bytes, uint64_t file_size);
 // Checks a whole header. `header_bytes` is the JSON text alone, without the 8 bytes of length;
 // `file_size` is the size of the file, which the tensors must fill exactly.
 //
-// Accepts what the reference implementation accepts, but for eight cases: ST_HEADER_START
+// Accepts what the reference implementation accepts, but for nine cases: ST_HEADER_START
 // (whitespace first), ST_DUPLICATE_NAME, ST_DUPLICATE_METADATA, ST_METADATA_NULL,
 // ST_ENTRY_POSITIONAL (an array for an entry), ST_DTYPE_FORM (an object for a dtype), ST_DIMENSION
-// (2^63 or more), ST_RANK (above 64). Throws ParseError; the other tags are ST_SYNTAX, ST_UTF8,
-// ST_DEPTH, ST_ROOT, ST_METADATA, ST_ENTRY, ST_DTYPE, ST_SHAPE, ST_OFFSETS_FORM,
-// ST_DUPLICATE_FIELD, ST_MISSING_FIELD, ST_OVERFLOW, ST_MISALIGNED, ST_SIZE, ST_OFFSET,
-// ST_TRUNCATED and ST_TRAILING.
+// (2^63 or more), ST_RANK (above 64), ST_NAME (a name above 64 KiB). Throws ParseError; the other
+// tags are ST_SYNTAX, ST_UTF8, ST_DEPTH, ST_ROOT, ST_METADATA, ST_ENTRY, ST_DTYPE, ST_SHAPE,
+// ST_OFFSETS_FORM, ST_DUPLICATE_FIELD, ST_MISSING_FIELD, ST_OVERFLOW, ST_MISALIGNED, ST_SIZE,
+// ST_OFFSET, ST_TRUNCATED and ST_TRAILING.
 SafetensorsHeader parse_safetensors_header(std::string_view header_bytes, uint64_t file_size,
                                            const SafetensorsRules& rules = {});
 
