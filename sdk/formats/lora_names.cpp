@@ -129,6 +129,35 @@ constexpr LoraSpelling kSpellings[] = {
                 "which)"},
 };
 
+// Where the last dots of a name are, the last one first. What marks an addition holds one of them,
+// so that no long name is searched from end to end for each marker.
+class LastDots {
+ public:
+  explicit LastDots(std::string_view name) : name_(name) {
+    for (size_t at = name.size(); num_dots_ < places_.size() && at > 0;) {
+      at = name.rfind('.', at - 1);
+      if (at == std::string_view::npos) break;
+      places_[num_dots_++] = at;
+    }
+  }
+
+  // Where `text`, which holds a dot, begins for the last time; npos: at none of the dots.
+  size_t find(std::string_view text) const {
+    const size_t before_dot = text.find('.');
+    for (size_t i = 0; i < num_dots_; ++i) {
+      if (places_[i] < before_dot) break;
+      const size_t at = places_[i] - before_dot;
+      if (name_.substr(at).starts_with(text)) return at;
+    }
+    return std::string_view::npos;
+  }
+
+ private:
+  std::string_view name_;
+  std::array<size_t, 5> places_ = {};  // a layer, ".lora_linear_layer.down", ".default", ".weight"
+  size_t num_dots_ = 0;
+};
+
 // "" | ".NAME", before ".weight" or the end: what may follow a factor's marker.
 bool is_adapter_name(std::string_view text) {
   return text.empty() ||
@@ -136,8 +165,9 @@ bool is_adapter_name(std::string_view text) {
 }
 
 // "lora_B.bias" and "lora_B.default.bias": nullopt for another name.
-std::optional<LoraTensorName> factor_named(std::string_view name, const Marker& marker) {
-  const size_t at = name.rfind(marker.text);
+std::optional<LoraTensorName> factor_named(std::string_view name, const LastDots& dots,
+                                           const Marker& marker) {
+  const size_t at = dots.find(marker.text);
   if (at == std::string_view::npos || at == 0) return std::nullopt;
   constexpr std::string_view kWeight = ".weight", kBias = ".bias";
   std::string_view rest = name.substr(at + marker.text.size());
@@ -162,11 +192,12 @@ LoraTensorName parse_lora_tensor(std::string_view name) {
     std::string layer(name.substr(0, name.size() - marker.text.size()));
     return {layer.append(marker.parameter), marker.role};
   }
+  const LastDots dots(name);
   for (const Marker& marker : kFactors) {
-    if (auto found = factor_named(name, marker)) return *std::move(found);
+    if (auto found = factor_named(name, dots, marker)) return *std::move(found);
   }
   for (const OtherForm& form : kOtherForms) {
-    const size_t at = name.rfind(form.text);
+    const size_t at = dots.find(form.text);
     if (at == std::string_view::npos || at == 0) continue;
     const std::string_view rest = name.substr(at + form.text.size());
     if (rest.empty() || rest.front() == '.')

@@ -38,6 +38,11 @@ TEST_CASE("Every published spelling of a factor is read", "[names]") {
       {"a.b.weight", "a.b.weight", LoraRole::kUnknown},
       {"a.lora_A.one.two.weight", "a.lora_A.one.two.weight", LoraRole::kUnknown},
       {".lora_A.weight", ".lora_A.weight", LoraRole::kUnknown},
+      {"a.lora_linear_layer.down.default.weight", "a", LoraRole::kDown},
+      {"_lora.down.weight", "_lora.down.weight", LoraRole::kUnknown},
+      {"a.lora_A.lora_A.weight", "a.lora_A", LoraRole::kDown},
+      {"lora.down.a.b.c.d.e.f", "lora.down.a.b.c.d.e.f", LoraRole::kUnknown},
+      {"a.oft_blocks.default.weight", "a", LoraRole::kUnsupported},
   };
   for (const Case& c : cases) {
     INFO(c.name);

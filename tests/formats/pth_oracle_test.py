@@ -106,6 +106,7 @@ GOOD = {
     "other values": saved({"epoch": 3, "name": "x\u732b", "lr": 0.5, "none": None, "on": True, "big": -2**40,
                            "list": [1, (2, 3)], "a": torch.ones(2), "nested": {"b": torch.ones(3)}}),
     "zip64": rewritten(saved(views())),
+    "longest name": saved({"x" * 2**16: torch.ones(2)}),
 }  # fmt: skip
 
 
@@ -188,6 +189,7 @@ BAD = {
     "path": (with_tensor(0, (2, ), (1, ), False,
                          storage=("storage", b"torch\nFloatStorage\n", "../../../etc/passwd", "cpu", 4)),
              "PTH_STORAGE"),
+    "long name": (with_tensor(0, (2, ), (1, ), False, name="x" * (2**16 + 1)), "PTH_TENSOR"),
     "deflated": (rewritten(ONE, compression=zipfile.ZIP_DEFLATED), "ZIP_COMPRESSED"),
     "no pickle": (rewritten(ONE, lambda n, c: (None if n.endswith("data.pkl") else n, c)), "PTH_ARCHIVE"),
     "no storage": (rewritten(ONE, lambda n, c: (None if "/data/" in n else n, c)), "PTH_STORAGE"),
