@@ -129,7 +129,12 @@ bool has_shape_of(const media::ImageInfo& mask, const media::ImageInfo& image) {
 }
 
 ImageFile check_file(InputKind kind, const std::string& path, bool decode_all) {
-  return check(path, is_clip(kind) && media::looks_like_clip(path), decode_all);
+  if (!is_clip(kind)) return check(path, /*is_clip=*/false, decode_all);
+  if (media::looks_like_clip(path)) return check(path, /*is_clip=*/true, decode_all);
+  ImageFile still = check(path, /*is_clip=*/false, decode_all);
+  // What is no picture either is told as what stands in a clip's place.
+  const bool is_unread = still.error && still.error->code() == ErrorCode::kUnsupported;
+  return is_unread ? check(path, /*is_clip=*/true, decode_all) : still;
 }
 
 std::vector<Unseen> unseen_of(const InputSpec& input, const media::ImageInfo& info) {

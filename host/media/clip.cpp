@@ -1,5 +1,6 @@
 #include "host/media/clip.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -67,6 +68,23 @@ std::optional<Video> find_video(std::string_view head) {
   return std::nullopt;
 }
 
+// What text that stands in a video's place is.
+std::string_view name_of_text(std::string_view head) {
+  struct Kind {
+    std::string_view begin, name;
+  };
+  constexpr Kind kKinds[] = {{"#EXTM3U", "an HLS playlist"},    {"[playlist]", "a playlist"},
+                             {"v=0\r\n", "an SDP description"}, {"v=0\n", "an SDP description"},
+                             {"<!DOCTYPE html", "a web page"},  {"<html", "a web page"}};
+  for (const Kind& kind : kKinds)
+    if (has_text(head, 0, kind.begin)) return kind.name;
+  const bool is_text = std::ranges::none_of(head, [](char c) {
+    const auto byte = static_cast<unsigned char>(c);
+    return (byte < 0x20 && c != '\n' && c != '\r' && c != '\t') || byte == 0x7F;
+  });
+  return is_text ? "text" : "";
+}
+
 bool is_animated(const fs::path& path, std::string_view head) {
   const bool can_be = has_text(head, 0, "GIF8") || has_text(head, 8, "WEBP");
   return can_be && probe_image(path).is_animated;
@@ -105,10 +123,15 @@ std::unique_ptr<ClipReader> open_clip(const fs::path& path, const ClipLimits& li
                       ", which is not read",
                   "convert it to MP4 (H.264)");
     // What holds nothing, and what stands in a file's place, is told as for images.
-    if (!head.empty() && !has_text(head, 0, "version https://git-lfs"))
+    if (!head.empty() && !has_text(head, 0, "version https://git-lfs")) {
+      if (const std::string_view text = name_of_text(head); !text.empty())
+        throw Error(ErrorCode::kUnsupported,
+                    path.string() + ": " + std::string(text) + ", and no video or image",
+                    "name the file of the video itself");
       throw Error(ErrorCode::kUnsupported,
                   path.string() + ": neither a video nor an image of a kind that is read",
                   "convert it to MP4 (H.264) or PNG");
+    }
   }
   return is_animated(path, head) ? open_animation(path, limits) : open_still(path, limits);
 }

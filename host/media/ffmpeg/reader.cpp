@@ -143,8 +143,13 @@ void VideoReader::open_decoder() {
   decoder_->max_pixels = limits_.max_pixels;
   if (code >= 0) code = avcodec_open2(decoder_.get(), codec, nullptr);
   if (code >= 0) return;
+  // A codec without a name here has the four letters that its container gives it.
+  const uint32_t tag = stream.codecpar->codec_tag;
+  char letters[AV_FOURCC_MAX_STRING_SIZE] = {};
+  if (id == AV_CODEC_ID_NONE && tag != 0) av_fourcc_make_string(letters, tag);
   throw Error(ErrorCode::kUnsupported,
-              place_ + ": a video of the codec '" + info_.codec + "', which is not read",
+              place_ + ": a video of the codec '" + (letters[0] ? letters : info_.codec) +
+                  "', which is not read",
               "convert it to MP4 (H.264)");
 }
 

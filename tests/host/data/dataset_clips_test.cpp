@@ -163,6 +163,11 @@ TEST_CASE("What is wrong with a row names the column that it has", "[data][clips
   set.open("image,prompt\n,a\ngone.png,b\n");
   for (const char* told : {"a.csv:2 [image]: nothing", "a.csv:3 [image]: "})
     CHECK_THAT(set.problem(), Contains(told));
+  test::write_bytes(set.folder() / "list.mp4", "#EXTM3U\n#EXTINF:1,\nclip.mp4\n");
+  set.open("video,prompt\nlist.mp4,a\n");
+  CHECK_THAT(set.problem(),
+             Contains("a.csv:2 [video]: ") &&
+                 Contains("list.mp4: an HLS playlist, and no video or image; name "));
   const Dataset odd = set.good("video,image,prompt\n,c,walks\n,p.png,stands\np.png,,lies\n");
   CHECK(count(odd, "a.csv:2 [image]: has 3 frames") == 1);
   CHECK(count(odd, "a.csv:4 [video]: the same image as in") == 1);
