@@ -1,11 +1,13 @@
 // The program: picks a command, and turns what goes wrong into one line and an exit code.
 #include <cerrno>
+#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <cxxabi.h>
 #include <exception>
 #include <fcntl.h>
+#include <memory>
 #include <new>
 #include <poll.h>
 #include <signal.h>
@@ -37,6 +39,31 @@ namespace {
 
 using atelier::Error;
 using atelier::ErrorCode;
+
+// LibTorch's MKL is set up before main(), and ends a process whose working folder was removed in
+// words that do not name it. The program's own preinit functions come before those of libraries.
+void check_working_folder() {
+  char path[PATH_MAX];
+  if (getcwd(path, sizeof(path)) != nullptr || errno != ENOENT) return;
+  static constexpr char kLine[] =
+      "error: the working folder was removed; go to one that is there [ENVIRONMENT]\n";
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kLine, sizeof(kLine) - 1);
+  _exit(3);
+}
+[[gnu::section(".preinit_array"), gnu::used]] void (*const kAtStart)() = check_working_folder;
+
+// Lines of the log as they are, without what would steer a terminal.
+class PrintableLines : public spdlog::formatter {
+ public:
+  void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& out) override {
+    const std::string line =
+        atelier::report::printable({message.payload.data(), message.payload.size()}) + "\n";
+    out.append(line.data(), line.data() + line.size());
+  }
+  std::unique_ptr<spdlog::formatter> clone() const override {
+    return std::make_unique<PrintableLines>();
+  }
+};
 
 void print_help() {
   std::puts("atelier COMMAND [flags]\nTrains and runs diffusion transformers.\n");
@@ -189,7 +216,7 @@ int main(int count, char** values) {
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN);  // write() says that a file would be too large
   spdlog::set_default_logger(spdlog::stderr_color_mt("atelier"));
-  spdlog::set_pattern("%v");
+  spdlog::set_formatter(std::make_unique<PrintableLines>());
   const std::vector<std::string> arguments(values + std::min(count, 1), values + count);
   const int code = run_and_tell(arguments);
   atelier::plugins::watch_exit(code);

@@ -11,6 +11,7 @@
 #include "host/files/file_reader.h"
 #include "host/plan/prepared_training.h"
 #include "host/progress/progress.h"
+#include "host/report/error_line.h"
 #include "host/report/problems.h"
 #include "host/report/sizes.h"
 #include "host/run/stop.h"
@@ -56,7 +57,9 @@ void print_result(const PreparedRun& run, const Samples& samples,
   for (const Samples::Count& count : before) line[count.what] = count.entries;
   for (const Samples::Count& count : before) line["encoded_" + count.what] = count.missing;
   line["fingerprint"] = samples.fingerprint();
-  std::puts(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+  std::puts(
+      report::printable_json(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace))
+          .c_str());
 }
 
 // One of the processes that encode together, which may be the only one.

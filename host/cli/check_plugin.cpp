@@ -86,8 +86,9 @@ void print(const conformance::Finding& finding, bool as_json) {
   if (as_json) {
     const nlohmann::ordered_json line = {
         {"check", finding.check}, {"passed", finding.passed}, {"detail", finding.detail}};
-    std::printf("%s\n",
-                line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+    std::printf("%s\n", report::printable_json(
+                            line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace))
+                            .c_str());
   } else {
     std::printf("%s  %s%s%s\n", finding.passed ? "passed" : "FAILED",
                 report::printable(finding.check).c_str(), finding.detail.empty() ? "" : ": ",

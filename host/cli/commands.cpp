@@ -2,6 +2,7 @@
 
 #include <cstdio>
 
+#include "host/report/error_line.h"
 #include "host/train/config.h"
 
 namespace atelier::cli {
@@ -30,7 +31,7 @@ std::span<const Command> commands() {
 }
 
 int print_help(const flags::CommandSpec& command) {
-  std::fputs(flags::help_text(command).c_str(), stdout);
+  std::fputs(report::printable(flags::help_text(command)).c_str(), stdout);
   return 0;
 }
 

@@ -287,7 +287,9 @@ int run_doctor(std::span<const std::string> arguments) {
     }
   }
   if (flags.flag("json"))
-    std::puts(out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+    std::puts(
+        report::printable_json(out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace))
+            .c_str());
   return is_broken ? 3 : 0;
 }
 

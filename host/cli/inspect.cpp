@@ -280,7 +280,8 @@ std::vector<const ModelFamily*> families_of(const flags::ParsedFlags& flags) {
 }
 
 void print_json(const Json& thing) {
-  std::puts(thing.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+  const std::string line = thing.dump(-1, ' ', false, Json::error_handler_t::replace);
+  std::puts(report::printable_json(line).c_str());
 }
 
 void print_refusal(const std::string& line) {

@@ -11,6 +11,7 @@
 #include "host/cli/lora.h"
 #include "host/files/file_reader.h"
 #include "host/lora/lora_file.h"
+#include "host/report/error_line.h"
 #include "host/report/problems.h"
 
 namespace atelier::cli {
@@ -155,7 +156,8 @@ int run_lora_info(std::span<const std::string> arguments) {
     problems.collect([&] {
       const Json info = describe(path);
       if (flags.flag("json")) {
-        std::puts(info.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+        std::puts(report::printable_json(info.dump(-1, ' ', false, Json::error_handler_t::replace))
+                      .c_str());
       } else {
         print(info);
       }

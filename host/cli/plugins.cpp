@@ -156,7 +156,7 @@ int run_plugins(std::span<const std::string> arguments) {
         });
     const auto family = nlohmann::ordered_json::parse(answer);
     if (flags.flag("json")) {
-      std::puts(family.dump(2).c_str());
+      std::puts(report::printable_json(family.dump(2)).c_str());
     } else {
       print_family(family);
     }
@@ -174,7 +174,9 @@ int run_plugins(std::span<const std::string> arguments) {
                                 {"path", file.path},
                                 {"abi", file.abi},
                                 {"problem", file.problem}});
-    std::puts(out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+    std::puts(
+        report::printable_json(out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace))
+            .c_str());
     return 0;
   }
   for (const plugins::PluginFile& file : found) {

@@ -10,6 +10,7 @@
 #include "formats/escape.h"
 #include "formats/json.h"
 #include "host/generate/output_paths.h"
+#include "host/report/error_line.h"
 
 namespace atelier::generate {
 namespace {
@@ -41,7 +42,8 @@ std::string JobResult::to_json() const {
   if (seed) line_json["seed"] = *seed;
   if (!error.empty()) line_json["error"] = error;
   // Messages may quote bytes of files: what is no UTF-8 is replaced.
-  return line_json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return report::printable_json(
+      line_json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
 std::optional<Job> parse_job(std::string_view text, const Origin& place, const Settings& base,

@@ -1,8 +1,10 @@
 #include "host/report/error_line.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "formats/escape.h"
+#include "formats/utf8.h"
 
 namespace atelier::report {
 
@@ -60,6 +62,22 @@ std::string error_line(const Error& error, std::string_view label) {
 std::string first_line(const std::exception& error) {
   const std::string text = error.what();
   return text.substr(0, text.find('\n'));
+}
+
+std::string printable_json(std::string_view json) {
+  std::string out;
+  for (size_t at = 0; at < json.size();) {
+    const formats::Utf8Char next = formats::decode_utf8(json, at);
+    const std::string character(json.substr(at, next.length));
+    at += next.length;
+    if (next.code_point < 0x7F || printable(character) == character) {
+      out += character;
+    } else {
+      const std::string quoted = nlohmann::json(character).dump(-1, ' ', /*ensure_ascii=*/true);
+      out.append(quoted, 1, quoted.size() - 2);
+    }
+  }
+  return out;
 }
 
 std::string printable(std::string_view text) {

@@ -21,4 +21,7 @@ std::string first_line(const std::exception& error);
 // tabs stay.
 std::string printable(std::string_view text);
 
+// `json`, which is JSON, with \u escapes in the place of the same characters.
+std::string printable_json(std::string_view json);
+
 }  // namespace atelier::report

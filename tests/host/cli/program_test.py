@@ -203,6 +203,20 @@ class ProgramTest(unittest.TestCase):
         listed = run("plugins", "--plugin_path", self.folder)
         self.assertIn(r"a\x1b[2J\n.so", listed.stdout)
         self.assertEqual([], [c for c in listed.stdout if c < " " and c != "\n"])
+        lora = self.folder / "a\u009b2J.safetensors"
+        safetensors(lora, LORA)
+        for words in (["inspect"], ["lora", "info"]):
+            told = run(*words, "--json", lora, code=0).stdout
+            self.assertIn(r"a\u009b2J.saf", told)
+            self.assertEqual(json.loads(told)["path"], str(lora))
+
+    def test_a_working_folder_that_was_removed_is_one_error(self):
+        gone = self.folder / "gone"
+        gone.mkdir()
+        line = ["bash", "-c", 'cd "$1" && rmdir "$1" && exec "$2" --version', "bash", gone, PROGRAM]
+        result = subprocess.run(line, capture_output=True, text=True, timeout=100)
+        self.assertEqual((3, "", "error: the working folder was removed; go to one that is there [ENVIRONMENT]\n"),
+                         (result.returncode, result.stdout, result.stderr))
 
     def test_closed_streams_are_no_place_for_files(self):
         lora, out = self.folder / "lora.safetensors", self.folder / "new.safetensors"

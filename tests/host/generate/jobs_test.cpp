@@ -299,6 +299,10 @@ TEST_CASE("Results are one line of JSON", "[jobs]") {
           "{\"line\":2,\"output\":[\"a.png\",\"b\\n.png\"],\"seconds\":1.235,\"seed\":3}");
   result.error = "bad \xff byte";
   REQUIRE_THAT(result.to_json(), Catch::Contains("\"error\":\"bad \xef\xbf\xbd byte\""));
+  result.error =
+      "\xc2\x9b"
+      "2J";
+  REQUIRE_THAT(result.to_json(), Catch::Contains("\"error\":\"\\u009b2J\""));
   REQUIRE(JobResult().to_json() == "{\"line\":0,\"output\":[],\"seconds\":0.0}");
 }
 
