@@ -147,6 +147,32 @@ class GenerateTest(unittest.TestCase):
         self.assertEqual(result.stderr, "")
         self.assertEqual(png_text(self.dir / "out.png"), {})
 
+    def test_settings_come_from_a_file_and_folders_are_made(self):
+        self.succeed(prompt="a cat", cfg_scale=3, output="said.png")
+        (self.dir / "run.toml").write_text(f"""
+            plugin = "qwen_image"
+            model_paths = ["{self.model}"]
+            prompt = "a cat"
+            height = 64
+            width = 96
+            num_inference_steps = 2
+            cfg_scale = 3.0
+            seed = 4
+            threads = 1
+            output = "new/deep/read.png"
+        """)
+        words = ["generate", "--config", "run.toml", "--device", "cpu"]
+        result = program.run(*words, "--seed", 3, code=0, cwd=self.dir)
+        self.assertEqual(result.stdout, "new/deep/read.png\n")
+        self.assertIn("made new/deep/\n", result.stderr)
+        self.assertEqual(pixels(self.dir / "said.png"), pixels(self.dir / "new/deep/read.png"))
+        with (self.dir / "run.toml").open("a") as file:
+            file.write("steps_of_inference = 2\n")
+        wrong = program.run(*words, "--output", "other/a.png", code=2, cwd=self.dir)
+        self.assertIn("run.toml", wrong.stderr)
+        self.assertIn("steps_of_inference", wrong.stderr)
+        self.assertFalse((self.dir / "other").exists())
+
     def test_equal_seeds_give_equal_images_in_any_batch(self):
         flags = dict(prompt="a cat", cfg_scale=3, dtype="float32")
         self.succeed(**flags, num_images=3, batch_size=1, output="single.png")
