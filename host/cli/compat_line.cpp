@@ -24,7 +24,7 @@ train::CompatLine read_line(std::span<const std::string> words, report::Problems
   const ModelFamily* family = nullptr;
   if (const std::string name = train::family_of_line(words, families); !name.empty())
     problems.collect([&] { family = plugins::open_plugin(name, plugin_path).family; });
-  train::CompatLine line = train::rewrite_line(words, family, problems);
+  train::CompatLine line = train::rewrite_line(words, family, generate_command(family), problems);
   for (const std::string& note : line.notes)
     std::fprintf(stderr, "note: %s\n", report::printable(note).c_str());
   return line;

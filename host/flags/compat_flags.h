@@ -24,6 +24,7 @@ enum class CompatFate {
   kFixed,    // `text` is what stands for it here, "--dtype bfloat16"
   kIdle,     // `text` says why it is not needed
   kLost,     // the same, but the run is another one without it
+  kModel,    // a file of the model; `text` says what to use
   kRead,     // its value decides, see train/compat_line.cpp; `text` says what to use
 };
 

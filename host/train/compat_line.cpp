@@ -3,10 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
-#include <iterator>
-#include <nlohmann/json.hpp>
 #include <optional>
-#include <unistd.h>
 
 #include "atelier/error.h"
 
@@ -14,12 +11,12 @@
 #include "host/files/file_reader.h"
 #include "host/flags/compat_flags.h"
 #include "host/flags/flags.h"
-#include "host/flags/launcher_file.h"
-#include "host/report/error_line.h"
 #include "host/report/text.h"
 #include "host/train/config.h"
 #include "host/train/config_checks.h"
+#include "host/train/config_file.h"
 #include "host/train/kohya_dataset.h"
+#include "host/train/line_words.h"
 
 namespace atelier::train {
 namespace {
@@ -33,15 +30,6 @@ using Fate = flags::CompatFate;
 using flags::FlagKind;
 using flags::FlagSpec;
 
-bool is_variable(std::string_view word) {
-  const size_t equals = word.find('=');
-  if (equals == 0 || equals == std::string_view::npos) return false;
-  const std::string_view name = word.substr(0, equals);
-  return !std::isdigit(static_cast<unsigned char>(name.front())) &&
-         std::all_of(name.begin(), name.end(),
-                     [](unsigned char c) { return std::isalnum(c) || c == '_'; });
-}
-
 bool is_launcher(std::string_view word) {
   const std::string name = std::filesystem::path(word).filename().string();
   for (const std::string_view known :
@@ -49,10 +37,6 @@ bool is_launcher(std::string_view word) {
     if (name == known) return true;
   }
   return false;
-}
-
-bool is_script(std::string_view word) {
-  return word.ends_with(".py");
 }
 
 // Whether a bare `begin` is followed by nothing or by what is no letter.
@@ -66,70 +50,50 @@ bool stands_in(std::string_view text, std::string_view name) {
   return false;
 }
 
-// ---- Variables in front ----
+// What a script does, which its name says.
+enum class Does { kTrain, kCache, kGenerate, kGenerateWithoutFlags };
 
-struct Variable {
-  std::string_view name;  // or how it begins, with a star
-  std::string_view flag;  // stands for it, with its value; empty: nothing does
-  std::string_view why;   // it is not needed
-};
-
-constexpr Variable kVariables[] = {
-    {"SDSCRIPTS_TORCH_COMPILE_ACTIVATION_MEMORY_BUDGET", "activation_memory_budget", ""},
-    {"SDSCRIPTS_*", "", "operators are fused as they are built"},
-    {"DIFFSYNTH_MODEL_BASE_PATH", "", ""},
-    {"DIFFSYNTH_DOWNLOAD_SOURCE", "", ""},
-    {"DIFFSYNTH_SKIP_DOWNLOAD", "", "nothing is ever downloaded"},
-    {"DIFFSYNTH_ATTENTION_IMPLEMENTATION", "", "--attention forces one"},
-    {"DIFFSYNTH_DISK_MAP_BUFFER_SIZE", "", "files are read once, piece by piece"},
-    {"DIFFSYNTH_*", "", "the program does not read it"},
-    {"TOKENIZERS_PARALLELISM", "", "the program does not read it"},
-    {"WANDB_*", "", "there is no such log"},
-    {"SWANLAB_*", "", "there is no such log"},
-};
-
-// null: it is none of another program's; it stays.
-const Variable* find_variable(std::string_view name) {
-  const auto* it =
-      std::find_if(std::begin(kVariables), std::end(kVariables), [&](const Variable& v) {
-        return v.name.ends_with('*') ? name.starts_with(v.name.substr(0, v.name.size() - 1))
-                                     : name == v.name;
-      });
-  return it == std::end(kVariables) ? nullptr : it;
+Does what_does(const std::string& script) {
+  const std::filesystem::path path(script);
+  const std::string stem = path.stem().string();
+  const auto has = [&](std::string_view part) { return stem.find(part) != std::string::npos; };
+  for (const std::string_view folder : {"/model_inference", "/validate_"}) {
+    if (path.parent_path().string().find(folder) != std::string::npos)
+      return Does::kGenerateWithoutFlags;
+  }
+  if (has("cache_latents") || has("cache_text_encoder_outputs")) return Does::kCache;
+  if (stem == "generate" || has("_generate_") || has("_inference")) return Does::kGenerate;
+  return Does::kTrain;
 }
 
-// ---- The line ----
-
-struct Given {
-  std::string name;                 // without dashes
-  std::vector<std::string> values;  // behind it, up to the next flag
-  std::string shown;                // as it was written
-
-  std::string value() const {
-    std::string out;
-    for (const std::string& value : values) out += (out.empty() ? "" : " ") + value;
-    return out;
-  }
-};
-
-class Rewriter {
+class TrainLine final : public LineWords {
  public:
-  Rewriter(const ModelFamily* family, report::Problems& problems)
-      : spec_(train_command(family)), family_(family), problems_(problems) {}
+  TrainLine(const ModelFamily* family, report::Problems& problems)
+      : LineWords(train_command(family), family, problems) {}
 
   CompatLine run(std::span<const std::string> words) {
-    size_t at = take_variables(words);
-    at = take_launcher(words, at);
-    const std::string script = at == 0 ? "" : std::filesystem::path(words[at - 1]).filename();
-    const std::vector<Given> given = flags_of(words.subspan(at));
+    std::string script;
+    const std::vector<Given> given = take_front(words, &script);
+    is_cache_ = what_does(script) == Does::kCache;
+    if (is_cache_) spec_.name = "cache";
+    is_musubi_ = is_cache_ || script.find("musubi") != std::string::npos ||
+                 std::ranges::any_of(given, [](const Given& flag) { return flag.name == "dit"; });
     is_kohya_ = std::any_of(given.begin(), given.end(), [](const Given& flag) {
       return flag.name == "pretrained_model_name_or_path" || flag.name == "network_module" ||
              flag.name == "train_data_dir" || flag.name == "dataset_config";
     });
-    for (const Given& flag : given) take_flag(flag);
-    if (is_kohya_) {
+    for (const Given& flag : given) {
+      has_images_ |= flag.name == "vae";
+      has_texts_ |= flag.name == "t5" || flag.name.starts_with("text_encoder");
+      take_flag(flag);
+    }
+    finish_model();
+    add_inputs();
+    if (is_cache_) {
+      finish_cache();
+    } else if (is_kohya_) {
       finish_kohya();
-    } else if (script == "train.py") {
+    } else if (std::filesystem::path(script).filename() == "train.py") {
       finish_studio();
     }
     check();
@@ -137,138 +101,7 @@ class Rewriter {
   }
 
  private:
-  void note(const std::string& what) { notes_.push_back(what); }
-  void leave_out(const std::string& shown, std::string_view why) {
-    note(shown + " is left out: " + std::string(why));
-  }
-  void lose(const std::string& shown, std::string_view why) {
-    problems_.add(shown + " is left out: " + std::string(why));
-  }
-
-  const std::string* find(std::string_view name) const {
-    const auto it = std::find_if(flags_.begin(), flags_.end(),
-                                 [&](const auto& flag) { return flag.first == name; });
-    return it == flags_.end() ? nullptr : &it->second;
-  }
-  void set(const std::string& name, const std::string& value) {
-    std::erase_if(flags_, [&](const auto& flag) { return flag.first == name; });
-    flags_.emplace_back(name, value);
-  }
-  void rename(const std::string& shown, const std::string& name, const std::string& value) {
-    set(name, value);
-    std::string line = shown + " is --" + name;
-    if (value != "true") line.append(" ").append(shell_text({value}));
-    note(line + " here");
-  }
-
-  const FlagSpec* find_spec(std::string_view name) const { return flags::find_flag(spec_, name); }
-
-  size_t take_variables(std::span<const std::string> words) {
-    size_t at = 0;
-    for (; at < words.size() && (is_variable(words[at]) || words[at] == "env"); ++at) {
-      if (words[at] == "env") continue;
-      const size_t equals = words[at].find('=');
-      const std::string name = words[at].substr(0, equals), value = words[at].substr(equals + 1);
-      const Variable* known = find_variable(name);
-      if (known != nullptr && !known->flag.empty()) {
-        rename(words[at], std::string(known->flag), value);
-      } else if (known != nullptr && !known->why.empty()) {
-        leave_out(words[at], known->why);
-      } else {
-        variables_.push_back(words[at]);
-      }
-    }
-    return at;
-  }
-
-  // Returns where the script's own flags begin.
-  size_t take_launcher(std::span<const std::string> words, size_t at) {
-    std::vector<Given> processes;
-    while (at < words.size() && !is_script(words[at])) {
-      const std::string& word = words[at++];
-      if (word == "-m" && at < words.size()) ++at;  // a launcher as a module of Python
-      if (!word.starts_with("--")) continue;
-      Given flag = given_of(word);
-      std::replace(flag.name.begin(), flag.name.end(), '-', '_');
-      const CompatFlag* known = find_compat_flag(flag.name, flags::kLauncher);
-      const bool takes_value = known == nullptr || known->has_value;
-      if (takes_value && flag.values.empty() && at < words.size() && !words[at].starts_with("-") &&
-          !is_script(words[at])) {
-        flag.shown.append(" ").append(words[at]);
-        flag.values.push_back(words[at++]);
-      }
-      if (flags::is_launcher_word(flag.name)) {
-        processes.push_back(std::move(flag));
-      } else {
-        take_launcher_flag(flag, known);
-      }
-    }
-    take_processes(processes);
-    if (at == words.size()) {
-      problems_.add("the command line names no script", "paste the whole line, with train.py");
-      return at;
-    }
-    return at + 1;
-  }
-
-  void take_launcher_flag(const Given& flag, const CompatFlag* known) {
-    if (known == nullptr) return leave_out(flag.shown, "it is the launcher's");
-    if (flag.name == "mixed_precision") return take_precision(flag, "dtype");
-    if (flag.name != "gpu_ids") return leave_out(flag.shown, known->text);
-    if (flag.value() == "all") return leave_out(flag.shown, known->text);
-    if (flag.value().find(',') == std::string::npos)
-      return rename(flag.shown, "device", "cuda:" + flag.value());
-    variables_.push_back("CUDA_VISIBLE_DEVICES=" + flag.value());
-    note(flag.shown + " is " + variables_.back() + " here");
-  }
-
-  // What says how many processes there are, and where. One process needs no launcher.
-  void take_processes(const std::vector<Given>& given) {
-    if (given.empty()) return;
-    std::vector<std::pair<std::string, std::string>> words;
-    std::string shown, launched;
-    for (const Given& flag : given) {
-      words.emplace_back(flag.name, flag.value());
-      shown += (shown.empty() ? "" : " ") + flag.shown;
-    }
-    const flags::LauncherFile read = flags::read_launcher_words(words, problems_);
-    for (const std::string& line : read.notes) note(line);
-    for (const auto& [name, value] : read.launch) {
-      if (name == "config_file") read_launcher_file(value);
-    }
-    const bool has_others = std::ranges::any_of(read.launch, [](const auto& flag) {
-      return flag.first == "nnodes" || flag.first == "config_file" ||
-             (flag.first == "nproc_per_node" && flag.second != "1");
-    });
-    if (has_others) {
-      launched = " atelier launch";
-      for (const auto& [name, value] : read.launch) {
-        launch_.insert(launch_.end(), {"--" + name, value});
-        launched.append(" --").append(name).append(" ").append(shell_text({value}));
-      }
-    }
-    std::string trained;
-    for (const auto& [name, value] : read.train) {
-      set(name, value);
-      trained.append(" --").append(name).append(value == "true" ? "" : " " + value);
-    }
-    if (!trained.empty()) trained.insert(0, has_others ? " -- train" : "");
-    if (has_others || !trained.empty()) return note(shown + " is" + launched + trained + " here");
-    if (!read.launch.empty()) leave_out(shown, "one process needs no launcher");
-  }
-
-  // Its settings stand where the answer names no flag.
-  void read_launcher_file(const std::string& path) {
-    if (std::filesystem::exists(path)) {
-      for (const auto& [name, value] : flags::read_launcher_file(path, problems_).train)
-        of_launcher_file_.push_back(name);
-    } else {
-      problems_.add("--config_file: " + files::display_path(path) + " is not there",
-                    "run this where the file is", ErrorCode::kNotFound);
-    }
-  }
-
-  void take_precision(const Given& flag, const std::string& name) {
+  void take_precision(const Given& flag, const std::string& name) override {
     const FlagSpec& spec = *find_spec(name);
     const std::string value = flag.value();
     if (value == "no") {
@@ -287,36 +120,13 @@ class Rewriter {
     rename(flag.shown, name, word.empty() ? value : word);
   }
 
-  static Given given_of(const std::string& word) {
-    const size_t equals = word.find('=');
-    Given flag = {word.substr(2, equals == std::string::npos ? equals : equals - 2), {}, word};
-    if (equals != std::string::npos) flag.values.push_back(word.substr(equals + 1));
-    return flag;
-  }
-
-  std::vector<Given> flags_of(std::span<const std::string> words) {
-    std::vector<Given> flags;
-    for (size_t at = 0; at < words.size();) {
-      const std::string& word = words[at++];
-      if (!word.starts_with("--")) {
-        problems_.add(quote_and_escape(word) + " stands alone", "quote a value that holds spaces");
-        continue;
-      }
-      Given flag = given_of(word);
-      while (flag.values.empty() || word.find('=') == std::string::npos) {
-        if (at == words.size() || words[at].starts_with("--")) break;
-        flag.shown.append(" ").append(shell_text({words[at]}));
-        flag.values.push_back(words[at++]);
-      }
-      flags.push_back(std::move(flag));
-    }
-    return flags;
-  }
-
   void take_flag(const Given& flag) {
     const CompatFlag* known = nullptr;
     if (is_kohya_) known = find_compat_flag(flag.name, flags::kKohya);
     if (is_kohya_ && flag.name == "mixed_precision") return take_precision(flag, "dtype");
+    if (is_musubi_ && flag.name == "task") return take_task(flag.shown, lower(flag.value()));
+    if (is_cache_ && flag.name == "batch_size")
+      return leave_out(flag.shown, "samples are encoded one by one");
     if (known == nullptr && find_spec(flag.name) != nullptr) return take_own(flag);
     if (known == nullptr) known = find_compat_flag(flag.name, flags::kKohya | flags::kTrainer);
     if (known == nullptr) {
@@ -336,6 +146,8 @@ class Rewriter {
         return leave_out(flag.shown, known->text);
       case Fate::kLost:
         return lose(flag.shown, known->text);
+      case Fate::kModel:
+        return add_model_file(flag);
       case Fate::kRead:
         return read_flag(flag, *known);
     }
@@ -356,12 +168,21 @@ class Rewriter {
     std::string value = flag.value();
     if (is_kohya_ && flag.name == "weighting_scheme" && value == "uniform")
       return rename(flag.shown, flag.name, "none");
+    if (flag.name == "timestep_sampling" && is_shift_of_family(value))
+      return rename(flag.shown, flag.name, "sigmoid_dynamic_shift");
     std::string word = flags::known_word(value, spec.choices);
     for (const std::string& choice : spec.choices) {
       if (word.empty() && choice != value && lower(choice) == lower(value)) word = choice;
     }
     if (!word.empty()) return rename(flag.shown, flag.name, word);
     set(flag.name, value);
+  }
+
+  // The family's shift by the size of the image, which musubi-tuner calls by the family's name.
+  bool is_shift_of_family(std::string_view value) const {
+    constexpr std::string_view kEnd = "_shift";
+    return is_musubi_ && family_ != nullptr && value.ends_with(kEnd) &&
+           family_->name().starts_with(value.substr(0, value.size() - kEnd.size()));
   }
 
   static std::string lower(std::string text) {
@@ -393,10 +214,12 @@ class Rewriter {
 
   void read_flag(const Given& flag, const CompatFlag& known) {
     const std::string value = flag.value();
-    if (flag.name == "pretrained_model_name_or_path" || flag.name == "gemma2" ||
-        flag.name == "ae" || flag.name == "vae") {
-      model_files_.push_back(value);
-      note(flag.shown + " is in --model_paths here");
+    if (flag.name == "model_version") {
+      take_version(flag.shown, value);
+    } else if (flag.name == "edit" || flag.name == "edit_plus") {
+      take_version(flag.shown, flag.name == "edit" ? "edit" : "edit-2509");
+    } else if (flag.name == "i2v") {
+      take_task(flag.shown, "i2v-");
     } else if (flag.name == "network_module") {
       rename(flag.shown, "lora_base_model", denoiser_of(family_));
     } else if (flag.name == "resolution") {
@@ -444,27 +267,60 @@ class Rewriter {
         problems_.add(error.at("--resolution"));
       }
     }
-    if (!model_files_.empty()) {
-      set("model_paths", nlohmann::json(model_files_).dump());
-      note("the tokenizer is looked for beside the text encoder; --tokenizer_path says where else");
-    }
     if (find("lora_base_model") != nullptr) {
       preset("lora_rank", "4");
       preset("lora_alpha", "1");
       preset("lora_format", "kohya");
     }
     preset("learning_rate", "2e-6");
-    preset("dtype", "float32");
+    preset("dtype", is_musubi_ ? "bfloat16" : "float32");
     preset("weighting_scheme", "none");
-    preset("timestep_sampling", "shift");
-    if (*find("timestep_sampling") == "shift") preset("discrete_flow_shift", "6");
-    if (*find("timestep_sampling") != "shift" && find("discrete_flow_shift") != nullptr) {
+    if (is_musubi_) {
+      check_musubi_files();
+      check_musubi_sampling();
+    } else {
+      preset("timestep_sampling", "shift");
+    }
+    const std::string* sampling = find("timestep_sampling");
+    const bool is_shift = sampling != nullptr && *sampling == "shift";
+    if (is_shift) preset("discrete_flow_shift", is_musubi_ ? "1" : "6");
+    if (!is_shift && find("discrete_flow_shift") != nullptr) {
       std::erase_if(flags_, [](const auto& flag) { return flag.first == "discrete_flow_shift"; });
       leave_out("--discrete_flow_shift", "it is of --timestep_sampling shift alone");
     }
-    preset("caption_extension", ".caption");
+    if (!is_musubi_) preset("caption_extension", ".caption");
     if (find("num_epochs") == nullptr) preset("max_train_steps", "1600");
-    note_presets("kohya's trainers");
+    note_presets(is_musubi_ ? "musubi-tuner" : "kohya's trainers");
+  }
+
+  // Scripts of their own encode there.
+  void check_musubi_files() {
+    if (!has_images_ || !has_texts_)
+      problems_.add("--model_paths: atelier train encodes images and captions itself",
+                    "add --vae and the text encoder's file of the lines that cache them");
+  }
+
+  // Levels that are drawn evenly there are drawn from the family's table here, which is shifted.
+  void check_musubi_sampling() {
+    const std::string* said = find("timestep_sampling");
+    if (said != nullptr && *said != "uniform") return;
+    problems_.add(
+        std::string(
+            said == nullptr
+                ? "--timestep_sampling sigma of musubi-tuner, which holds where none is given,"
+                : "--timestep_sampling") +
+            " draws all noise levels alike there, and levels of the family's schedule here",
+        "write --timestep_sampling shift --discrete_flow_shift N, or uniform to draw as here");
+  }
+
+  // Two scripts of there, for images and for texts, are one command here.
+  void finish_cache() {
+    preset("dtype", "bfloat16");
+    note_presets("musubi-tuner");
+    if (has_texts_ && has_images_) return;
+    problems_.add("atelier cache encodes images and captions in one run",
+                  std::string("add the flags of the line that encodes the ") +
+                      (has_images_ ? "captions" : "images"));
   }
 
   // The same of DiffSynth-Studio.
@@ -484,17 +340,6 @@ class Rewriter {
            });
   }
 
-  // Stands for a flag that is given nowhere.
-  void preset(const std::string& name, const std::string& value) {
-    if (find(name) != nullptr || std::ranges::count(of_launcher_file_, name) != 0) return;
-    set(name, value);
-    presets_.append(presets_.empty() ? "--" : ", --").append(name);
-    if (value != "true") presets_.append(" ").append(value);
-  }
-  void note_presets(const std::string& program) {
-    if (!presets_.empty()) note("presets of " + program + " that are others here: " + presets_);
-  }
-
   // The line as atelier train reads it before it opens a file.
   void check() {
     if (family_ == nullptr && find("plugin") == nullptr)
@@ -506,48 +351,15 @@ class Rewriter {
     for (std::string& line : flags::note_compat_flags(idle, problems_)) note(line);
     std::vector<std::string> words = words_of_flags();
     words.insert(words.end(), unknown_.begin(), unknown_.end());
-    const Config config = parse_settings(words, family_, problems_);
+    const Config config = parse_settings(words, family_, problems_, is_cache_ ? "cache" : "train");
     for (const std::string& line : config.notes) note(line);
     if (config.stage == Stage::kTrain)
       note("--task " + *find("task") + " needs what its first stage, :data_process, writes");
   }
 
-  std::vector<std::string> words_of_flags() const {
-    std::vector<std::string> words;
-    if (family_ != nullptr && find("plugin") == nullptr)
-      words = {"--plugin", std::string(family_->name())};
-    for (const auto& [name, value] : flags_) {
-      const bool is_bare =
-          find_spec(name) != nullptr && find_spec(name)->kind == FlagKind::kFlag && value == "true";
-      words.push_back("--" + name);
-      if (!is_bare) words.push_back(value);
-    }
-    return words;
-  }
-
-  std::vector<std::string> command() const {
-    std::vector<std::string> words = variables_;
-    words.emplace_back("atelier");
-    if (!launch_.empty()) {
-      words.emplace_back("launch");
-      words.insert(words.end(), launch_.begin(), launch_.end());
-      words.emplace_back("--");
-    }
-    words.emplace_back("train");
-    for (std::string& word : words_of_flags()) words.push_back(std::move(word));
-    return words;
-  }
-
-  CommandSpec spec_;
-  const ModelFamily* family_;
-  report::Problems& problems_;
-  bool is_kohya_ = false;
-  std::vector<std::string> notes_, variables_, unknown_, model_files_;
-  std::string presets_;
-  std::vector<std::string> of_launcher_file_;  // flags of atelier train that --config_file says
-  std::vector<std::string> launch_;            // flags of atelier launch; empty: one process
-  FlagValues flags_;
-  std::vector<flags::GivenValue> own_idle_;  // flags that mean nothing here
+  bool is_kohya_ = false, is_musubi_ = false, is_cache_ = false;
+  bool has_images_ = false, has_texts_ = false;  // files of what encodes them are named
+  std::vector<flags::GivenValue> own_idle_;      // flags that mean nothing here
   std::optional<Given> resolution_;
 };
 
@@ -584,67 +396,43 @@ std::string family_of_line(std::span<const std::string> words,
       if (folder.string() == family + "video") return family;
     }
   }
+  // The folder of the model.
+  if (const auto folder = flags::peek_flag(words, "ckpt_dir")) {
+    std::string name = std::filesystem::path(*folder).filename().string();
+    std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
+    for (const std::string& family : families) {
+      if (name.starts_with(family)) return family;
+    }
+  }
   return {};
 }
 
+// Lines of ai-toolkit (run.py FILE) and of diffusion-pipe (train.py --deepspeed --config FILE) say
+// everything in a file. Returns whether this is one.
+static bool is_of_file(std::span<const std::string> words, report::Problems& problems) {
+  const auto script = std::ranges::find_if(words, is_script);
+  if (script == words.end()) return false;
+  const std::span<const std::string> rest(std::next(script), words.end());
+  const std::string name = std::filesystem::path(*script).filename();
+  if (name == "run.py" && !rest.empty() && !rest.front().starts_with("--")) {
+    problems.add(other_configuration(files::display_path(rest.front()), kAiToolkit));
+  } else if (const auto file = flags::peek_flag(rest, "config");
+             name == "train.py" && file && std::ranges::count(rest, "--deepspeed") != 0) {
+    problems.add(other_configuration(files::display_path(*file), kDiffusionPipe));
+  } else {
+    return false;
+  }
+  return true;
+}
+
 CompatLine rewrite_line(std::span<const std::string> words, const ModelFamily* family,
-                        report::Problems& problems) {
-  return Rewriter(family, problems).run(words);
-}
-
-// "$'a\033b'": all but plain ASCII in escapes that a shell takes back.
-static std::string escaped_word(std::string_view word) {
-  std::string out = "$'";
-  for (const char c : word) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte < 0x7F) {
-      if (c == '\'' || c == '\\') out += '\\';
-      out += c;
-    } else {
-      out += report::print("\\%03o", byte);
-    }
-  }
-  return out + "'";
-}
-
-std::string shell_text(const std::vector<std::string>& command) {
-  constexpr std::string_view kPlain = "+,-./:=@_%";
-  std::string out;
-  for (const std::string& word : command) {
-    const bool is_plain =
-        !word.empty() && std::all_of(word.begin(), word.end(), [&](unsigned char c) {
-          return std::isalnum(c) || kPlain.find(static_cast<char>(c)) != std::string_view::npos;
-        });
-    if (!out.empty()) out += word.starts_with("--") ? " \\\n  " : " ";
-    if (is_plain) {
-      out += word;
-      continue;
-    }
-    if (report::printable(word) != word) {
-      out += escaped_word(word);
-      continue;
-    }
-    out += '\'';
-    for (const char c : word) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
-    out += '\'';
-  }
-  return out;
-}
-
-std::vector<std::string> note_compat_variables() {
-  std::vector<std::string> notes;
-  for (char** variable = environ; *variable != nullptr; ++variable) {
-    const std::string_view text = *variable;
-    const std::string name(text.substr(0, text.find('=')));
-    if (!name.starts_with("SDSCRIPTS_") && !name.starts_with("DIFFSYNTH_")) continue;
-    const Variable* known = find_variable(name);
-    if (known->flag.empty() && known->why.empty()) continue;
-    notes.push_back(
-        name + " has no effect: " +
-        (known->flag.empty() ? std::string(known->why) : "use --" + std::string(known->flag)));
-  }
-  std::sort(notes.begin(), notes.end());
-  return notes;
+                        const flags::CommandSpec& generate, report::Problems& problems) {
+  if (is_of_file(words, problems)) return {{"atelier", "train"}, {}};
+  const auto script = std::ranges::find_if(words, is_script);
+  const Does does = script == words.end() ? Does::kTrain : what_does(*script);
+  if (does == Does::kGenerate || does == Does::kGenerateWithoutFlags)
+    return rewrite_generate_line(words, family, generate, does == Does::kGenerate, problems);
+  return TrainLine(family, problems).run(words);
 }
 
 }  // namespace atelier::train

@@ -1,4 +1,4 @@
-// Whole command lines of DiffSynth-Studio and of kohya's trainers, said as atelier train.
+// Whole command lines of other programs, said as atelier train, cache and generate.
 #pragma once
 
 #include <span>
@@ -7,6 +7,7 @@
 
 #include "atelier/model_family.h"
 
+#include "host/flags/flags.h"
 #include "host/report/problems.h"
 
 namespace atelier::train {
@@ -29,8 +30,9 @@ struct CompatLine {
 
 // `family`: null when it is not known. What would make another run of it, and what is wrong with
 // the values, becomes problems; the command is what there is without them.
+// `generate`: what atelier generate takes with the family.
 CompatLine rewrite_line(std::span<const std::string> words, const ModelFamily* family,
-                        report::Problems& problems);
+                        const flags::CommandSpec& generate, report::Problems& problems);
 
 // Words as a shell reads them, a flag a line.
 std::string shell_text(const std::vector<std::string>& command);

@@ -293,11 +293,32 @@ bool is_path(const FlagSpec& flag) {
   return holds_path && flag.name != "model_paths" && flag.name != "plugin_path";
 }
 
+// Whether a line begins so.
+static bool has_line(const std::string& text, const std::string& begin) {
+  return text.starts_with(begin) || text.find("\n" + begin) != std::string::npos;
+}
+
+Error other_configuration(const std::string& place, std::string_view program) {
+  const std::string_view flags =
+      program == kAiToolkit
+          ? "--model_paths for name_or_path, --dataset_base_path for folder_path, "
+            "--lora_base_model "
+            "with --lora_rank for linear, --learning_rate for lr, --max_train_steps for steps"
+          : "--model_paths for ckpt_path, --dataset_base_path for dataset, --lora_base_model with "
+            "--lora_rank for [adapter] rank, --learning_rate for [optimizer] lr, --num_epochs for "
+            "epochs";
+  return Error(ErrorCode::kInvalidArgument,
+               place + ": is a configuration of " + std::string(program) + ", which is not read",
+               "write flags of atelier train: " + std::string(flags));
+}
+
 std::vector<flags::GivenValue> parse_config_text(const std::string& text, const std::string& file,
                                                  const flags::CommandSpec& command,
                                                  report::Problems& problems) {
   const std::string shown = files::display_path(file);
+  if (has_line(text, "job:")) throw other_configuration(shown, kAiToolkit);
   const toml::table table = parse_toml(text, shown);
+  if (table["model"]["type"].is_string()) throw other_configuration(shown, kDiffusionPipe);
   std::vector<std::pair<uint32_t, const toml::key*>> lines;
   for (const auto& [key, node] : table) lines.emplace_back(key.source().begin.line, &key);
   std::sort(lines.begin(), lines.end());

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "atelier/error.h"
 
 #include "host/flags/flags.h"
 #include "host/report/problems.h"
@@ -16,6 +19,12 @@ namespace atelier::train {
 std::vector<flags::GivenValue> parse_config_text(const std::string& text, const std::string& file,
                                                  const flags::CommandSpec& command,
                                                  report::Problems& problems);
+
+inline constexpr std::string_view kAiToolkit = "ai-toolkit", kDiffusionPipe = "diffusion-pipe";
+
+// What is wrong with a file that another program is configured with, named by `place`: of
+// ai-toolkit or of diffusion-pipe.
+Error other_configuration(const std::string& place, std::string_view program);
 
 // The same of a file. Throws Error{kNotFound} or {kEnvironment} when it cannot be read, too.
 std::vector<flags::GivenValue> read_config_file(const std::string& path,

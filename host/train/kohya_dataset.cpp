@@ -149,6 +149,12 @@ class Reader {
            "are called video, image and prompt");
       return;
     }
+    if (key == "control_directory") {
+      lost(key,
+           "a metadata file names both: --dataset_metadata_path with columns image, prompt and the "
+           "input of --extra_inputs");
+      return;
+    }
     if (key == "class_tokens") {
       lost(key, "each image has a caption file");
       return;

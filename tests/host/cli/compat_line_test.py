@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Pastes whole command lines of DiffSynth-Studio and kohya's trainers behind `atelier`."""
+"""Pastes whole command lines of other programs behind `atelier`."""
 
 import json
 import pathlib
@@ -72,6 +72,20 @@ class CompatLine(unittest.TestCase):
         holder = tempfile.TemporaryDirectory(prefix="atelier_line_")
         self.addCleanup(holder.cleanup)
         self.dir = pathlib.Path(holder.name)
+
+    def answer(self, line, code=0):
+        """The answer's words, each flag with its values: ("generate", {"--lora": ["a", "b"]})."""
+        self.result = program.run(*shlex.split(line), code=code, cwd=self.dir)
+        words = shlex.split(self.result.stdout.replace("\\\n", " "))
+        words = words[words.index("--") if "--" in words else 0:]
+        flags = {}
+        for word in words[2:]:
+            if word.startswith("--"):
+                name = word
+                flags.setdefault(name, [])
+            else:
+                flags[name].append(word)
+        return words[1], flags
 
     def paste(self, line, code=0, before=(), **environment):
         """Runs `atelier LINE` as a shell would; the flags of the answer, by name."""
@@ -330,13 +344,138 @@ num_repeats = 2
             "--num_frames": "129", "--frame_extraction": "head", "--keep_frame_rate": True}.items())
         (self.dir / "d.toml").write_text(clips.replace("[83]", "[1, 25]").replace("max_frames", "control_directory"))
         self.paste(KOHYA.replace("DATASET", "d.toml"), code=2)
-        self.told("target_frames is left out: a run has pieces of one length", "control_directory is left out")
+        self.told("target_frames is left out: a run has pieces of one length", "control_directory is left out: a metadata file names both")
         (self.dir / "d.toml").write_text(clips.replace("[83]", "[1979-05-27]"))
         self.paste(KOHYA.replace("DATASET", "d.toml"), code=2)
         self.told("target_frames is left out")
         (self.dir / "d.toml").write_text("[[datasets]]\nvideo_jsonl_file = 'a.jsonl'\n")
         self.paste(KOHYA.replace("DATASET", "d.toml"), code=2)
         self.told("columns video_path, image_path and caption are called video, image and prompt")
+
+    def test_scripts_that_make_clips_become_generate(self):
+        files = "--dit d.safetensors --vae v.safetensors --t5 t.pth"
+        command, flags = self.answer(
+            f"python src/musubi_tuner/wan_generate_video.py --fp8 --fp8_t5 --task t2v-1.3B --video_size 832 480 "
+            f"--video_length 81 --infer_steps 20 --prompt 'a cat' --save_path p/o.mp4 --output_type both {files} "
+            "--attn_mode torch --sample_solver vanilla --cfg_skip_mode none")
+        self.assertEqual("generate", command)
+        self.assertEqual(["d.safetensors", "v.safetensors", "t.pth"], json.loads(flags.pop("--model_paths")[0]))
+        self.assertEqual(flags, {
+            "--plugin": ["wan"], "--storage": ["dit=fp8,text_encoder=fp8"], "--height": ["832"], "--width": ["480"],
+            "--num_frames": ["81"], "--num_inference_steps": ["20"], "--prompt": ["a cat"], "--output": ["p/o.mp4"],
+            "--solver": ["euler"]})
+        self.told("--task t2v-1.3B is left out", "latents are not written", "--attn_mode torch is left out")
+        # Two denoisers: the one of more noise is the first here.
+        command, flags = self.answer(
+            f"python wan_generate_video.py --task i2v-A14B --dit_high_noise h.safetensors {files} --image_path a.png "
+            "--prompt p --save_path out --lora_weight a.st b.st --lora_multiplier 1 0.5 --guidance_scale 3.5 "
+            "--lora_weight_high_noise c.st --guidance_scale_high_noise 4 --timestep_boundary 0.9")
+        self.assertEqual({"h.safetensors": {"component": "dit"}, "d.safetensors": {"component": "dit2"}},
+                         json.loads(flags["--model_hints"][0]))
+        self.assertLessEqual({
+            "--lora": ["a.st:1@dit2", "b.st:0.5@dit2", "c.st@dit"], "--cfg_scale": ["4"], "--cfg_scale_2": ["3.5"],
+            "--switch_boundary": ["0.9"], "--input_image": ["a.png"], "--output": ["out/out.mp4"],
+            "--height": ["256"], "--width": ["256"]}.items(), flags.items())
+        # The repository of the model itself.
+        command, flags = self.answer(
+            "torchrun --nproc_per_node=8 generate.py --task t2v-A14B --size 832*480 --ckpt_dir ./Wan2.2-T2V-A14B "
+            "--dit_fsdp --t5_fsdp --ulysses_size 8 --frame_num 17 --base_seed 3 --sample_guide_scale 4 --prompt p")
+        self.assertEqual(flags, {
+            "--plugin": ["wan"], "--height": ["480"], "--width": ["832"], "--sequence_parallel": ["8"],
+            "--num_frames": ["17"], "--seed": ["3"], "--cfg_scale": ["4"], "--prompt": ["p"],
+            "--model_paths": ['["./Wan2.2-T2V-A14B"]']})
+        self.assertIn("launch \\\n  --nproc_per_node 8", self.result.stdout)
+
+    def test_scripts_that_make_images_become_generate(self):
+        command, flags = self.answer(
+            "python src/musubi_tuner/qwen_image_generate_image.py --dit d --vae v --text_encoder t "
+            "--model_version edit-2511 --control_image_path a.png b.png --prompt p --save_path o --mask_path m.png")
+        self.assertEqual(flags, {
+            "--plugin": ["qwen_image"], "--model_paths": ['["d","v","t"]'], "--edit_image": ["a.png", "b.png"],
+            "--model_hints": ['{"*":{"variant":"qwen-image-edit-2511"}}'], "--prompt": ["p"],
+            "--output": ["o/out.png"], "--inpaint_mask": ["m.png"], "--height": ["256"], "--width": ["256"],
+            "--num_inference_steps": ["25"]})
+        self.told("presets of qwen_image_generate_image.py that are others here")
+        command, flags = self.answer(
+            "python lumina_minimal_inference.py --pretrained_model_name_or_path l.st --gemma2_path g.st "
+            "--ae_path a.st --output_dir o --offload --steps 20 --renorm_cfg 2 --prompt p --dtype bf16 "
+            '--lora_weights "x.st;0.5"')
+        self.assertEqual(flags, {
+            "--plugin": ["lumina2"], "--model_paths": ['["l.st","g.st","a.st"]'], "--output": ["o/out.png"],
+            "--num_inference_steps": ["20"], "--cfg_renorm": ["clamp"], "--cfg_renorm_ratio": ["2"],
+            "--prompt": ["p"], "--dtype": ["bfloat16"], "--lora": ["x.st:0.5"], "--cfg_scale": ["3.5"],
+            "--flow_shift": ["6"], "--system_prompt": [""]})
+
+    def test_what_generate_does_not_have_is_refused_by_name(self):
+        self.answer("python wan_generate_video.py --prompt p --save_path o.mp4 --from_file x.txt --slg_layers 9 "
+                    "--control_path c.mp4 --frobnicate 3 --video_size 832 --control_image_path a.png", code=2)
+        self.told("--from_file x.txt is left out", "--slg_layers 9 is left out", "--control_path c.mp4 is left out",
+                  "--frobnicate is not known to generate", "--video_size 832: two numbers are expected",
+                  "the family has no input of pictures", "6 mistakes")
+        self.answer("python qwen_image_generate_image.py --prompt p --save_path o --model_version layered "
+                    "--end_image_path a.png --dit_high_noise h.st", code=2)
+        self.told("--model_version layered is left out: the family has no such variant",
+                  "the family has no input end_image", "the family has one denoiser")
+        for script in ("examples/wanvideo/model_inference/Wan2.1-T2V-1.3B.py",
+                       "examples/qwen_image/model_inference_low_vram/Qwen-Image.py",
+                       "examples/qwen_image/model_training/validate_lora/Qwen-Image.py"):
+            with self.subTest(script):
+                self.assertEqual("generate", self.answer(f"python {script}", code=2)[0])
+                self.told("takes no flags: its settings stand in the script", "atelier generate --help")
+
+    def test_musubis_files_and_presets(self):
+        (self.dir / "d.toml").write_text('[[datasets]]\nimage_directory = "im"\nresolution = [960, 544]\n')
+        line = ("accelerate launch src/musubi_tuner/qwen_image_train_network.py --dit d.st --vae v.st "
+                "--text_encoder t.st --model_version edit-2511 --dataset_config d.toml --sdpa --fp8_base --fp8_scaled "
+                "--network_module networks.lora_qwen_image --network_dim 16 --max_train_epochs 16 ")
+        shift = "--timestep_sampling shift --discrete_flow_shift 2.2"
+        flags = self.paste(line + shift)
+        self.assertEqual(flags, {
+            "--plugin": "qwen_image", "--model_paths": '["d.st","v.st","t.st"]', "--dataset_base_path": "im",
+            "--model_hints": '{"*":{"variant":"qwen-image-edit-2511"}}', "--extra_inputs": "edit_image",
+            "--height": "544", "--width": "960", "--storage": "dit=fp8", "--lora_base_model": "dit",
+            "--lora_rank": "16", "--num_epochs": "16", "--timestep_sampling": "shift",
+            "--discrete_flow_shift": "2.2", "--lora_alpha": "1", "--lora_format": "kohya",
+            "--learning_rate": "2e-6", "--dtype": "bfloat16", "--weighting_scheme": "none"})
+        self.told("presets of musubi-tuner")
+        self.assertEqual("1", self.paste(line + "--timestep_sampling shift")["--discrete_flow_shift"])
+        self.assertEqual("sigmoid_dynamic_shift",
+                         self.paste(line + "--timestep_sampling qwen_shift")["--timestep_sampling"])
+        # Drawn evenly from all levels there, and from a shifted table here.
+        self.paste(line, code=2)
+        self.told("--timestep_sampling sigma of musubi-tuner")
+        flags = self.paste(line.replace("--vae v.st", "").replace("--model_version", "--dit_high_noise h.st --task") +
+                           shift, code=2)
+        self.assertEqual('["d.st","t.st"]', flags["--model_paths"])
+        self.told("--dit_high_noise h.st is left out", "add --vae and the text encoder's file")
+        wan = line.replace("qwen_image", "wan").replace("--model_version edit-2511", "--task i2v-14B") + shift
+        self.assertEqual("input_image", self.paste(wan)["--extra_inputs"])
+
+    def test_caching_scripts_become_cache(self):
+        (self.dir / "d.toml").write_text('[[datasets]]\nimage_directory = "im"\nresolution = [960, 544]\n')
+        command, flags = self.answer("python src/musubi_tuner/wan_cache_latents.py --dataset_config d.toml --vae v.st "
+                                     "--vae_cache_cpu --skip_existing --batch_size 4", code=2)
+        self.assertEqual("cache", command)
+        self.assertEqual(flags, {"--plugin": ["wan"], "--model_paths": ['["v.st"]'], "--dataset_base_path": ["im"],
+                                 "--height": ["544"], "--width": ["960"], "--dtype": ["bfloat16"]})
+        self.told("encodes images and captions in one run; add the flags of the line that encodes the captions")
+        command, flags = self.answer("python wan_cache_text_encoder_outputs.py --dataset_config d.toml --t5 t.pth "
+                                     "--vae v.st --batch_size 16 --i2v")
+        self.assertEqual(("cache", ['["t.pth","v.st"]'], ["input_image"]),
+                         (command, flags["--model_paths"], flags["--extra_inputs"]))
+
+    def test_files_of_other_programs_are_refused_by_name(self):
+        (self.dir / "x.yaml").write_text("---\njob: extension\nconfig:\n  name: a\n  process:\n    - type: sd_trainer\n")
+        (self.dir / "x.toml").write_text("output_dir = 'o'\n[model]\ntype = 'wan'\n[adapter]\nrank = 32\n")
+        for line, program_name in (
+                ("python run.py x.yaml", "ai-toolkit"), ("train --plugin wan --config x.yaml", "ai-toolkit"),
+                ("generate --plugin wan --config x.yaml", "ai-toolkit"),
+                ("deepspeed --num_gpus=1 train.py --deepspeed --config x.toml", "diffusion-pipe"),
+                ("train --plugin wan --config x.toml", "diffusion-pipe")):
+            with self.subTest(line):
+                result = program.run(*line.split(), code=2, cwd=self.dir)
+                self.assertIn(f"is a configuration of {program_name}, which is not read", result.stderr)
+                self.assertIn("write flags of atelier train: --model_paths", result.stderr)
 
     def test_names_in_a_line_steer_no_terminal(self):
         folder = "a \033]0;owned\007\n'b\\"
