@@ -8,6 +8,7 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
+#include "formats/list.h"
 #include "host/files/file_reader.h"
 #include "host/flags/compat_flags.h"
 #include "host/flags/flags.h"
@@ -340,6 +341,18 @@ class TrainLine final : public LineWords {
            });
   }
 
+  // What only the files of the model can say.
+  void note_variants() {
+    const std::string* names = find("extra_inputs");
+    if (names == nullptr || family_ == nullptr) return;
+    for (const std::string& name : formats::parse_list(*names)) {
+      const auto input = std::ranges::find(family_->inputs(), name, &InputSpec::name);
+      if (input != family_->inputs().end() && input->variants != "*")
+        note("--extra_inputs " + name + " is taken by variants " + std::string(input->variants) +
+             " alone; the files of the model say which one they are");
+    }
+  }
+
   // The line as atelier train reads it before it opens a file.
   void check() {
     if (family_ == nullptr && find("plugin") == nullptr)
@@ -353,6 +366,7 @@ class TrainLine final : public LineWords {
     words.insert(words.end(), unknown_.begin(), unknown_.end());
     const Config config = parse_settings(words, family_, problems_, is_cache_ ? "cache" : "train");
     for (const std::string& line : config.notes) note(line);
+    note_variants();
     if (config.stage == Stage::kTrain)
       note("--task " + *find("task") + " needs what its first stage, :data_process, writes");
   }

@@ -268,6 +268,8 @@ class CompatLine(unittest.TestCase):
                 self.told(*(what.format(name).replace("'", '"') for what, name in zip(refused[::2], refused[1::2])))
                 self.assertNotIn("did you mean", self.result.stderr)
                 self.assertIn(trained.split()[0], flags)
+        self.paste(f"python {wan} --dataset_base_path data --lora_base_model dit --extra_inputs input_image")
+        self.told("--extra_inputs input_image is taken by variants *i2v-* alone; the files of the model say which")
         self.paste(f"python {qwen} --dataset_base_path data", code=2)
         self.told("nothing is trained")
 
