@@ -15,6 +15,7 @@
 #include "host/files/content_hash.h"
 #include "host/model/fingerprint.h"
 #include "host/plan/prepared_training.h"
+#include "host/plugins/plugin_loader.h"
 #include "host/report/problems.h"
 #include "host/train/agreed_plan.h"
 #include "memory/activation_budget.h"
@@ -27,6 +28,8 @@ distributed::Facts facts_of_program() {
 }
 
 void add_model(distributed::Facts& facts, const model::LoadedModel& model) {
+  if (const std::string file = plugins::opened_file(model.family().name()); !file.empty())
+    facts.emplace_back("content of the plugin's file", files::hash_file(file));
   for (const model::LoadedPart& part : model.parts()) {
     const std::string& component = part.detection.component;
     facts.emplace_back("model, " + component, model::fingerprint(part));
@@ -113,7 +116,7 @@ void compare_ranks(distributed::Group& group, const distributed::Facts& facts,
       try {
         require();
       } catch (const Error& error) {
-        if (error.tag() != distributed::kSaidByFirst) throw;
+        if (error.tag() != distributed::kRanksDiffer) throw;
         differences.add(error);
       }
     };

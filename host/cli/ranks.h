@@ -37,9 +37,9 @@ auto prepare_together(distributed::Group& group, F&& prepare) {
   return std::move(*prepared);
 }
 
-// What a program is, which has to be the same on all ranks.
+// What the program is, which has to be the same on all ranks.
 distributed::Facts facts_of_program();
-// Adds what the weights of a model are.
+// Adds what the plugin and the weights of a model are.
 void add_model(distributed::Facts& facts, const model::LoadedModel& model);
 
 // A folder that all ranks have to see, and its flag.

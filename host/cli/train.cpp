@@ -69,6 +69,7 @@ int train(plan::PreparedTraining& prepared, progress::Progress& progress, Group&
 
 // One of the processes that train together, which may be the only one.
 int train_with(Group& group, plan::TrainingRequest request, report::Problems& problems) {
+  const std::vector<std::string> notes = train::fit_resumed(request.config, group.ranks());
   const int ranks_of_batch = request.config.sequence_parallel;
   if (group.size() % ranks_of_batch != 0)
     problems.add("--sequence_parallel: " + std::to_string(ranks_of_batch) +
@@ -84,6 +85,7 @@ int train_with(Group& group, plan::TrainingRequest request, report::Problems& pr
   progress::Options shown = progress::stderr_options(request.config.log.quiet);
   if (!group.is_first()) shown.quiet = true;
   progress::Progress progress(shown);
+  for (const std::string& note : notes) progress.note(note);
   plan::PreparedTraining prepared = prepare_together(
       group, [&] { return prepare_training(std::move(request), progress, problems); });
   require_same_run(group, prepared.run);

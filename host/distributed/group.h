@@ -171,8 +171,10 @@ class Group {
   std::unique_ptr<State> state_;
 };
 
-// Tag of an error that all ranks have found together: rank 0 alone says it.
-inline constexpr std::string_view kSaidByFirst = "RANKS_DIFFER";
+// Tags of errors that all ranks throw together, so that rank 0 alone says them: that they are not
+// alike, which is shown, and what one of them has found for all, which is shown by its own code.
+inline constexpr std::string_view kRanksDiffer = "RANKS_DIFFER";
+inline constexpr std::string_view kSaidByFirst = "SAID_BY_FIRST";
 
 // Does `work` with the others, and returns its exit code. An error of this rank is told to them
 // before it is thrown on.

@@ -72,7 +72,7 @@ void require_same(Group& group, const Facts& facts) {
   }
   if (different.empty()) return;
   throw Error(ErrorCode::kInvalidArgument, different,
-              "start all ranks with the same program, flags and files", std::string(kSaidByFirst));
+              "start all ranks with the same program, flags and files", std::string(kRanksDiffer));
 }
 
 void require_shared_folder(Group& group, const std::string& flag, const std::string& folder,
@@ -98,7 +98,7 @@ void require_shared_folder(Group& group, const std::string& flag, const std::str
   if (blind.empty()) return;
   throw Error(ErrorCode::kEnvironment, blind,
               "give all ranks one --" + flag + ", on a file system that their machines share",
-              std::string(kSaidByFirst));
+              std::string(kRanksDiffer));
 }
 
 void require_own_gpus(Group& group, const std::string& gpu) {
@@ -116,7 +116,7 @@ void require_own_gpus(Group& group, const std::string& gpu) {
   if (shared.empty()) return;
   throw Error(ErrorCode::kInvalidArgument, shared,
               "NCCL needs a GPU for each: start fewer, or --dist_backend gloo",
-              std::string(kSaidByFirst));
+              std::string(kRanksDiffer));
 }
 
 }  // namespace atelier::distributed

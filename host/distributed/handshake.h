@@ -19,17 +19,17 @@ using Facts = std::vector<std::pair<std::string, std::string>>;
 std::vector<std::string> do_together(Group* group, const std::function<std::string()>& work);
 
 // Throws one Error{kInvalidArgument}, on every rank the same, that names each fact that is another
-// one than that of rank 0, with both values and the rank. Its tag is kSaidByFirst.
+// one than that of rank 0, with both values and the rank. Its tag is kRanksDiffer.
 void require_same(Group& group, const Facts& facts);
 
 // Throws Error{kEnvironment} that names the ranks for which `folder`, of a flag, which rank 0 makes
-// where it is not there, is not the one of rank 0. Its tag is kSaidByFirst. `is_read_only`: nothing
+// where it is not there, is not the one of rank 0. Its tag is kRanksDiffer. `is_read_only`: nothing
 // is to be written there; where rank 0 cannot, ranks have to be told apart by what they read.
 void require_shared_folder(Group& group, const std::string& flag, const std::string& folder,
                            bool is_read_only = false);
 
 // Throws Error{kInvalidArgument} that names the ranks which share a GPU, which NCCL refuses. `gpu`:
-// what tells this rank's from all others. Its tag is kSaidByFirst.
+// what tells this rank's from all others. Its tag is kRanksDiffer.
 void require_own_gpus(Group& group, const std::string& gpu);
 
 }  // namespace atelier::distributed

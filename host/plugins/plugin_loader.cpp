@@ -264,4 +264,12 @@ const Plugin& open_plugin(std::string_view name_or_path, const std::string& plug
   return it->second;
 }
 
+std::string opened_file(std::string_view family) {
+  const std::lock_guard lock(opened().mutex);
+  for (const auto& [path, plugin] : opened().plugins) {
+    if (plugin.file.family == family) return path;
+  }
+  return "";
+}
+
 }  // namespace atelier::plugins

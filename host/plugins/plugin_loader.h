@@ -42,4 +42,7 @@ struct Plugin {
 // ends that, throws, or takes more than 10 seconds.
 const Plugin& open_plugin(std::string_view name_or_path, const std::string& plugin_path);
 
+// The file of the family's plugin; empty: none of that name was opened.
+std::string opened_file(std::string_view family);
+
 }  // namespace atelier::plugins

@@ -40,6 +40,7 @@ const GivenValue* find_value(const std::vector<GivenValue>& values, std::string_
 
 struct Layers {
   std::vector<GivenValue> values;  // of --config, then of the resumed run
+  size_t first_resumed = 0;        // of the values
   std::string resume;              // as Config::resume
   std::string resumed_folder;      // of the run that --resume names; empty: none
   std::vector<std::string> notes;
@@ -92,6 +93,7 @@ class LayerReader {
       unread_.collect([&] { layers_.values = read_config_file(file, command_, problems_); });
     if (const GivenValue* nested = find_value(layers_.values, "config"))
       problems_.add(nested->place + ": a configuration names no other", "leave it out");
+    layers_.first_resumed = layers_.values.size();
     const std::string resume = setting("resume");
     if (!resume.empty()) unread_.collect([&] { read_resumed(resume); });
     return std::move(layers_);
@@ -161,6 +163,17 @@ std::vector<GivenValue> choose(const std::vector<GivenValue>& values, const Comm
     if (flags::find_flag(command, value.name)->preset != value.text) chosen.push_back(value);
   }
   return chosen;
+}
+
+// Names that neither the command line nor --config says.
+std::set<std::string, std::less<>> inherited(std::span<const std::string> arguments,
+                                             const Layers& layers) {
+  std::set<std::string, std::less<>> names;
+  for (const GivenValue& value : std::span(layers.values).subspan(layers.first_resumed)) {
+    const bool is_first = find_value(layers.values, value.name) == &value;
+    if (is_first && !flags::peek_flag(arguments, value.name)) names.insert(value.name);
+  }
+  return names;
 }
 
 // ---- From flags to a configuration ----
@@ -323,6 +336,7 @@ Config parse(std::span<const std::string> arguments, const ModelFamily* family,
   problems.collect([&] { config.model = model::load_request(flags); });
   table.read(flags, problems);
   config.resume = layers.resume;
+  config.inherited = inherited(arguments, layers);
   std::error_code failure;
   config.output.is_resumed =
       !layers.resumed_folder.empty() &&
@@ -348,6 +362,14 @@ std::vector<std::string> Config::trained_names() const {
   std::vector<std::string> names = trainable_models;
   names.insert(names.end(), lora.base_models.begin(), lora.base_models.end());
   return names;
+}
+
+void Config::rewrite_toml(std::string_view flag, std::string_view value) {
+  const std::string name = "\n" + std::string(flag) + " = ";
+  const size_t at = effective_toml.find(name);
+  if (at == std::string::npos) return;  // mistakes were found: nothing is kept
+  const size_t begin = at + name.size();
+  effective_toml.replace(begin, effective_toml.find('\n', begin) - begin, value);
 }
 
 Config parse_config(std::span<const std::string> arguments, const ModelFamily* family,

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -145,6 +146,10 @@ struct Config {
   // Every flag with its value as TOML of the flags' names: what --config reads. Without those that
   // say where to begin (config, resume).
   std::string effective_toml;
+  // Changes the value of a flag in effective_toml. `value` is TOML.
+  void rewrite_toml(std::string_view flag, std::string_view value);
+  // Names of flags whose values come from the run of --resume alone.
+  std::set<std::string, std::less<>> inherited;
   // Lines for the user: flags that have no effect here, and what to use.
   std::vector<std::string> notes;
 };

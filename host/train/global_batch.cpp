@@ -3,20 +3,9 @@
 #include <algorithm>
 #include <string>
 
+#include "host/train/sharded_placement.h"
+
 namespace atelier::train {
-
-namespace {
-
-// Writes the number into the configuration that the run keeps.
-void keep(std::string& toml, int64_t samples) {
-  const std::string name = "global_batch_size = ";
-  const size_t begin = toml.find("\n" + name);
-  if (begin == std::string::npos) return;  // mistakes were found: nothing is kept
-  const size_t value = begin + 1 + name.size();
-  toml.replace(value, toml.find('\n', value) - value, std::to_string(samples));
-}
-
-}  // namespace
 
 void share_batch(Config& config, int processes, report::Problems& problems) {
   int64_t& batches = config.order.gradient_accumulation_steps;
@@ -31,7 +20,29 @@ void share_batch(Config& config, int processes, report::Problems& problems) {
   batches = std::max<int64_t>(samples / batch_size, 1);
   if (processes == 1) return;
   config.global_batch_size = static_cast<int>(samples);
-  keep(config.effective_toml, samples);
+  config.rewrite_toml("global_batch_size", std::to_string(samples));
+}
+
+std::vector<std::string> fit_resumed(Config& config, const distributed::Ranks& ranks) {
+  std::vector<std::string> notes;
+  const auto falls_back = [&](const std::string& flag, const std::string& was,
+                              const std::string& now) {
+    notes.push_back("--" + flag + " " + was + " of the resumed run does not divide " +
+                    std::to_string(ranks.size) + " processes: --" + flag + " " + now + " is used");
+  };
+  std::string& group = config.shards.group;
+  if (config.inherited.contains("zero_group") && !makes_whole_groups(config, ranks)) {
+    falls_back("zero_group", group, "all");
+    group = "all";
+    config.rewrite_toml("zero_group", "\"all\"");
+  }
+  int& sequence = config.sequence_parallel;
+  if (config.inherited.contains("sequence_parallel") && ranks.size % sequence != 0) {
+    falls_back("sequence_parallel", std::to_string(sequence), "1");
+    sequence = 1;
+    config.rewrite_toml("sequence_parallel", "1");
+  }
+  return notes;
 }
 
 }  // namespace atelier::train

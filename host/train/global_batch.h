@@ -1,6 +1,10 @@
 // The samples of an optimizer step, and the processes that they are dealt to.
 #pragma once
 
+#include <string>
+#include <vector>
+
+#include "host/distributed/ranks.h"
 #include "host/report/problems.h"
 #include "host/train/config.h"
 
@@ -11,5 +15,9 @@ namespace atelier::train {
 // resumed by more or by fewer learns from the same steps; one that a single process began keeps its
 // own, too. A --global_batch_size that batches do not make up becomes a problem.
 void share_batch(Config& config, int processes, report::Problems& problems);
+
+// A resumed run may go on with another number of processes: what it alone says, and what does not
+// divide them, becomes the preset (--zero_group all, --sequence_parallel 1). Gives a note on each.
+std::vector<std::string> fit_resumed(Config& config, const distributed::Ranks& ranks);
 
 }  // namespace atelier::train

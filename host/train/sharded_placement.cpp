@@ -360,12 +360,16 @@ int block_ranks(const Config& config, const distributed::Ranks& ranks) {
   return is_divided ? std::max(1, group_size(config.shards.group, ranks)) : 1;
 }
 
+bool makes_whole_groups(const Config& config, const distributed::Ranks& ranks) {
+  const int size = group_size(config.shards.group, ranks);
+  const bool is_shared = config.shards.stage > 0 && !ranks.is_alone();
+  return size != 0 && (!is_shared || ranks.size % size == 0);
+}
+
 void check_shards(const Config& config, const distributed::Ranks& ranks,
                   report::Problems& problems) {
   const ShardSettings& shards = config.shards;
-  const int size = group_size(shards.group, ranks);
-  const bool is_shared = shards.stage > 0 && !ranks.is_alone();
-  if (size == 0 || (is_shared && ranks.size % size != 0))
+  if (!makes_whole_groups(config, ranks))
     problems.add("--zero_group: " + formats::quote_and_escape(shards.group) + " of " +
                      std::to_string(ranks.size) + " processes make up no groups of one size",
                  "use all, node, or a number that divides that of the processes");

@@ -16,6 +16,9 @@ int shard_ranks(const Config& config, const distributed::Ranks& ranks);
 // How many have the blocks of the denoisers among them (stage 3); 1: each has them whole.
 int block_ranks(const Config& config, const distributed::Ranks& ranks);
 
+// Whether --zero_group makes groups of one size of these ranks.
+bool makes_whole_groups(const Config& config, const distributed::Ranks& ranks);
+
 // What cannot be shared out among these ranks becomes a problem.
 void check_shards(const Config& config, const distributed::Ranks& ranks,
                   report::Problems& problems);

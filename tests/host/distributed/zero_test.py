@@ -166,6 +166,13 @@ class ZeroTest(SharingRuns):
                              resume="latest", zero_stage=stage, **flags)
         self.assert_close(whole, run)
 
+    def test_groups_of_a_resumed_run_give_way_to_another_number_of_ranks(self):
+        self.train(4, "groups", max_train_steps=1, save_steps=1, zero_stage=1, zero_group=4, **FULL)
+        self.train(2, "groups", max_train_steps=2, save_steps=2, resume="latest")
+        self.assertIn("--zero_group 4 of the resumed run does not divide 2 processes", self.said)
+        self.train(2, "groups", expect=2, max_train_steps=3, resume="latest", zero_group=4)
+        self.assertIn('--zero_group: "4" of 2 processes', self.said)
+
     def test_what_cannot_be_shared_out_is_refused(self):
         for flags, words in ((dict(zero_group="3"), "--zero_group: \"3\" of 2 processes"),
                              (dict(zero_group="some"), "--zero_group: \"some\""),

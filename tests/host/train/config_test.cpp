@@ -505,6 +505,9 @@ TEST_CASE("A resumed run brings its configuration below all others", "[config]")
       {"--resume", folder / "out", "--config", folder / "more.toml", "--learning_rate", "1e-4"});
   CHECK(c.resume == folder / "out");
   CHECK(c.lora.rank == 4);
+  CHECK(c.inherited.contains("lora_rank"));
+  CHECK_FALSE(c.inherited.contains("num_epochs"));     // --config says it
+  CHECK_FALSE(c.inherited.contains("learning_rate"));  // the command line says it
   CHECK(c.lora.base_models == std::vector<std::string>{"dit"});
   CHECK(c.dataset.dataset_base_path == test::fs::absolute("data").string());
   CHECK(c.learning_rate == 1e-4);

@@ -65,3 +65,56 @@ TEST_CASE("A batch size that is refused elsewhere shares out nothing") {
   Config config = config_of(0, 3, 8);
   REQUIRE(batches_of(config, 2) == 3);
 }
+
+// ---- A resumed run with another number of processes ----
+
+namespace {
+
+distributed::Ranks ranks_of(int size) {
+  distributed::Ranks ranks;
+  ranks.size = ranks.local_size = size;
+  return ranks;
+}
+
+Config resumed_by(const std::string& group, int sequence) {
+  Config config;
+  config.shards = {.stage = 2, .group = group};
+  config.sequence_parallel = sequence;
+  config.effective_toml = "seed = 42\nzero_group = \"" + group +
+                          "\"\nsequence_parallel = " + std::to_string(sequence) + "\n";
+  config.inherited = {"zero_group", "sequence_parallel"};
+  return config;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "Groups that a resumed run had and these processes do not make up fall back, with notes") {
+  Config config = resumed_by("4", 2);
+  const std::vector<std::string> notes = train::fit_resumed(config, ranks_of(3));
+  REQUIRE(notes == std::vector<std::string>{
+                       "--zero_group 4 of the resumed run does not divide 3 processes: "
+                       "--zero_group all is used",
+                       "--sequence_parallel 2 of the resumed run does not divide 3 processes: "
+                       "--sequence_parallel 1 is used"});
+  REQUIRE(config.shards.group == "all");
+  REQUIRE(config.sequence_parallel == 1);
+  REQUIRE(config.effective_toml == "seed = 42\nzero_group = \"all\"\nsequence_parallel = 1\n");
+}
+
+TEST_CASE("Groups that divide the processes stay as the resumed run had them") {
+  Config config = resumed_by("2", 2);
+  const std::string before = config.effective_toml;
+  REQUIRE(train::fit_resumed(config, ranks_of(4)).empty());
+  REQUIRE(config.shards.group == "2");
+  REQUIRE(config.sequence_parallel == 2);
+  REQUIRE(config.effective_toml == before);
+}
+
+TEST_CASE("Groups that the user says are left for the checks to refuse") {
+  Config config = resumed_by("4", 2);
+  config.inherited.clear();
+  REQUIRE(train::fit_resumed(config, ranks_of(3)).empty());
+  REQUIRE(config.shards.group == "4");
+  REQUIRE(config.sequence_parallel == 2);
+}
