@@ -120,6 +120,16 @@ void add_places(Words& words, const Config& asked, const PlannedResult& planned,
 
 }  // namespace
 
+Config with_step(const Config& asked, int64_t ranks) {
+  Config config = asked;
+  if (asked.global_batch_size > 0 || ranks == 1) return config;
+  const int64_t parts = ranks % asked.sequence_parallel == 0 ? asked.sequence_parallel : 1;
+  if (asked.resume.empty()) config.order.gradient_accumulation_steps *= ranks / parts;
+  config.global_batch_size =
+      static_cast<int>(config.order.batch_size * config.order.gradient_accumulation_steps);
+  return config;
+}
+
 Config shared_settings(const Config& asked, const RankMode& mode) {
   Config config = asked;
   config.shards.stage = mode.zero_stage;

@@ -9,6 +9,10 @@
 
 namespace atelier::plan {
 
+// A training of `asked` by so many ranks with its step written down, as train::share_batch() makes
+// it for them: every way to share it is planned for the same samples a step.
+train::Config with_step(const train::Config& asked, int64_t ranks);
+
 // A training of `asked` that is shared as `mode` says.
 train::Config shared_settings(const train::Config& asked, const RankMode& mode);
 

@@ -66,10 +66,12 @@ std::vector<RankMode> sequence_modes(const RankMode& base, const LinkProfile& li
 
 class Planning {
  public:
-  Planning(LoadedModel& model, const TrainingAsked& asked, const PlanTarget& target,
+  // `asked`: with its step, which rows with other ranks to a batch say where `says_step`.
+  Planning(LoadedModel& model, const TrainingAsked& asked, bool says_step, const PlanTarget& target,
            const LinkProfile& links)
       : model_(model),
         asked_(asked),
+        says_step_(says_step),
         target_(target),
         links_(links),
         basis_(training_basis(model, asked)) {}
@@ -164,6 +166,8 @@ class Planning {
   RankRow row_of(const RankMode& mode, const SizedRun& sized) const {
     RankRow row{.mode = mode, .sharing = sharing_flags(asked_.config, mode)};
     row.flags = row.sharing;
+    if (says_step_ && mode.sequence != asked_.config.sequence_parallel)
+      row.flags += " --global_batch_size " + std::to_string(asked_.config.global_batch_size);
     PlanTarget target = target_;
     share_host(target, mode.ranks_of_machine(links_));
     const std::optional<PlannedResult> planned = try_plan(sized, target);
@@ -192,9 +196,9 @@ class Planning {
       row.sent_bytes = sized.exchanges[phase->strategy].sent_bytes;
       row.exposed_seconds += sized.exchanges[phase->strategy].exposed_seconds;
     }
-    row.samples_per_second = static_cast<double>(sized.batch_size * mode.batches() *
-                                                 batches_of_rank(asked_.config, mode)) /
-                             row.seconds;
+    row.samples_per_second =
+        static_cast<double>(sized.batch_size * asked_.config.order.gradient_accumulation_steps) /
+        row.seconds;
     return row;
   }
 
@@ -225,6 +229,7 @@ class Planning {
 
   LoadedModel& model_;
   const TrainingAsked& asked_;
+  bool says_step_;
   const PlanTarget& target_;
   const LinkProfile& links_;
   TrainingBasis basis_;
@@ -247,8 +252,17 @@ PlannedRanks plan_ranks(LoadedModel& model, const MemoryLimits& limits, const Tr
                     std::to_string(ranks.links.ranks_per_machine) + ", and --ranks says " +
                     std::to_string(most),
                 "measure on two machines, or say infiniband or ethernet");
-  const Planning planning(model, asked, planned.target, planned.links);
-  for (const int64_t count : ranks.counts) planned.plans.push_back(planning.of(count));
+  const bool says_step = asked.config.global_batch_size == 0 && asked.config.resume.empty();
+  for (const int64_t count : ranks.counts) {
+    const train::Config config = with_step(asked.config, count);
+    const TrainingAsked shared = {.config = config,
+                                  .selection = asked.selection,
+                                  .dataset = asked.dataset,
+                                  .prompts = asked.prompts,
+                                  .prefetch = asked.prefetch};
+    planned.plans.push_back(
+        Planning(model, shared, says_step, planned.target, planned.links).of(count));
+  }
   return planned;
 }
 

@@ -64,7 +64,8 @@ void add_run(Table& table, Config& c) {
               "batches of one optimizer step, of each process", between(1, kMostInt))
       .number("global_batch_size", c.global_batch_size,
               "samples of one optimizer step of all processes, in place of "
-              "gradient_accumulation_steps; 0: batch_size times that times the processes",
+              "gradient_accumulation_steps; 0: batch_size times that of each process, and with "
+              "sequence_parallel P of each P processes",
               between(0, kMostInt));
 }
 

@@ -72,10 +72,25 @@ class RanksPlanTest(plan_cli_test.PlanTest):
                                    delta=0.02 * 4 * NUMBERS)
             halved = plan["rows"]["--sequence_parallel 2"]
             self.assertLess(halved["device_bytes"], plain["device_bytes"])
-            if ranks <= 16:  # of more, sums of small gradients take longer than half of computing
-                self.assertLess(halved["seconds"], 0.6 * plain["seconds"])
+            # Two ranks make each batch, and twice as many batches make the same step.
+            self.assertEqual(halved["sharing"], "--sequence_parallel 2")
+            self.assertTrue(halved["flags"].startswith(f"--sequence_parallel 2 --global_batch_size {ranks}"), halved["flags"])
+            self.assertGreater(halved["seconds"], 0.95 * plain["seconds"])
+            self.assertAlmostEqual(halved["samples_per_second"] * halved["seconds"], ranks, delta=1e-6 * ranks)
         self.assertLess(plans[8]["rows"][""]["samples_per_second"] * 50, plans[512]["rows"][""]["samples_per_second"])
         self.assertIn("8 ranks: no flag (DDP): the fastest of what fits", table)
+
+    def test_a_step_has_as_many_samples_in_every_row(self):
+        lora = dict(lora_base_model="dit", lora_rank=16, ranks=8)
+        for flags, samples, is_said in ((dict(gradient_accumulation_steps=3), 24, False), (dict(sequence_parallel=2), 4, False),
+                                        (dict(global_batch_size=16), 16, True)):
+            rows = self.ranks(**lora, **flags)[0][8]["rows"]
+            own = f"--sequence_parallel {flags.get('sequence_parallel', 1)}"
+            for sharing, row in rows.items():
+                self.assertAlmostEqual(row["samples_per_second"] * row["seconds"], samples, delta=1e-4, msg=sharing)
+                says = f"--global_batch_size {samples}" in row["flags"]
+                is_other = "--sequence_parallel" in sharing and own not in sharing
+                self.assertEqual(says, is_other and not is_said, row["flags"])
 
     def test_a_streamed_base_is_on_a_machine_once(self):
         plans, _ = self.ranks(lora_base_model="dit", lora_rank=16, ranks="1,8,16", cpu_offload=True)
