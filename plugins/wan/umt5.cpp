@@ -133,6 +133,7 @@ atelier::ConfigFields umt5_fields(const Detection& part) {
   fields
       // Says what the whole model is. The decoder is not used.
       .ignored({"is_encoder_decoder", "num_decoder_layers", "output_past"})
+      .fixed("is_decoder", {false})  // otherwise rows would see those before them alone
       .of_transformers({"umt5"})
       // How it is trained, and what nothing reads.
       .ignored({"dropout_rate", "classifier_dropout", "initializer_factor", "scalable_attention"})

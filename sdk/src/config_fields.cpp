@@ -46,12 +46,13 @@ ConfigFields& ConfigFields::of_transformers(std::vector<ConfigValue> model_types
            "dtype", "torch_dtype", "quantization_config", "quantization_config.*", "auto_map.*",
            "use_bfloat16", "torchscript", "tf_legacy_loss", "unsloth_fixed", "unsloth_version"});
   // How it is run and initialised.
+  if (!find("is_decoder"))
+    ignored({"is_decoder"});  // the encoder of such a model says it beforehand
   ignored({"use_cache", "initializer_range", "attention_dropout", "attn_implementation",
            "_attn_implementation", "_attn_implementation_autoset", "return_dict",
            "output_attentions", "output_hidden_states", "chunk_size_feed_forward",
            "gradient_checkpointing", "max_position_embeddings", "cache_implementation",
-           "is_decoder", "add_cross_attention", "cross_attention_hidden_size",
-           "tie_encoder_decoder"});
+           "add_cross_attention", "cross_attention_hidden_size", "tie_encoder_decoder"});
   // Its tokens, its head and what that is trained for.
   ignored({"bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id",
            "forced_bos_token_id", "forced_eos_token_id", "tokenizer_class", "prefix",

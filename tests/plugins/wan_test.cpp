@@ -299,6 +299,15 @@ std::vector<std::string> assigned(const char* keys, const std::vector<std::strin
 
 }  // namespace
 
+TEST_CASE("A text encoder that sees what stands before alone is refused", "[detect]") {
+  const Keys keys = read_keys("umt5.txt");
+  CHECK(detected(index_of(keys, "", {{"is_decoder", false}})).component == "text_encoder");
+  const Error error = test::error_of([&] { detected(index_of(keys, "", {{"is_decoder", true}})); });
+  CHECK(error.code() == ErrorCode::kUnsupported);
+  CHECK(error.tag() == "CONFIG_FIELD");
+  CHECK(error.message().find("\"is_decoder\"") != std::string::npos);
+}
+
 TEST_CASE("Experts are told by their paths, else by their order", "[detect]") {
   using Told = std::vector<std::string>;
   const Told text = {"dit wan2.2-t2v-a14b 0.875..1", "dit2 wan2.2-t2v-a14b 0..0.875"};
