@@ -186,12 +186,6 @@ void fill_from_folder(Settings& s, const model::LoadedModel& model) {
   for (const model::FolderFile& file :
        model::folder_files(model.find_part(denoisers.front().name())->checkpoint)) {
     if (file.prefix == "scheduler." && s.schedule == kOfFolder) fill_from_scheduler(s, file);
-    if (file.prefix != "model_index." || denoisers.size() != 2 || s.switch_boundary) continue;
-    const TensorIndex index({}, file.fields);
-    constexpr const char* kBoundary = "boundary_ratio";
-    if (index.has_null(kBoundary)) continue;
-    const auto boundary = index.config_real(kBoundary);
-    if (boundary && *boundary != denoisers.back().range.high) s.switch_boundary = boundary;
   }
 }
 

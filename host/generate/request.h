@@ -49,8 +49,8 @@ int64_t largest_clip(int64_t frames, const LatentSpec& spec);
 void fill_target(Settings& settings, const model::LoadedModel& model);
 
 // Takes what the model's folder, as diffusers saves it, says of sampling and the settings leave
-// open: where the second expert takes over, and under --schedule diffusers the solver and the shift
-// of its scheduler. Throws Error{kUnsupported} for a scheduler whose levels are not made here.
+// open: under --schedule diffusers the solver and the shift of its scheduler. Throws
+// Error{kUnsupported} for a scheduler whose levels are not made here.
 void fill_from_folder(Settings& settings, const model::LoadedModel& model);
 
 // What the text encoder is given beside images.

@@ -41,7 +41,9 @@ struct Stages {
   const RangedDenoiser* first() const { return denoisers.empty() ? nullptr : &denoisers.front(); }
 };
 
-// Throws what ModelFamily::sigma_range() throws.
+// Two denoisers change at boundary_ratio of their folder's model_index.json where it has one.
+// Throws what ModelFamily::sigma_range() throws, and Error{kInvalidArgument} for a boundary_ratio
+// outside of the two ranges.
 Stages stages_of(const ModelFamily& family, std::span<const LoadedPart> parts);
 
 // The one for a noise level, which is a float32 as the ends of ranges are taken to be; of two that

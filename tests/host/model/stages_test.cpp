@@ -60,6 +60,47 @@ TEST_CASE("A noise level has the denoiser whose range holds it, the noisier one 
                      [&] { denoiser_at(std::span(denoisers).first(1), 0.5F); });
 }
 
+// The toy with a second denoiser, for the levels below 0.9.
+class ExpertsToy final : public test::ToyFamily {
+ public:
+  std::span<const ComponentSpec> components() const override {
+    static const ComponentSpec kParts[] = {{.name = "dit", .role = Role::kDenoiser},
+                                           {.name = "dit2", .role = Role::kDenoiser}};
+    return kParts;
+  }
+  SigmaRange sigma_range(const Detection& denoiser) const override {
+    return denoiser.component == "dit2" ? SigmaRange{.low = 0, .high = 0.9}
+                                        : SigmaRange{.low = 0.9, .high = 1};
+  }
+};
+
+TEST_CASE("Experts change where model_index.json of their folder says it", "[stages]") {
+  const test::Folder folder;
+  std::vector<LoadedPart> parts;
+  for (const auto& [name, place] :
+       {std::pair("dit2", "m/transformer_2"), std::pair("dit", "m/transformer")}) {
+    const std::string file = folder / place + "/model.safetensors";
+    test::write_raw_safetensors(file, R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
+                                "1234");
+    parts.push_back({{.component = name}, files::Checkpoint::open(file, {file})});
+  }
+  const auto boundary = [&] {
+    const Stages stages = stages_of(ExpertsToy(), parts);
+    REQUIRE(stages.denoisers.size() == 2);
+    CHECK(stages.denoisers[0].name() == "dit");
+    CHECK(stages.denoisers[0].range.low == stages.denoisers[1].range.high);
+    return stages.denoisers[0].range.low;
+  };
+  CHECK(boundary() == 0.9);
+  test::write_bytes(folder / "m/model_index.json", R"({"boundary_ratio": null})");
+  CHECK(boundary() == 0.9);
+  test::write_bytes(folder / "m/model_index.json", R"({"boundary_ratio": 0.5})");
+  CHECK(boundary() == 0.5);
+  test::write_bytes(folder / "m/model_index.json", R"({"boundary_ratio": 1.5})");
+  test::expect_error(ErrorCode::kInvalidArgument, {"model_index.json", "boundary_ratio is 1.5"},
+                     [&] { stages_of(ExpertsToy(), parts); });
+}
+
 TEST_CASE("Components come for their work and leave when it is done", "[stages]") {
   const StagedToy toy;
   std::vector<std::string> log;
