@@ -491,6 +491,7 @@ void Generator::decode(const Request& request, const at::Tensor& latents_CTHW,
   BlockRunner& blocks = request.tiling ? runner() : counting;
   const at::Device host = engine_.device.is_meta() ? at::kMeta : at::kCPU;
   const auto show = [&](const at::Tensor& pixels) {
+    const memory::HostScope on_host;
     if (!host.is_meta() && !at::isfinite(pixels).all().item<bool>())
       throw Error(ErrorCode::kNumerics, "the image has values that are not finite",
                   "compute in another --dtype, and check the model's files");

@@ -16,6 +16,7 @@
 #include "host/model/config_check.h"
 #include "host/model/media_defaults.h"
 #include "host/model/stages.h"
+#include "memory/transfer_device.h"
 
 namespace atelier::generate {
 namespace {
@@ -210,6 +211,7 @@ Request make_request(const Settings& s, const ModelFamily& family, const Model& 
   Request request;
   request.target = target_of(s);
   request.inputs = value_inputs(s, family);
+  const memory::HostScope on_host;  // files are read there, whatever computes
   for (const InputSpec& input : family.inputs()) {
     const auto given = s.family_inputs.find(input.name);
     if (given == s.family_inputs.end() || !inputs::is_file(input.kind)) continue;

@@ -1,11 +1,14 @@
 #include "host/generate/tiling.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
+
+#include "memory/transfer_device.h"
 
 namespace atelier::generate {
 namespace {
@@ -59,10 +62,11 @@ std::vector<Tile> tiles_of(const std::vector<Span>& rows, const std::vector<Span
   return tiles;
 }
 
-// A latent cell is `in_scale` places of `in` and `out_scale` places of what is returned.
+// A latent cell is `in_scale` places of `in` and `out_scale` places of what is returned, which is
+// where `function` gives its tiles: on the host where `is_on_host`.
 at::Tensor run_tiled(const at::Tensor& in, const Tiling& tiling, int64_t spatial_stride,
-                     int64_t in_scale, int64_t out_scale, const TileFunction& function,
-                     const TileDone& done, const TileRanks& ranks) {
+                     int64_t in_scale, int64_t out_scale, bool is_on_host,
+                     const TileFunction& function, const TileDone& done, const TileRanks& ranks) {
   check_tiling(tiling, spatial_stride);
   const int64_t size = tiling.size / spatial_stride, stride = tiling.stride / spatial_stride;
   const int64_t height = in.size(-2) / in_scale, width = in.size(-1) / in_scale;
@@ -78,6 +82,8 @@ at::Tensor run_tiled(const at::Tensor& in, const Tiling& tiling, int64_t spatial
   };
   at::Tensor out;
   const auto add = [&](const at::Tensor& part, const Tile& tile) {
+    std::optional<memory::HostScope> on_host;
+    if (is_on_host) on_host.emplace();
     const auto [row, column] = tile;
     if (!out.defined()) {
       std::vector<int64_t> shape = part.sizes().vec();
@@ -131,12 +137,14 @@ std::vector<int64_t> tile_starts(int64_t total, int64_t size, int64_t stride) {
 
 at::Tensor decode_tiled(const at::Tensor& latents, const Tiling& tiling, int64_t spatial_stride,
                         const TileFunction& decode, const TileDone& done, const TileRanks& ranks) {
-  return run_tiled(latents, tiling, spatial_stride, 1, spatial_stride, decode, done, ranks);
+  return run_tiled(latents, tiling, spatial_stride, 1, spatial_stride, /*is_on_host=*/true, decode,
+                   done, ranks);
 }
 
 at::Tensor encode_tiled(const at::Tensor& pixels, const Tiling& tiling, int64_t spatial_stride,
                         const TileFunction& encode, const TileDone& done, const TileRanks& ranks) {
-  return run_tiled(pixels, tiling, spatial_stride, spatial_stride, 1, encode, done, ranks);
+  return run_tiled(pixels, tiling, spatial_stride, spatial_stride, 1, /*is_on_host=*/false, encode,
+                   done, ranks);
 }
 
 }  // namespace atelier::generate

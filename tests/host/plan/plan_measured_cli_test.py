@@ -23,6 +23,8 @@ LORA = {"lora_base_model": "dit", "lora_rank": 32}
 FULL = {"trainable_models": "dit"}
 ON_HOST = {**FULL, "cpu_offload": True, "optimize_on_cpu": True}
 AWAY = {"offload": "dit=host"}
+TILES = {"tiled": True, "tile_size": 128, "tile_stride": 96}
+PICTURE = "data/0.png"
 
 
 def sized(height, width=None):
@@ -33,10 +35,13 @@ GENERATE = [
     {**SHAPES, **sized(128)},
     {**SHAPES, **sized(128), "dtype": "bfloat16"},
     {**SHAPES, **sized(256, 208), "dtype": "float32,vae=bfloat16"},
+    {**SHAPES, **sized(304), "input_image": PICTURE, **AWAY},
+    {**SHAPES, **sized(304), "input_image": PICTURE, "dtype": "bfloat16", **TILES},
     {**CLIPS, **sized(96, 64), "num_frames": 9, "dtype": "bfloat16", **AWAY},
 ]
 TRAIN = [
     {**SHAPES, **sized(496), **FULL, **AGAIN, "dtype": "bfloat16"},
+    {**SHAPES, **sized(400), **FULL, **AGAIN},
     {**SHAPES, **sized(256), **FULL, **KEPT},
     {**SHAPES, **sized(256), **LORA, **AGAIN},
     {**SHAPES, **sized(256), **LORA, "activation_memory_budget": "0.5"},
