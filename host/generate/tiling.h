@@ -33,7 +33,8 @@ struct TileRanks {
 using TileDone = std::function<void(int64_t done, int64_t total)>;
 
 // Decodes latents [..., H, W] into pixels, float32 [..., H * spatial_stride, W * spatial_stride],
-// on the device of the latents. Several ranks all get the whole, to the bits that one gets.
+// on the host, where `decode` gives its tiles. Several ranks all get the whole, to the bits that
+// one gets.
 at::Tensor decode_tiled(const at::Tensor& latents, const Tiling& tiling, int64_t spatial_stride,
                         const TileFunction& decode, const TileDone& done = {},
                         const TileRanks& ranks = {});

@@ -46,8 +46,8 @@ ConfigFields& ConfigFields::of_transformers(std::vector<ConfigValue> model_types
            "dtype", "torch_dtype", "quantization_config", "quantization_config.*", "auto_map.*",
            "use_bfloat16", "torchscript", "tf_legacy_loss", "unsloth_fixed", "unsloth_version"});
   // How it is run and initialised.
-  if (!find("is_decoder"))
-    ignored({"is_decoder"});  // the encoder of such a model says it beforehand
+  // An encoder that must not be a decoder says it beforehand.
+  if (!find("is_decoder")) ignored({"is_decoder"});
   ignored({"use_cache", "initializer_range", "attention_dropout", "attn_implementation",
            "_attn_implementation", "_attn_implementation_autoset", "return_dict",
            "output_attentions", "output_hidden_states", "chunk_size_feed_forward",
