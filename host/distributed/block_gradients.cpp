@@ -83,7 +83,8 @@ void BlockGradients::send(const Block& block) {
 void BlockGradients::settle() {
   const at::NoGradGuard no_grad;
   for (Sending& sending : std::exchange(under_way_, {})) {
-    sending.sent.wait();
+    std::exchange(sending.sent, {}).wait();
+    sending.values.reset();
     Bucket& bucket = buckets_[sending.bucket];
     add_to_sum(bucket.sum, sending.part, bucket.options.device(), on_host_);
   }

@@ -16,8 +16,7 @@ using at::Tensor;
 
 namespace {
 
-constexpr size_t kUnderWay = 4;  // buckets
-constexpr size_t kMarks = 32;    // leaves that one number tells of; a double holds it
+constexpr size_t kMarks = 32;  // leaves that one number tells of; a double holds it
 
 }  // namespace
 
@@ -125,7 +124,7 @@ bool GradientSums::send(size_t index, Chosen&& is_chosen) {
   for (const FlatLayout::Place& place : bucket.places)
     if (is_chosen(place.tensor)) sending.places.push_back(place);
   if (sending.places.empty()) return false;
-  settle(kUnderWay - 1);
+  settle(kBucketsUnderWay - 1);
   const at::NoGradGuard no_grad;
   std::vector<Tensor> gradients;
   for (const auto& [place, begin] : bucket.places) {
@@ -181,7 +180,7 @@ void GradientSums::send_pass() {
 void GradientSums::settle(size_t left) {
   const at::NoGradGuard no_grad;
   while (under_way_.size() > left) {
-    under_way_.front().sent.wait();
+    std::exchange(under_way_.front().sent, {}).wait();
     take(under_way_.front());
     under_way_.pop_front();
   }
@@ -291,6 +290,7 @@ void ShardedGradients::exchange(Sending& sending) {
 
 void ShardedGradients::take(Sending& sending) {
   const at::Device device = layout_.buckets()[sending.bucket].options.device();
+  sending.host.reset();
   add_to_sum(parts_[sending.bucket], sending.part, device, on_host_);
 }
 

@@ -17,6 +17,9 @@
 
 namespace atelier::distributed {
 
+// Of gradients, and of moved values that come back: at most, at one time.
+inline constexpr size_t kBucketsUnderWay = 4;
+
 // The gradient of each leaf becomes the sum over the ranks, with the same bits on all of them. One
 // that is not defined on a rank counts as zero; one that is defined nowhere is undefined.
 //

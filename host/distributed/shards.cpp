@@ -60,6 +60,19 @@ at::Tensor FlatLayout::part_of(const at::Tensor& bucket, int part) const {
   return bucket.narrow(0, part * length, length);
 }
 
+int64_t FlatLayout::most_bytes(size_t count, size_t passes) const {
+  int64_t most = 0, bytes = 0;
+  std::vector<int64_t> all;
+  for (size_t i = 0; i < buckets_.size() * std::min(passes, count); ++i) {
+    const Bucket& bucket = buckets_[i % buckets_.size()];
+    all.push_back(bucket.count * static_cast<int64_t>(bucket.options.dtype().itemsize()));
+    bytes += all.back();
+    if (i >= count) bytes -= all[i - count];
+    most = std::max(most, bytes);
+  }
+  return most;
+}
+
 ShardGroups ShardGroups::make(Group& world, int size) {
   std::vector<std::vector<int>> replicas(static_cast<size_t>(size));
   for (int rank = 0; rank < world.size(); ++rank)
@@ -82,7 +95,7 @@ void add_to_sum(at::Tensor& sum, const at::Tensor& part, at::Device device, bool
   if (sum.defined()) {
     sum.add_(part.to(place));
   } else {
-    sum = part.to(place, part.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+    sum = part.to(place, part.scalar_type(), /*non_blocking=*/false, /*copy=*/on_host);
   }
 }
 

@@ -50,6 +50,8 @@ class FlatLayout {
   Extent extent(size_t tensor, int part) const;
   // What of `bucket`, flat, is the part.
   at::Tensor part_of(const at::Tensor& bucket, int part) const;
+  // Bytes of the largest `count` buckets that follow each other, where all come `passes` times.
+  int64_t most_bytes(size_t count, size_t passes = 1) const;
 
  private:
   void add(size_t tensor, const at::Tensor& value);
@@ -74,7 +76,7 @@ struct ShardGroups {
 };
 
 // Adds `part`, which came from other ranks, to a sum of such on `device`, or `on_host`. An
-// undefined sum becomes the first.
+// undefined sum becomes the first, and takes its memory where it is on the device.
 void add_to_sum(at::Tensor& sum, const at::Tensor& part, at::Device device, bool on_host);
 
 // Calls `exchange` with the value, or with its copy in host memory where the group cannot send it

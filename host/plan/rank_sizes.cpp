@@ -11,10 +11,6 @@ using memory::LinkProfile;
 
 namespace {
 
-// Buckets of gradients that are under way, and of divided blocks: what one gets, what is laid out
-// of that, and what the one before sends.
-constexpr double kBuckets = 4, kBucketBytes = 25 * 1024.0 * 1024.0, kBlocksUnderWay = 3;
-
 // Whether ranks move parts of values that all of them compute with.
 bool brings_values(const RankMode& mode) {
   return mode.zero_stage == 1 || mode.zero_stage == 2;
@@ -28,7 +24,7 @@ HeldBytes held_bytes(const RankMode& mode, const TrainedBytes& whole) {
   };
   const double gradients = part(2, whole.gradients);
   const double moved = gradients + part(1, whole.states);
-  const double values = part(3, whole.values) + whole.beside;
+  const double values = part(3, whole.values);
   if (mode.on_host) return {values, moved, gradients};
   return {values + moved, 0.0, gradients};
 }
@@ -53,17 +49,16 @@ double sent_bytes(const RankMode& mode, const TrainedBytes& whole, double gather
   }
 }
 
-double under_way_bytes(const RankMode& mode,
-                       const std::vector<memory::PlannedComponent>& components,
-                       const std::map<std::string, double>& gradients_of, double gradients) {
-  if (mode.group == 1 && mode.ranks == 1) return 0.0;
-  double bytes = kBuckets * kBucketBytes;
-  for (const memory::PlannedComponent& component : components) {
-    if (mode.zero_stage < 3 || !gradients_of.contains(component.name)) continue;
-    for (const int64_t block : component.storages.front().blocks)
-      bytes = std::max(bytes, kBlocksUnderWay * static_cast<double>(block));
-  }
-  return std::min(gradients, bytes);
+UnderWay under_way_bytes(const RankMode& mode, const SentGradients& sent) {
+  if (mode.ranks == 1) return {};
+  if (mode.zero_stage == 0) return {.gradients = sent.at_once};
+  // Beside a bucket this rank's part of its sum and, through host memory, what each rank has of it.
+  const double beside = 1.0 / static_cast<double>(mode.group) + (sent.through_host ? 1.0 : 0.0);
+  const double values = (1.0 + beside) * sent.returned;
+  // In stage 1 gradients count whole until they are sent. Otherwise parts of sums alone do.
+  if (mode.zero_stage == 1) return {std::max(sent.bucket, beside * sent.at_once), values};
+  const double collected = std::min(sent.bucket, sent.in_step - sent.at_once);
+  return {collected + (1.0 + beside) * sent.at_once + (2.0 + beside) * sent.block, values};
 }
 
 memory::RankGroup group_of(const RankMode& mode, const LinkProfile& links) {

@@ -30,7 +30,6 @@ struct RankMode {
 // Bytes of what is trained, whole.
 struct TrainedBytes {
   double values = 0, gradients = 0, states = 0;
-  double beside = 0;  // on the device at one time, whatever is shared: buckets, gathered blocks
 };
 struct HeldBytes {
   double device = 0, host = 0;
@@ -43,11 +42,20 @@ HeldBytes held_bytes(const RankMode& mode, const TrainedBytes& whole);
 // stage 3 brings for each pass over them, trained and frozen.
 double sent_bytes(const RankMode& mode, const TrainedBytes& whole, double gathered, double batches);
 
-// Of `gradients` bytes, those that are on their way to other ranks at one time; of divided
-// components those of a few blocks. `gradients_of`: what is trained of each.
-double under_way_bytes(const RankMode& mode,
-                       const std::vector<memory::PlannedComponent>& components,
-                       const std::map<std::string, double>& gradients_of, double gradients);
+// Bytes of gradients that ranks send each other in a step.
+struct SentGradients {
+  double bucket = 0, at_once = 0;  // the largest bucket, and those that are under way at one time
+  double in_step = 0;              // all buckets, as often as they are sent
+  double returned = 0;             // under way at one time when moved values come back
+  double block = 0;                // of the largest block that is divided
+  bool through_host = false;       // they are summed in the memory of the host
+};
+// What the device holds of it at one time, at most, beside what held_bytes() counts.
+struct UnderWay {
+  double gradients = 0;  // while they are made
+  double values = 0;     // of those that come back when they are moved
+};
+UnderWay under_way_bytes(const RankMode& mode, const SentGradients& sent);
 
 // The ranks that `mode` shares over.
 memory::RankGroup group_of(const RankMode& mode, const memory::LinkProfile& links);

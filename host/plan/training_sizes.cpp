@@ -9,6 +9,7 @@
 
 #include "atelier/host/weight_state.h"
 
+#include "host/distributed/gradients.h"
 #include "host/model/sequence_check.h"
 #include "host/model/stages.h"
 #include "host/plan/activation_strategies.h"
@@ -74,8 +75,7 @@ class TrainingSizes {
                                      ? static_cast<int>(mode_.ranks_of_machine(*links_))
                                      : training_.machine_ranks;
     }
-    under_way_ =
-        under_way_bytes(mode_, sized.run.components, trained_.gradients_of, trained_.gradients);
+    sent_ = sent_gradients();
     sized.run.phases = encoding_;
     for (PlannedPhase& phase : sized.run.phases)
       phase.passes = std::ceil(phase.passes / static_cast<double>(mode_.ranks));
@@ -324,10 +324,53 @@ class TrainingSizes {
     return sum;
   }
 
-  // The part of a step's gradients that this rank keeps.
+  // Blocks whose weights are divided are sent as they are, all else in buckets.
+  SentGradients sent_gradients() const {
+    const RankMode mode = holding_mode(mode_.on_host);
+    SentGradients sent = {.through_host = basis_.like == at::kCPU};
+    std::set<const Weight*> divided;
+    for (const model::LoadedPart& part : model_.parts()) {
+      const std::string& component = part.detection.component;
+      if (mode.zero_stage < 3 || !trains_weights_of(component)) continue;
+      for (Block* block : model_.model().blocks(component)) {
+        double bytes = 0;
+        block->visit_weights([&](const std::string&, const Weight& weight) {
+          divided.insert(&weight);
+          bytes += static_cast<double>(bytes_of(weight, component));
+        });
+        sent.block = std::max(sent.block, bytes);
+      }
+    }
+    std::vector<Tensor> leaves;
+    const std::vector<optim::Parameter> parameters = groups().front().parameters;
+    const size_t num_factors = 2 * training_.selection.layers.size();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      if (i < num_factors || !divided.contains(training_.selection.weights[i - num_factors].weight))
+        leaves.push_back(parameters[i].leaf);
+    }
+    const distributed::FlatLayout layout(leaves,
+                                         mode.zero_stage == 0 ? 1 : static_cast<int>(mode.group));
+    const auto passes = mode.zero_stage > 1 ? batches_of_rank(config(), mode_) : 1;
+    sent.bucket = static_cast<double>(layout.most_bytes(1));
+    sent.at_once = static_cast<double>(
+        layout.most_bytes(distributed::kBucketsUnderWay, static_cast<size_t>(passes)));
+    sent.in_step = static_cast<double>(passes * layout.most_bytes(layout.buckets().size()));
+    sent.returned = static_cast<double>(layout.most_bytes(distributed::kBucketsUnderWay));
+    return sent;
+  }
+
+  // Whether what is trained rests on the host, and gradients go there as they are made. Ranks that
+  // share out the optimizer's state alone keep both on the device where weights are not sent away.
+  bool trains_on_host(bool on_host) const {
+    const int stage = holding_mode(on_host).zero_stage;
+    return on_host && (stage == 0 || (stage < 3 && sends_away_trained()));
+  }
+
+  // The part of a step's gradients that this rank keeps on the device.
   double part_of_gradients(bool on_host) const {
-    if (on_host || trained_.gradients == 0) return 0.0;
-    const TrainedBytes whole = {trained_.factors, trained_.gradients, trained_.state, 0};
+    if (trained_.gradients == 0 || trains_on_host(on_host)) return 0.0;
+    if (on_host) return holding_mode(on_host).zero_stage == 1 ? 1.0 : 0.0;
+    const TrainedBytes whole = {trained_.factors, trained_.gradients, trained_.state};
     return held_bytes(holding_mode(on_host), whole).gradients / trained_.gradients;
   }
 
@@ -336,23 +379,26 @@ class TrainingSizes {
   // many bytes less the activations take than that.
   int64_t add_trained(bool on_host, int64_t backward, Strategy& strategy) const {
     const RankMode mode = holding_mode(on_host);
-    const HeldBytes held =
-        held_bytes(mode, {trained_.factors, trained_.gradients, trained_.state, under_way_});
+    const HeldBytes held = held_bytes(mode, {trained_.factors, trained_.gradients, trained_.state});
+    const UnderWay under_way = under_way_bytes(mode, sent_);
     const double sharing = mode.zero_stage == 0 ? 1.0 : static_cast<double>(mode.group);
     if (config().ema_decay > 0)
       strategy.host_bytes += std::llround(4.0 * trained_.numbers / sharing);
+    const bool is_accumulated = batches_of_rank(config(), mode_) > 1;
+    const double earlier = is_accumulated ? part_of_gradients(on_host) * trained_.gradients : 0.0;
+    const double sending = backward > 0 && !trains_on_host(on_host) ? under_way.gradients : 0.0;
+    const double computing =
+        sending + std::max(static_cast<double>(backward),
+                           static_cast<double>(strategy.device_bytes) + earlier);
     if (on_host) {
       const double rest = trained_.factors + held.host;
-      strategy.device_bytes += std::llround(held.device);
+      strategy.device_bytes = std::llround(held.device + computing);
       strategy.host_bytes += std::llround(rest);
       strategy.seconds += 2.0 * rest / kHostBytesPerSecond;
       return 0;
     }
-    const bool is_accumulated = batches_of_rank(config(), mode_) > 1;
-    const double computing =
-        std::max(static_cast<double>(backward), static_cast<double>(strategy.device_bytes) +
-                                                    (is_accumulated ? held.gradients : 0.0));
-    const double ending = held.gradients + trained_.moving / sharing;
+    const double ending = (mode.zero_stage == 1 ? held.gradients / sharing : held.gradients) +
+                          std::max(trained_.moving / sharing, under_way.values);
     strategy.device_bytes =
         std::llround(held.device - held.gradients + std::max(computing, ending));
     strategy.seconds += 2.0 * held.device / basis_.profile.memory_bytes_per_second;
@@ -592,7 +638,7 @@ class TrainingSizes {
   std::vector<PlannedPhase> encoding_;
   std::vector<Passes> of_denoisers_;
   RankMode mode_;
-  double under_way_ = 0;  // bytes of gradients
+  SentGradients sent_;
   const memory::LinkProfile* links_ = nullptr;
   Trained trained_;       // as one rank alone has it
   Conditioning encoded_;  // what is made ahead, the target's latents left out

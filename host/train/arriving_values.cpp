@@ -4,6 +4,8 @@
 #include <numeric>
 #include <utility>
 
+#include "host/distributed/gradients.h"
+
 namespace atelier::train {
 
 ArrivingValues::ArrivingValues(const std::vector<const Block*>& blocks,
@@ -45,9 +47,8 @@ void ArrivingValues::await(const Block* block) {
 
 // A few at a time, so that not all of them are there twice.
 void ArrivingValues::complete() {
-  constexpr size_t kUnderWay = 4;
   while (arrived_ < order_.size()) {
-    begin_until(std::min(order_.size(), arrived_ + kUnderWay));
+    begin_until(std::min(order_.size(), arrived_ + distributed::kBucketsUnderWay));
     await_until(arrived_ + 1);
   }
 }

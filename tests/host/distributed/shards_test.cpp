@@ -76,5 +76,21 @@ TEST_CASE("Buckets hold one dtype each, and 25 MiB where no tensor is larger", "
   CHECK(found == std::vector<std::vector<size_t>>{{5}, {4}, {3}, {2, 1}, {0}});
 }
 
+TEST_CASE("What buckets that follow each other have at most", "[shards]") {
+  std::vector<at::Tensor> all;
+  for (const int64_t mib : {20, 30, 40, 50, 15}) all.push_back(at::empty({mib << 18}, at::kFloat));
+  const FlatLayout layout(all, 1);  // the last one first
+  const auto mib = [&](size_t count, size_t passes) {
+    return layout.most_bytes(count, passes) >> 20;
+  };
+  CHECK(mib(1, 1) == 50);
+  CHECK(mib(2, 1) == 90);
+  CHECK(mib(3, 1) == 120);
+  CHECK(mib(9, 1) == 155);
+  CHECK(mib(4, 2) == 140);  // 30, 20, 15 and 50 are less
+  CHECK(mib(6, 3) == 155 + 50);
+  CHECK(FlatLayout({}, 2).most_bytes(4) == 0);
+}
+
 }  // namespace
 }  // namespace atelier::distributed

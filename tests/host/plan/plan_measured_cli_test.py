@@ -57,6 +57,25 @@ BOUNDED = [
     {**SHAPES, **sized(304), **ON_HOST, **AGAIN},
     {**SHAPES, **sized(304), **FULL, "optimize_on_cpu": True, "dtype": "bfloat16"},
 ]
+# Of two processes that share one training.
+SHARED = [
+    {**SHAPES, **sized(256), **FULL, **AGAIN},
+    {**SHAPES, **sized(256), **FULL, **AGAIN, "sequence_parallel": 2},
+    {**SHAPES, **sized(256), **FULL, **AGAIN, "zero_stage": 1},
+    {**SHAPES, **sized(128), **FULL, **AGAIN, "zero_stage": 2},
+    {**SHAPES, **sized(256), **FULL, **AGAIN, "zero_stage": 1, "optimize_on_cpu": True},
+    {**SHAPES, **sized(256), **LORA, **AGAIN, "zero_stage": 1},
+    {**CLIPS, **sized(96), "num_frames": 9, **FULL, **AGAIN, "zero_stage": 1},
+]
+# Most gradients are under way at another time than most activations are there.
+SHARED_BOUNDED = [
+    {**SHAPES, **sized(256), **FULL, **AGAIN, "zero_stage": 2, "gradient_accumulation_steps": 2},
+    {**SHAPES, **sized(496), **FULL, **AGAIN, "zero_stage": 2, "dtype": "bfloat16"},
+    {**SHAPES, **sized(256), **FULL, **AGAIN, "zero_stage": 3},
+    {**SHAPES, **sized(256), **FULL, **AGAIN, "zero_stage": 3, "optimize_on_cpu": True},
+    {**SHAPES, **sized(256), **LORA, **AGAIN, "zero_stage": 3},
+    {**CLIPS, **sized(64), "num_frames": 9, "trainable_models": "dit,dit2", **AGAIN, "zero_stage": 3},
+]
 
 
 class MeasuredTest(unittest.TestCase):
@@ -65,16 +84,18 @@ class MeasuredTest(unittest.TestCase):
     def setUpClass(cls):
         cls.holder = tempfile.TemporaryDirectory(prefix="atelier_measured_")
         cls.root = pathlib.Path(cls.holder.name)
-        write_dataset(cls.root / "data", count=3, sizes=((64, 64),))
+        write_dataset(cls.root / "data", count=4, sizes=((64, 64),))
 
     @classmethod
     def tearDownClass(cls):
         cls.holder.cleanup()
 
-    def told(self, *command, **flags):
+    def told(self, *command, ranks=1, **flags):
         """What is predicted and what is measured, in bytes."""
         common = {"seed": 1, "threads": 1, "device": "simulated:256MiB:4GB/s", "dtype": "float32"}
         line = program.command(*command, **{**common, **flags})
+        if ranks > 1:
+            line = [line[0], "launch", "--nproc_per_node", str(ranks), "--", *line[1:]]
         said = program.run_line(line, code=0, cwd=self.root).stderr
         found = re.search(r"memory: predicted ([0-9.]+) (\w+), measured ([0-9.]+) (\w+)", said)
         self.assertIsNotNone(found, said)
@@ -85,9 +106,9 @@ class MeasuredTest(unittest.TestCase):
         return self.told("generate", prompt="a red circle", num_inference_steps=2,
                          output=f"{number}.{suffix}", **flags)
 
-    def train(self, number, flags):
+    def train(self, number, flags, ranks=1):
         return self.told("train", dataset_base_path="data", dataset_metadata_path="data/metadata.csv",
-                         max_train_steps=2, save_state="false", output_path=f"run{number}", **flags)
+                         max_train_steps=2, save_state="false", output_path=f"run{ranks}_{number}", ranks=ranks, **flags)
 
     def test_plans_are_what_is_measured(self):
         for run, rows in ((self.generate, GENERATE), (self.train, TRAIN)):
@@ -102,6 +123,14 @@ class MeasuredTest(unittest.TestCase):
             with self.subTest(flags=flags):
                 predicted, measured = self.train(f"bounded{number}", flags)
                 self.assertLess(measured, (1 + TOLERANCE) * predicted)
+
+    def test_plans_of_two_processes(self):
+        for number, flags in enumerate(SHARED + SHARED_BOUNDED):
+            with self.subTest(flags=flags):
+                predicted, measured = self.train(number, flags, ranks=2)
+                self.assertLess(measured, (1 + TOLERANCE) * predicted)
+                if flags in SHARED:
+                    self.assertLess(predicted, (1 + TOLERANCE) * measured)
 
 
 if __name__ == "__main__":

@@ -24,13 +24,32 @@ RankMode mode_of(int stage, int64_t ranks, bool on_host = false) {
 TEST_CASE("What ranks hold is what DeepSpeed estimates with its bytes of a number", "[ranks]") {
   constexpr double kNumbers = 2851e6, kLargest = 32e6;
   const TrainedBytes bytes = {2 * kNumbers, 4 * kNumbers, 12 * kNumbers};
-  TrainedBytes with_gradients = bytes, with_layer = bytes;
-  with_gradients.beside = 2 * kNumbers;
-  with_layer.beside = (2 + 2) * kLargest;
-  const auto gib = [](const HeldBytes& held) { return std::round(100 * held.device / kGiB) / 100; };
-  CHECK(gib(held_bytes(mode_of(2, 8), with_gradients)) == 15.93);
+  const auto gib = [](const HeldBytes& held, double beside = 0.0) {
+    return std::round(100 * (held.device + beside) / kGiB) / 100;
+  };
+  CHECK(gib(held_bytes(mode_of(2, 8), bytes), 2 * kNumbers) == 15.93);
   CHECK(gib(held_bytes(mode_of(2, 8, /*on_host=*/true), bytes)) == 5.31);
-  CHECK(gib(held_bytes(mode_of(3, 8), with_layer)) == 6.09);
+  CHECK(gib(held_bytes(mode_of(3, 8), bytes), (2 + 2) * kLargest) == 6.09);
+}
+
+// Buckets of 25 bytes, four of which are under way, of 1000 bytes of gradients.
+TEST_CASE("What is under way follows the stage and the way that it is sent", "[ranks]") {
+  SentGradients sent = {.bucket = 25, .at_once = 100, .in_step = 1000, .returned = 100};
+  CHECK(under_way_bytes(mode_of(2, 1), sent).gradients == 0);
+  CHECK(under_way_bytes(mode_of(0, 4), sent).gradients == 100);
+  CHECK(under_way_bytes(mode_of(0, 4), sent).values == 0);
+  CHECK(under_way_bytes(mode_of(1, 4), sent).gradients == 25);
+  CHECK(under_way_bytes(mode_of(2, 4), sent).gradients == 25 + 100 + 25);
+  CHECK(under_way_bytes(mode_of(2, 4), sent).values == 100 + 25);
+  sent.through_host = true;
+  CHECK(under_way_bytes(mode_of(1, 4), sent).gradients == 100 + 25);
+  CHECK(under_way_bytes(mode_of(2, 4), sent).gradients == 25 + 200 + 25);
+  CHECK(under_way_bytes(mode_of(2, 4), sent).values == 200 + 25);
+  sent.block = 40;
+  CHECK(under_way_bytes(mode_of(3, 4), sent).gradients == 25 + 200 + 25 + 3 * 40 + 10);
+  // No more is collected than what is not sent yet.
+  CHECK(under_way_bytes(mode_of(2, 4), {.bucket = 25, .at_once = 25, .in_step = 25}).gradients ==
+        25 + 25 / 4.0);
 }
 
 // s = 2 bytes of a value and of a gradient, K = 12 of the optimizer, A batches.
