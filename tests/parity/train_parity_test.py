@@ -149,10 +149,15 @@ class TrainParityTest(unittest.TestCase):
              flags=None,
              optimizer=None,
              encoder=None,
+             exact=None,
              **options):
         """Trains what requires gradients in `transformer`, and in the text encoder `encoder` where
         one is given, on both sides, and compares the loss of each step, the gradients of the first
         and the parameters behind the last.
+
+        `exact`: the same transformer in double precision, for parameters that begin at zero. Their
+        scale is that of their few steps, each of which AdamW divides by a gradient's size, so single
+        precision is as far from it on one element or another as is allowed elsewhere.
 
         Yields the run; `transformer` is then trained.
         """
@@ -175,8 +180,21 @@ class TrainParityTest(unittest.TestCase):
                                  TOLERANCE)
             if optimizer is None:
                 self.check_gradients(name, gradients(run), parameters, first)
-            self.check_parameters(name, run.state(steps, "trained"), parameters, start)
+            trained_here = run.state(steps, "trained")
+            if exact is None:
+                self.check_parameters(name, trained_here, parameters, start)
+            else:
+                training.train(exact, adamw(trained(exact).values()), encode_rows, steps, **options)
+                self.check_beside_exact(trained_here, parameters, trained(exact))
             yield run
+
+    def check_beside_exact(self, got, parameters, exact):
+        """Holds the errors of all parameters together to those of single precision itself."""
+        self.assertEqual(sorted(got), sorted(exact))
+        ours, theirs = (
+            sum(((values[key].detach().double() - value.detach()) / value.detach().abs().max()).square().mean()
+                for key, value in exact.items() if value.any())**0.5 for values in (got, parameters))
+        self.assertLess(float(ours), 2 * float(theirs))
 
     def check_gradients(self, name, got, parameters, first):
         expected = {
@@ -292,7 +310,8 @@ class TrainParityTest(unittest.TestCase):
                        steps=5,
                        accumulation=2,
                        repeat=10,
-                       flags=flags):
+                       flags=flags,
+                       exact=copy.deepcopy(transformer).double()):
             pass
 
     def test_a_step_of_full_training_is_that_of_diffusers(self):
