@@ -80,6 +80,35 @@ Tensor multiply_codes(const Tensor& a, const Tensor& b) {
   return at::mm(a.to(at::kFloat), b.to(at::kFloat).t());
 }
 
+constexpr int64_t kLargestInt8 = 127;
+
+// Whether LibTorch's int8 products are exact on the CPU. Without instructions that sum into 32
+// bits, oneDNN sums pairs into 16, which hold no more than 32767: of large codes it makes something
+// else.
+bool sums_int8_exactly() {
+  static const bool is_exact = [] {
+    const Tensor codes = at::full({kLeastRows, kLeastRows}, kLargestInt8, at::kChar);
+    const Tensor sums = at::_int_mm(codes, codes.t());
+    return sums.eq(kLargestInt8 * kLargestInt8 * kLeastRows).all().item<bool>();
+  }();
+  return is_exact;
+}
+
+// a bᵀ of int8 codes, int32.
+Tensor multiply_int8(const Tensor& a, const Tensor& b) {
+  if (a.is_cuda() || sums_int8_exactly()) return at::_int_mm(a, b.t());
+  constexpr int64_t kColumns =
+      (1 << FLT_MANT_DIG) / (kLargestInt8 * kLargestInt8);  // exact at once
+  Tensor sums = at::zeros({a.size(0), b.size(0)}, a.options().dtype(at::kInt));
+  for (int64_t begin = 0; begin < a.size(1); begin += kColumns) {
+    const int64_t count = std::min(kColumns, a.size(1) - begin);
+    const Tensor left = a.narrow(1, begin, count).to(at::kFloat);
+    const Tensor right = b.narrow(1, begin, count).to(at::kFloat);
+    sums.add_(at::mm(left, right.t()).to(at::kInt));
+  }
+  return sums;
+}
+
 // Codes of all rows in one pass, where a kernel of our own makes them; products of the same rows
 // share them. `folded`, [k], may be undefined.
 std::optional<RowCodes> quantize_at_once(const Tensor& rows, const Tensor& folded,
@@ -131,7 +160,7 @@ void multiply(const RowCodes& a, const RowCodes& b, const Tensor& bias, Tensor o
     if (bias.defined()) out.add_(bias);
     return;
   }
-  const Tensor sums = is_int8 ? at::_int_mm(left, right.t()) : multiply_codes(left, right);
+  const Tensor sums = is_int8 ? multiply_int8(left, right) : multiply_codes(left, right);
   scale(sums.narrow(0, 0, n).narrow(1, 0, m), a, b, bias, out);
 }
 

@@ -215,6 +215,19 @@ TEST_CASE("Codes of rows that were overwritten are not used", "[ops][cuda]") {
   set_kernels(Kernels::kAuto);
 }
 
+TEST_CASE("Sums of int8 codes are exact however large they are", "[ops]") {
+  // Each code is 127 and each scale 1.
+  for (const int64_t width : {40, 2048, 4099}) {
+    const auto weight = std::make_shared<Weight>("weight", std::vector<int64_t>{16, width});
+    const Tensor codes = at::full({16, width}, 127, at::kChar);
+    weight->state().set_store(
+        std::make_shared<CodeStore>(RowCodes{codes, at::ones({16}, at::kFloat)}));
+    const Tensor x = at::full({8, width}, 127, at::kFloat);
+    const Tensor got = linear(x, weight, nullptr);
+    CHECK(at::equal(got, at::full({8, 16}, static_cast<float>(127 * 127 * width))));
+  }
+}
+
 TEST_CASE("The played group norm is near float64, wherever the mean lies", "[ops][cuda]") {
   at::manual_seed(7);
   for (const auto& [images, channels, height, width] :
