@@ -44,6 +44,8 @@ class MetaStore final : public WeightStore {
   Tensor draw_rows(const Tensor& index) const override {
     return at::empty({index.numel(), value_.size(1)}, value_.options());
   }
+  // What is made of it once stays beside it, as convolutions' kernels do on the CPU.
+  bool is_resident() const override { return !is_stored_; }
 
  private:
   Tensor value_;

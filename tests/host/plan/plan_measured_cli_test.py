@@ -38,6 +38,9 @@ GENERATE = [
     {**SHAPES, **sized(304), "input_image": PICTURE, **AWAY},
     {**SHAPES, **sized(304), "input_image": PICTURE, "dtype": "bfloat16", **TILES},
     {**CLIPS, **sized(96, 64), "num_frames": 9, "dtype": "bfloat16", **AWAY},
+    {**CLIPS, **sized(64), "num_frames": 9},
+    {**CLIPS, **sized(96), "num_frames": 17},
+    {**SHAPES, **sized(256), "storage": "dit=fp8"},
 ]
 TRAIN = [
     {**SHAPES, **sized(496), **FULL, **AGAIN, "dtype": "bfloat16"},
