@@ -46,12 +46,17 @@ struct Layers {
   std::vector<std::string> notes;
 };
 
-// The folder of the run that a saved state belongs to; empty when it lies alone.
+// The folder of the run that a saved state belongs to, relative where the state's folder is; empty
+// when it lies alone.
 std::string run_of(const run::SavedState& saved_state) {
-  const fs::path folder = fs::absolute(saved_state.folder).lexically_normal();
-  const fs::path parent =
-      folder.has_filename() ? folder.parent_path() : folder.parent_path().parent_path();
-  return parent.filename() == "checkpoints" ? parent.parent_path().string() : "";
+  const fs::path said = saved_state.folder;
+  for (const fs::path& folder : {said.lexically_normal(), fs::absolute(said).lexically_normal()}) {
+    const fs::path parent =
+        folder.has_filename() ? folder.parent_path() : folder.parent_path().parent_path();
+    if (parent.filename() == "checkpoints" && parent.has_parent_path())
+      return parent.parent_path().string();
+  }
+  return "";
 }
 
 // Values of a run's config.toml. The run stays in its folder, which may have been moved, and what
@@ -62,12 +67,15 @@ std::vector<GivenValue> values_of(const std::string& text, const std::string& fi
   std::vector<GivenValue> values = parse_config_text(text, file, command, problems);
   const GivenValue* const found = find_value(values, "output_path");
   std::error_code failure;
-  if (found == nullptr || folder.empty() || fs::equivalent(folder, found->text, failure))
-    return values;
+  if (found == nullptr || folder.empty()) return values;
   const std::string old = found->text;
+  const bool has_moved = !fs::equivalent(folder, old, failure);
+  const bool is_same_path = fs::absolute(folder).lexically_normal() == old;
   for (GivenValue& value : values) {
-    if (value.name == "output_path") value.text = folder;
-    if (is_path(*flags::find_flag(command, value.name)) && value.text.starts_with(old + "/"))
+    // Messages name the folder as the user does.
+    if (value.name == "output_path" && (has_moved || is_same_path)) value.text = folder;
+    if (has_moved && is_path(*flags::find_flag(command, value.name)) &&
+        value.text.starts_with(old + "/"))
       value.text.replace(0, old.size(), folder);
   }
   return values;
