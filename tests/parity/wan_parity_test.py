@@ -296,6 +296,23 @@ class WanPipelineTest(unittest.TestCase):
             self.ours(latents, num_inference_steps=2, negative_prompt=""),
             self.reference(latents, num_inference_steps=2, negative_prompt=PUBLISHED_NEGATIVE))
 
+    def test_clips_in_bfloat16_are_as_exact_as_those_of_diffusers(self):
+        """Over several clips, since one alone lies anywhere between 0.7 and 1.4 times the other's error."""
+        parts = {name: type(module).from_pretrained(self.models.model / name, torch_dtype=torch.bfloat16)
+                 for name, module in (("transformer", self.models.transformer),
+                                      ("text_encoder", self.models.text_encoder))}
+        half = self.models.make_pipeline(type(self.pipeline), **parts)
+        errors = np.zeros(2)
+        for seed in range(8):
+            latents = wan_checks.noise(9, 32, 48, seed=500 + seed)
+            exact = self.reference(latents, num_inference_steps=2)
+            ours = self.ours(latents, num_inference_steps=2, dtype="bfloat16,vae=float32")
+            theirs = half(PROMPT, NEGATIVE, height=32, width=48, num_frames=9, latents=latents,
+                          num_inference_steps=2, output_type="np").frames[0]
+            errors += [wan_checks.difference(got, exact) for got in (ours, wan_models.rounded(theirs))]
+        compare.record("wan, clips in bfloat16, error of ours by theirs", errors[0] / errors[1])
+        self.assertLess(errors[0], 1.15 * errors[1])
+
     def test_dpm_solver_has_its_levels_in_diffusers(self):
         latents = wan_checks.noise(5, 32, 48, seed=48)
         flow = dict(prediction_type="flow_prediction", use_flow_sigmas=True)

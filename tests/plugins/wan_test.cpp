@@ -308,6 +308,38 @@ TEST_CASE("A text encoder that sees what stands before alone is refused", "[dete
   CHECK(error.message().find("\"is_decoder\"") != std::string::npos);
 }
 
+TEST_CASE("An image encoder whose config does not say its activation is refused", "[detect]") {
+  const Keys keys = read_keys("clip_vision.txt");
+  TensorIndex::Config config = {{"num_attention_heads", int64_t{16}}};
+  const Error error = test::error_of([&] { detected(index_of(keys, "", config)); });
+  CHECK(error.message().find("hidden_act") != std::string::npos);
+  config["hidden_act"] = "gelu";
+  CHECK(detected(index_of(keys, "", config)).component == "image_encoder");
+  config["hidden_act"] = "quick_gelu";
+  CHECK(test::error_of([&] { detected(index_of(keys, "", config)); }).tag() == "CONFIG_FIELD");
+}
+
+TEST_CASE("A scheduler that leaves out what flows need is refused", "[detect]") {
+  const Keys keys = read_keys("wan_t2v_1_3b.txt");
+  const auto message = [&](const TensorIndex::Config& config) {
+    return test::error_of([&] { detected(index_of(keys, "", config)); }).message();
+  };
+  TensorIndex::Config config = {{"scheduler._class_name", "UniPCMultistepScheduler"},
+                                {"scheduler.flow_shift", 3.0}};
+  CHECK(message(config).find("no prediction_type in its scheduler_config.json") !=
+        std::string::npos);
+  config["scheduler.prediction_type"] = "flow_prediction";
+  CHECK(message(config).find("no use_flow_sigmas") != std::string::npos);
+  config["scheduler.use_flow_sigmas"] = true;
+  CHECK(detected(index_of(keys, "", config)).component == "dit");
+  CHECK(detected(index_of(keys, "",
+                          {{"scheduler._class_name", "FlowMatchEulerDiscreteScheduler"},
+                           {"scheduler.shift", 3.0}}))
+            .component == "dit");
+  config["model_index.expand_timesteps"] = true;
+  CHECK(message(config).find("\"model_index.expand_timesteps\" is true") != std::string::npos);
+}
+
 TEST_CASE("Experts are told by their paths, else by their order", "[detect]") {
   using Told = std::vector<std::string>;
   const Told text = {"dit wan2.2-t2v-a14b 0.875..1", "dit2 wan2.2-t2v-a14b 0..0.875"};
