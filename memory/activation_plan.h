@@ -65,7 +65,7 @@ struct ActivationPlan {
 // `available`: bytes that the device has left, of kAuto. Of equal runs, late ones keep more.
 // Outputs that no gradient reads are skipped.
 //
-// The same outputs of one kind of runs are offloaded in as many runs as the host has room for,
+// Equal outputs of one kind of runs are offloaded in as many runs as the host has room for,
 // spread evenly, the last two of the pass left out. They fit into the time of one forward pass of
 // the block; a backward pass takes longer, so they are back in time too. Which they are is found by
 // trying: all sets when kMostPlanSteps allow it, and otherwise the most promising ones.

@@ -72,7 +72,7 @@ class BlockStream : public std::enable_shared_from_this<BlockStream> {
   void come(int64_t room = INT64_MAX);
   // Whether a block has no slot to come to, for having given way.
   bool has_left(int64_t block);
-  // Of all slots, and of those that are there.
+  // Bytes of all slots, and of those that are there.
   std::pair<int64_t, int64_t> slot_bytes() const;
 
   // The block is on the device until the result is let go, for what this thread computes. The

@@ -45,7 +45,7 @@ double outputs_of(const Convolution& made) {
   return static_cast<double>(c10::multiply_integers(output_of(made)));
 }
 
-// The same with an output of `side` along an axis, where it is larger.
+// A convolution with an output of `side` along an axis, where it is larger.
 Convolution cut(Convolution made, size_t axis, int64_t side) {
   if (output_side(made, axis) > side)
     made.x[axis + 2] =

@@ -48,8 +48,8 @@ double measured_flops(at::Device device, at::ScalarType dtype) {
   return 2.0 * static_cast<double>(n * n * n) / shortest([&] { return at::mm(a, a); });
 }
 
-// Of heads of 128 in 16 bits, forward and backward together, by the kernel that such a GPU takes by
-// default: what was published of cuDNN and of flash on an H100.
+// Rates for heads of 128 in 16 bits, forward and backward together, by the kernel that such a GPU
+// takes by default: what was published of cuDNN and of flash on an H100.
 double hopper_attention_flops() {
   const ops::AttentionKernel kernel =
       ops::attention_kernel({.capability = 90, .dtype = at::kBFloat16, .head_dim = 128});

@@ -25,7 +25,7 @@ constexpr std::array<ProvenGraphs, 0> kProven = {};
 // in one call and with each alone.
 constexpr size_t kMostForms = 16;
 
-// Of memory that LibTorch gives, at least. Products choose their kernels by up to 256.
+// Alignment of memory that LibTorch gives, at least. Products choose their kernels by up to 256.
 int64_t alignment_of(const Tensor& t) {
   return t.is_cpu() ? 64 : 256;
 }

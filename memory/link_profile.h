@@ -14,7 +14,7 @@ struct LinkProfile {
   // From one rank to the next one: what the first byte waits for, and the rate of those behind it,
   // in one direction.
   double local_latency_seconds = 0.0, local_bytes_per_second = 0.0;
-  // The same from machine to machine, at the rate of all network cards of a machine together; a
+  // Rates from machine to machine, at the rate of all network cards of a machine together; a
   // rate of 0: not known, as of a profile that was measured on one machine.
   double remote_latency_seconds = 0.0, remote_bytes_per_second = 0.0;
 };
@@ -22,7 +22,7 @@ struct LinkProfile {
 // Ranks that exchange something. Machines are filled one after the other.
 struct RankGroup {
   int64_t size = 1;
-  // Of the ranks of a machine, how many are in this group; the others are in groups beside it,
+  // How many of the ranks of a machine are in this group; the others are in groups beside it,
   // which share the machine's cards.
   int64_t per_machine = 1;
 };

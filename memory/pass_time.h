@@ -26,14 +26,14 @@ struct TimedStep {
 // What comes to the device for the steps of a pass.
 struct Arrivals {
   std::vector<int64_t> copies = {};  // picoseconds of each block; 0: it is there
-  // The same of those that come once in a pass and stay; empty: none does. Each comes as soon as
+  // Times of those that come once in a pass and stay; empty: none does. Each comes as soon as
   // one of the pass before has run for the last time.
   std::vector<int64_t> comes = {};
   int64_t slots = 0;
   bool are_from_ranks = false;  // on the line on which ranks send; copies have one of their own
 };
 
-// Of one of many passes, which begins when the one before has ended.
+// The time of one of many passes, which begins when the one before has ended.
 //
 // Copies run one after another, each as soon as a slot is free. So does what ranks send: first
 // what steps await, then what steps send, as soon as they have run; a pass ends when all of that

@@ -265,7 +265,7 @@ class PlanSearch {
     return share == strategy.shares.end() ? 1.0 : share->second;
   }
 
-  // Of all repeats: the first one awaits, the last ones send.
+  // The time of all repeats: the first one awaits, the last ones send.
   static int64_t all_repeats(const std::vector<TimedStep>& order, const Arrivals& arrivals,
                              double share, const Strategy& strategy) {
     const bool awaits =
@@ -290,7 +290,7 @@ class PlanSearch {
     return whole(time);
   }
 
-  // The same if no rank had to wait for another one.
+  // The time if no rank had to wait for another one.
   static int64_t without_exchanges(std::vector<TimedStep> order, Arrivals arrivals, double share,
                                    const Strategy& strategy) {
     for (TimedStep& step : order) step.awaits = step.sends = 0;
@@ -298,8 +298,8 @@ class PlanSearch {
     return all_repeats(order, arrivals, share, strategy);
   }
 
-  // Of a mean pass, of which the component runs in `share`. Before a pass that it runs in comes one
-  // of another component in as many as it does not run in.
+  // The time of a mean pass, of which the component runs in `share`. Before a pass that it runs in
+  // comes one of another component in as many as it does not run in.
   static double passed_time(const std::vector<TimedStep>& order, const Arrivals& arrivals,
                             double share) {
     Arrivals alone = arrivals;

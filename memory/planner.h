@@ -57,12 +57,12 @@ struct Strategy {
   bool needs_all_blocks = false;  // nothing streams: a plain backward pass needs the weights
   // Seconds of each block of a component that runs in this phase.
   std::map<std::string, std::vector<double>> forward = {};
-  // The same in the backward pass, with recomputation; empty: there is no backward pass.
+  // Seconds in the backward pass, with recomputation; empty: there is no backward pass.
   std::map<std::string, std::vector<double>> backward = {};
   // Seconds in which what the backward pass of each block leaves is sent to other ranks, behind
   // that block and in front of parts of blocks that could not come earlier; absent: nothing is.
   std::map<std::string, std::vector<double>> sends = {};
-  // Of `repeats`, those that send: the last ones. They end when everything has been sent.
+  // Repeats that send: the last ones. They end when everything has been sent.
   double sending_repeats = 0.0;
   // Seconds in which what each block needs in its first forward pass comes from other ranks, one
   // block behind the other from the beginning of the first of `repeats` on; absent: it is there.

@@ -74,7 +74,7 @@ class RecomputeRunner final : public BlockRunner {
   // trains a tensor that is not one of its weights or adapters.
   Tensors run(Block& block, const Tensors& inputs) override;
 
-  // The same with this plan. Fills in `costs` unless it is null: what the forward pass costs now,
+  // Runs with this plan. Fills in `costs` unless it is null: what the forward pass costs now,
   // bytes in the backward pass, which has to come for them to be known. A measured run keeps
   // nothing, and waits for the device before and after each operator. The first backward pass also
   // finds the operators whose values no gradient reads: with NaN and with very large values in

@@ -344,7 +344,7 @@ void Residency::Impl::rest_shared(SharedBlock shared, Block& block, size_t deman
   }
 }
 
-// Of a block that was loaded, this process's part stays and nothing else.
+// This process's part of a block that was loaded stays, and nothing else.
 void Residency::Impl::keep_part(Streamed& whole, TransferDevice& transfer) {
   const int64_t bytes = part_bytes(whole.layout.bytes(), peers->size());
   if (whole.place != Place::kDevice) {

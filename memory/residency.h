@@ -23,7 +23,7 @@ enum class Place {
 
 class BlockStream;
 
-// Of the components that share one, those of a single one have blocks on the device: when a block
+// Among components that share one, a single one has blocks on the device: when a block
 // of another one is wanted, they leave. What is held then leaves when it is let go. Together they
 // never have more than the largest of them has alone.
 class Turns {
@@ -58,7 +58,7 @@ struct ResidencyPlan {
   // nobody writes to them. Not where they are divided.
   SharedPlace shared = {};
 
-  // Of the component's blocks those for which that is so, and null for the others.
+  // The component's blocks for which that is so, and null for the others.
   std::vector<Block*> shared_of(std::vector<Block*> all) const;
 };
 
@@ -105,22 +105,22 @@ class Residency {
   // than there are slots.
   std::shared_ptr<void> hold(const Block& block);
 
-  // Of a plain weight of a divided block, which is contiguous there, what lies in one process's
+  // What of a plain weight of a divided block, which is contiguous there, lies in one process's
   // part: numbers that follow each other, counted flat. There may be none.
   struct Extent {
     int64_t begin = 0, count = 0;
   };
   Extent extent(const Weight& weight, int64_t part) const;
-  // Those of this process, where they rest, for whoever trains them: [count]. What is written into
-  // it by what this thread has queued for computing is drawn after the next refresh() of its block,
-  // to which all processes come.
+  // Numbers of this process, where they rest, for whoever trains them: [count]. What is written
+  // into it by what this thread has queued for computing is drawn after the next refresh() of its
+  // block, to which all processes come.
   at::Tensor own_numbers(const Weight& weight) const;
   bool keeps_on_host(const Weight& weight) const;  // them
 
   // The host's value of a plain weight of a block that is not on the device, for whoever trains it
   // there. What is written into it is drawn after the next refresh() of its block.
   at::Tensor host_value(const Weight& weight) const;
-  // Of components that take turns, this one's is the next: see Turns::expect().
+  // Among components that take turns, this one's is the next: see Turns::expect().
   void expect();
 
   // Forgets copies of the block that are on the device or on their way. It is not held.

@@ -16,7 +16,7 @@ class SharedSlabs : public std::enable_shared_from_this<SharedSlabs> {
  public:
   // Null where the system has no such memory.
   static std::shared_ptr<SharedSlabs> make();
-  // That of another process, whose descriptor() is given; null where it cannot be opened.
+  // Slabs of another process, whose descriptor() is given; null where it cannot be opened.
   static std::shared_ptr<SharedSlabs> open(int64_t process, int descriptor);
   ~SharedSlabs();
   SharedSlabs(const SharedSlabs&) = delete;

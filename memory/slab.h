@@ -22,7 +22,7 @@ struct SlabPiece {
   at::Tensor in(const at::Tensor& slab, std::shared_ptr<void> held = nullptr) const;
   // Copies `value`, which the piece was made for, into `slab` on the host.
   void fill(const at::Tensor& slab, const at::Tensor& value) const;
-  // The same with the part of a slab on the host that begins at byte `begin`: copies what of
+  // Fills the part of a slab on the host that begins at byte `begin`: copies what of
   // `value`, which is on the host, lies there, and reads nothing else of it.
   void fill_part(const at::Tensor& part, int64_t begin, const at::Tensor& value) const;
 };

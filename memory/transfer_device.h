@@ -49,7 +49,7 @@ class TransferDevice {
   // Throw Error{kOutOfMemory}.
   virtual at::Tensor device_memory(int64_t bytes) = 0;
   virtual at::Tensor host_memory(int64_t bytes) = 0;
-  // The same of host memory that is there already, shared with other processes, and is kept until
+  // Pins host memory that is there already, shared with other processes, and is kept until
   // the tensor goes.
   virtual at::Tensor pin(std::shared_ptr<void> memory, int64_t bytes) = 0;
 
@@ -95,7 +95,7 @@ class VirtualClock {
 // and copies take as long as their bytes at a rate.
 struct SimulatedDeviceOptions {
   int64_t capacity = INT64_MAX;  // bytes; one device with a limit lives at a time
-  // Of each direction, and of exchanges; 0: as fast as memory.
+  // The rate of each direction, and of exchanges; 0: as fast as memory.
   double bytes_per_second = 0.0;
   bool poison = false;  // memory is NaN until a copy into it is done
   // Where the time of copies passes, and that of waiting for them; null: on the wall.

@@ -17,7 +17,7 @@ namespace atelier::cli {
 const plugins::Plugin* choose_generate_family(std::span<const std::string> arguments,
                                               report::Problems& problems);
 
-// The same of what the command line, --config or the resumed run of atelier train say.
+// Does so for what the command line, --config or the resumed run of atelier train say.
 const plugins::Plugin* choose_train_family(std::span<const std::string> arguments,
                                            report::Problems& problems);
 

@@ -149,7 +149,7 @@ void run_stdin(generate::JobRunner& runner, PreparedGeneration& prepared,
   if (StopSignals::is_requested()) throw Error(ErrorCode::kCancelled, "stopped by the user");
 }
 
-// Those that this process makes: teams take the jobs of a file in turn.
+// Jobs that this process makes: teams take the jobs of a file in turn.
 std::vector<Job> share_of(const std::vector<Job>& jobs, const PictureRanks& ranks) {
   std::vector<Job> share;
   for (size_t i = 0; i < jobs.size(); ++i) {
@@ -247,7 +247,7 @@ int generate_with(Group& world, GenerationRequest request, const GenerateFlags& 
   distributed::Facts facts = facts_of_program();
   facts.emplace_back("the command line", arguments);
   facts.emplace_back("jobs", std::to_string(prepared->request().jobs.size()));
-  // Of which a plan may choose another one on each.
+  // A plan may choose another one on each rank.
   if (is_shared)
     facts.emplace_back("--cfg_batch", prepared->session_options().batches_cfg ? "on" : "off");
   add_model(facts, prepared->model());

@@ -23,7 +23,7 @@ struct PlanOnly {
 int print_plan(const std::optional<plan::Planned>& planned, const std::string& reason,
                const PlanOnly& only);
 
-// The same of a training on several ranks.
+// Prints the plans of a training on several ranks.
 int print_ranks(const plan::PlannedRanks& planned, const PlanOnly& only);
 
 // The commands as `atelier plan` calls them: they check everything, print the plan and end.

@@ -40,7 +40,7 @@ void add_model(distributed::Facts& facts, const model::LoadedModel& model) {
 
 namespace {
 
-// Of what is encoded already; what is wrong with it where it cannot be read.
+// A fingerprint of what is encoded already; what is wrong with it where it cannot be read.
 std::string fingerprint_of_cache(const train::PreparedRun& run) {
   try {
     return train::open_samples(run, run.dataset, run.config.cache_path).fingerprint();

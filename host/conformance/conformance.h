@@ -26,7 +26,7 @@ void check_door(const plugins::Plugin& plugin, const std::function<void(const Fi
 void check_family(const ModelFamily& family, const std::function<void(const Finding&)>& report,
                   at::Device device = at::kCPU);
 
-// The same, as a list.
+// Gives the findings as a list.
 std::vector<Finding> check_family(const ModelFamily& family);
 
 // Removes what suites that were killed left in the folder for temporary files.

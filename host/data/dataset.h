@@ -108,7 +108,7 @@ class Dataset {
   // Items that are no alternatives of others.
   int64_t samples() const;
   const DatasetOptions& options() const { return options_; }
-  // Those that every row has.
+  // Inputs that every row has.
   const std::vector<InputSpec>& inputs() const { return inputs_; }
 
   // The name of the input whose role is InputRole::kTarget.

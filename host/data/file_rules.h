@@ -19,7 +19,7 @@ namespace atelier::data {
 // Gives rows their sizes and frames. Not thread-safe.
 class FileRules {
  public:
-  // Of rows of `files`; all outlive the rules.
+  // Rules for the rows of `files`; all outlive the rules.
   FileRules(const DatasetOptions& options, const Columns& columns, const SizeRule& sizes,
             const LatentSpec& spec, const ImageFiles& files, Findings& problems, Findings& odd);
 

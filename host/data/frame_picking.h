@@ -33,7 +33,7 @@ struct ClipOptions {
   bool keep_frame_rate = false;      // frames as they are, at whatever rate they are shown
   std::optional<double> source_fps;  // the rate of all clips, whatever their files say
 
-  // Of the model, see MediaDefaults. A rate of 0 keeps every clip's own.
+  // The model's own, see MediaDefaults. A rate of 0 keeps every clip's own.
   double model_fps = 0.0;
   int64_t model_frames = 1;
   uint64_t seed = 0;  // of kRandom

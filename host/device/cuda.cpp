@@ -52,7 +52,7 @@ struct Backend {
   LimitMemory limit_memory = nullptr;
 };
 
-// Of the library once it is open.
+// The library's functions, once it is open.
 Backend& backend() {
   static Backend instance;
   return instance;

@@ -46,7 +46,7 @@ class BlockGradients {
   // Drops all sums. Nothing is under way.
   void clear();
 
-  // Of this rank's parts of sums, and of blocks whose gradients are whole, now.
+  // Bytes of this rank's parts of sums, and of blocks whose gradients are whole, now.
   int64_t sum_bytes() const;
   int64_t bytes_under_way() const;
 

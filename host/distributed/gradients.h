@@ -17,7 +17,7 @@
 
 namespace atelier::distributed {
 
-// Of gradients, and of moved values that come back: at most, at one time.
+// Buckets of gradients, or of moved values that come back, at one time, at most.
 inline constexpr size_t kBucketsUnderWay = 4;
 
 // The gradient of each leaf becomes the sum over the ranks, with the same bits on all of them. One
@@ -58,7 +58,7 @@ class GradientSums {
   // The step does not come to its end. Does nothing where none is open.
   void give_up();
 
-  // Of buckets that are on their way now.
+  // Bytes of the buckets that are on their way now.
   int64_t bytes_under_way() const;
 
  protected:
@@ -113,7 +113,7 @@ class GradientSums {
   const Sends sends_;
   std::map<std::string, std::vector<char>> expected_by_;  // kind of step
 
-  // Of the step that is open; the vectors are by place.
+  // The step that is open; the vectors are by place.
   bool is_open_ = false, is_sending_ = false;
   int64_t passes_left_ = 0;  // that send
   std::string kind_;
@@ -127,7 +127,7 @@ class GradientSums {
   double loss_ = 0.0;               // the sum
 };
 
-// Of each sum this rank keeps its part alone: see FlatLayout. The leaves have no gradients
+// This rank keeps its part of each sum alone: see FlatLayout. The leaves have no gradients
 // afterwards.
 class ShardedGradients final : public GradientSums {
  public:
@@ -147,7 +147,7 @@ class ShardedGradients final : public GradientSums {
   // gradient.
   at::Tensor piece(size_t place) const;
 
-  // Of the parts of sums that this rank has now.
+  // Bytes of the parts of sums that this rank has now.
   int64_t sum_bytes() const;
 
  private:

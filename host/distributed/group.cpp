@@ -267,7 +267,7 @@ bool Group::sends(at::Device device) const {
   return device.is_cpu() || (device.is_cuda() && state_->nccl != nullptr);
 }
 
-// Of one rank, what is exchanged is there.
+// One rank alone has all that would be exchanged.
 bool Group::exchanges() const {
   return !ranks().is_alone() || state_->run->options.even_alone;
 }

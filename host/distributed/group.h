@@ -40,8 +40,8 @@ class Ticket {
 
 struct GroupOptions {
   std::chrono::milliseconds meeting = std::chrono::minutes(5);  // until all ranks have come
-  // That one exchange may take; 0: as long as 20 steps and a minute at least, and before the first
-  // step has ended as long as the meeting.
+  // Time that one exchange may take; 0: as long as 20 steps and a minute at least, and before the
+  // first step has ended as long as the meeting.
   std::chrono::milliseconds exchange{0};
   // This rank's GPU, whose tensors NCCL sends; nullopt: Gloo alone sends.
   std::optional<int> gpu = std::nullopt;
@@ -95,7 +95,7 @@ class Group {
   // say(), set_place(), begin_step(), give_up() and part(), which hold for the smaller ones, too.
   std::shared_ptr<Group> among(const std::vector<std::vector<int>>& groups,
                                const std::string& name);
-  // The same of groups of `size` ranks that follow each other; size() is a multiple.
+  // Groups of `size` ranks that follow each other; size() is a multiple.
   std::shared_ptr<Group> neighbours(int size, const std::string& name);
 
   // Opens what sends tensors of this rank's GPU, where the options name one; they have to be
@@ -116,7 +116,7 @@ class Group {
   Ticket broadcast(const at::Tensor& value, int root);
   // `whole` becomes the parts of all ranks, one after the other: size() times as many elements.
   Ticket all_gather(const at::Tensor& whole, const at::Tensor& part);
-  // The same of `what`, which is compared, too: "all-gather of block 3".
+  // Gathers `what`, which is compared, too: "all-gather of block 3".
   Ticket all_gather(const at::Tensor& whole, const at::Tensor& part, const std::string& what);
   // `part` becomes this rank's part of the sum of all ranks' `whole`, which in host memory are
   // added in the order of the ranks.
@@ -133,7 +133,7 @@ class Group {
   // Returns when all ranks have made the same exchanges so far, and throws on all where they have
   // not: before anything is done with what came.
   void compare();
-  // The same of what ranks have told each other otherwise: made() of every rank of the run, in
+  // Compares what ranks have told each other otherwise: made() of every rank of the run, in
   // rows.
   void compare(const at::Tensor& made_by_rank);
   // How many exchanges this rank has made so far, and a hash of them in two halves.

@@ -30,10 +30,10 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kPeerLostCode = 6;
 constexpr int kStoppedCode = 75;  // of a process that was asked to stop, and has saved its state
-// That others have after one has failed: longer than Peers take to say who is lost and to end a
-// process that is held up.
+// Time that others have after one has failed: longer than Peers take to say who is lost and to end
+// a process that is held up.
 constexpr auto kGrace = std::chrono::seconds(4);
-// The same after one has left because of a signal that the others may not have got: as a rule all
+// Time after one has left because of a signal that the others may not have got: as a rule all
 // of them have agreed on it and are about to end.
 constexpr auto kStopGrace = std::chrono::seconds(30);
 constexpr auto kChildrenLook = std::chrono::milliseconds(200);

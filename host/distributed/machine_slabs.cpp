@@ -11,7 +11,7 @@ namespace atelier::distributed {
 
 namespace {
 
-// Of a rank: where processes see each other by number, this one's, and its descriptor.
+// What a rank tells: where processes see each other by number, this one's, and its descriptor.
 struct SlabPlace {
   std::string space;
   int64_t process = 0;

@@ -101,9 +101,9 @@ struct Peers::Shared {
   StorePtr store;    // of the main thread, which may wait there
   StorePtr watched;  // of the thread, which never waits
 
-  // Of the next rank, where it is a process of this machine; null: it is not.
+  // The next rank, where it is a process of this machine; null: it is not.
   std::unique_ptr<WatchedProcess> next_process;
-  // Of the thread: how often it has looked, and what the next rank has shown.
+  // What the thread counts: how often it has looked, and what the next rank has shown.
   int64_t looks = 0, shown = 0;
   int missed = 0, most_missed = kMissedSigns;
   std::atomic<int> silence = 0;          // how often guard() has looked since the thread did
@@ -288,7 +288,7 @@ void Peers::Shared::call_roll(bool is_first) {
   while (!is_over() && Clock::now() < end) std::this_thread::sleep_for(milliseconds(50));
 }
 
-// Of a failure whose reason is none of the ranks that answer.
+// Explains a failure whose reason is none of the ranks that answer.
 Verdict Peers::Shared::explain(const std::string& reason) {
   std::vector<std::string> histories(hosts.size());
   std::vector<int> silent;

@@ -44,7 +44,7 @@ class Peers {
   // What this rank exchanges next: "step 5, all-reduce of 1000 Float". All ranks of `group` note
   // the same; the one of all ranks has no name.
   void note(std::string_view exchange, const std::string& group = {});
-  // Of all that was noted for `group`: how many exchanges, and a hash of them.
+  // What was noted for `group`: how many exchanges, and a hash of them.
   std::pair<int64_t, uint64_t> noted(const std::string& group = {}) const;
 
   // What every rank says, by rank. Waits for all as long as they live.

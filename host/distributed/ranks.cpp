@@ -216,7 +216,7 @@ void refuse_tasks_without_srun(const Variables& variables) {
               "srun atelier …, or unset SLURM_NTASKS for a process that works alone");
 }
 
-// Of what brackets hold: "003" of "003-005,9".
+// The first number in brackets: "003" of "003-005,9".
 std::string first_number(std::string_view inside) {
   return std::string(inside.substr(0, inside.find_first_of(",-")));
 }

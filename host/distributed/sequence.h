@@ -24,7 +24,7 @@ class Sequence final : public SequenceGroup {
   std::shared_ptr<Group> group_;
 };
 
-// Of all ranks of `world`, each `size` neighbours are a sequence. All ranks call it. Null where a
+// Each `size` neighbours of `world` become a sequence. All ranks call it. Null where a
 // sequence is one rank.
 std::shared_ptr<SequenceGroup> make_sequence(Group& world, int size);
 

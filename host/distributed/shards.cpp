@@ -81,7 +81,7 @@ ShardGroups ShardGroups::make(Group& world, int size) {
           .replicas = world.size() > size ? world.among(replicas, "replicas") : nullptr};
 }
 
-// Of the parts that are there several times, those of the first group are added.
+// Parts that are there several times are added once: those of the first group.
 void ShardGroups::add_up(Group& world, at::Tensor& value) const {
   if (replicas && !replicas->is_first()) value.zero_();
   exchange_through_host(world, value,

@@ -22,8 +22,8 @@ struct TensorPlace {
   int file = 0;        // of Checkpoint::files()
   uint64_t begin = 0;  // from the start of the file
   uint64_t bytes = 0;
-  // Of elements, in elements, where they do not lie in order; their bytes may be the other way
-  // round, too. Such tensors are read whole, and no part of them by itself.
+  // Steps between elements, in elements, where they do not lie in order; their bytes may be the
+  // other way round, too. Such tensors are read whole, and no part of them by itself.
   std::vector<int64_t> strides = {};
   bool is_big_endian = false;
 
@@ -59,9 +59,9 @@ class Checkpoint {
     return open(CheckpointFiles{std::move(name), std::move(files)});
   }
 
-  // The same files, as if they held only the tensors that `holds` says yes to.
+  // These files, as if they held only the tensors that `holds` says yes to.
   Checkpoint only(const std::function<bool(std::string_view tensor)>& holds) const;
-  // The same files with the config of `other`.
+  // These files with the config of `other`.
   Checkpoint with_config_of(const Checkpoint& other) const;
 
   const std::string& name() const { return name_; }

@@ -21,8 +21,8 @@ struct FileStamp {
   int64_t modified_ns = 0;  // since 1970
 };
 
-// Of a folder: the bytes of all files directly in it, and the latest time of any of them and of
-// itself. nullopt when there is neither file nor folder.
+// What a folder has: the bytes of all files directly in it, and the latest time of any of them and
+// of itself. nullopt when there is neither file nor folder.
 std::optional<FileStamp> stamp_of(const std::string& path);
 
 }  // namespace atelier::files

@@ -41,7 +41,7 @@ struct CompatFlag {
 // null: there is none of that name and of these origins.
 const CompatFlag* find_compat_flag(std::string_view name, unsigned origins);
 
-// Those of these origins as a command answers them one by one.
+// Flags of these origins as a command answers them one by one.
 std::vector<OtherFlag> compat_answers(unsigned origins);
 
 // A flag of kStudio as a command takes it.

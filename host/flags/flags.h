@@ -117,7 +117,7 @@ class ParsedFlags {
 // values with the nearest known one, values that do not parse, required flags that are missing.
 ParsedFlags parse_flags(const CommandSpec& command, std::span<const std::string> arguments);
 
-// The same with values for flags that the command line leaves out: of those with one name the first
+// Parses with values for flags that the command line leaves out: of those with one name the first
 // counts. Mistakes become problems, and a flag whose value is wrong keeps its preset. The values'
 // names are flags of the command.
 ParsedFlags parse_flags(const CommandSpec& command, std::span<const std::string> arguments,

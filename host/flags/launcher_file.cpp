@@ -469,7 +469,7 @@ void Reader::read_enabled(const std::string& place, const std::string& word, con
   read_precision(place, word);
 }
 
-// Of the two settings, which say the same, that of FSDP's first version holds where it is given.
+// Two settings say the same; that of FSDP's first version holds where it is given.
 void Reader::read_sharding(const std::string& place, std::string_view name, const json& value) {
   const Strategy* const strategy = find_strategy(value);
   if (strategy == nullptr)

@@ -25,7 +25,7 @@ struct LauncherFile {
 // and the setting.
 LauncherFile read_launcher_file(const std::string& path, report::Problems& problems);
 
-// The same of a launcher's command line. `words`: flags for which is_launcher_word() holds, names
+// Reads a launcher's command line. `words`: flags for which is_launcher_word() holds, names
 // with underscores and without dashes, with their values, empty of those that stand alone.
 LauncherFile read_launcher_words(std::span<const std::pair<std::string, std::string>> words,
                                  report::Problems& problems);

@@ -77,12 +77,12 @@ struct Request {
   std::optional<Tiling> tiling;  // of the VAE
 };
 
-// Of `denoisers`, the one that makes the step of that number, from 0: that of the level which it is
+// The one of `denoisers` that makes the step of that number, from 0: that of the level which it is
 // told.
 const model::RangedDenoiser& denoiser_of(const Request& request,
                                          std::span<const model::RangedDenoiser> denoisers,
                                          int64_t step);
-// Of such a step: how far guidance goes, and whether it is made with any.
+// What such a step has: how far guidance goes, and whether it is made with any.
 double cfg_scale_at(const Request& request, const model::Stages& stages, int64_t step);
 bool is_guided(const Request& request, const model::Stages& stages, int64_t step);
 

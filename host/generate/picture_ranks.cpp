@@ -29,7 +29,7 @@ PictureRanks form_teams(distributed::Group& world, const PictureShares& shares) 
 
 namespace {
 
-// Of processes that share no picture.
+// Checks processes that share no picture.
 void check_processes(const distributed::Ranks& ranks, bool has_jobs, bool from_stdin,
                      report::Problems& problems) {
   if (ranks.is_alone() || has_jobs) return;

@@ -22,7 +22,7 @@ struct PictureShares {
   int size() const { return (cfg_parallel ? 2 : 1) * sequence; }
 };
 
-// Of the processes of a run, those that make the same pictures as this one. They do the same, but
+// The processes of a run that make the same pictures as this one. They do the same, but
 // for what is shared out, and the first of them writes.
 struct PictureRanks {
   int64_t team = 0, teams = 1;                   // jobs are dealt to teams

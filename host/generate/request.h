@@ -22,7 +22,7 @@ const ScheduleDefaults& schedule_of(const Settings& settings, const ModelFamily&
                                     std::string_view variant);
 // The tokens of a denoiser's sequence for this target, as its schedule counts them.
 int64_t tokens_of(const MediaTarget& target, const LatentSpec& spec);
-// Of the first denoiser, and of one of less noise where that has another.
+// Scales of the first denoiser, and of one of less noise where that has another.
 struct CfgScales {
   double first = 1.0;
   std::optional<double> second = std::nullopt;

@@ -23,7 +23,7 @@ struct Settings {
   std::string negative_prompt;
   // Frames, and pixels; see fill_target() for those that are open.
   std::optional<int64_t> num_frames, height, width;
-  // Of a clip's file, frames per second; nullopt: the model is for no rate, see fill_target().
+  // Frames per second of a clip's file; nullopt: the model is for no rate, see fill_target().
   std::optional<double> fps;
   std::optional<uint64_t> seed;                // drawn at random when absent; image i has seed + i
   std::optional<int64_t> num_inference_steps;  // of the schedule when absent

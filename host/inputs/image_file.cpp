@@ -21,7 +21,7 @@ using files::FileReader;
 constexpr uint64_t kHeadBytes = 65'536;
 // The largest image that can be decoded is smaller, uncompressed at 16 bits.
 constexpr uint64_t kMaxBytes = uint64_t{1} << 30;
-// Of the logarithm of the ratio of two shapes.
+// A tolerance of the logarithm of the ratio of two shapes.
 constexpr double kShapeTolerance = 0.01;
 
 // Fails when the file is too long to be an image.

@@ -31,7 +31,7 @@ ImageFile check_image(const std::string& path, bool decode_all);
 // Whether a mask has the shape of its image; sizes may differ.
 bool has_shape_of(const media::ImageInfo& mask, const media::ImageInfo& image);
 
-// The same of the file of an input of that kind. Of inputs of clips it may be one: a video, an
+// Checks the file of an input of that kind. Of inputs of clips it may be one: a video, an
 // animation, a folder of frames; with `decode_all` every frame is decoded.
 ImageFile check_file(InputKind kind, const std::string& path, bool decode_all);
 

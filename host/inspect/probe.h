@@ -13,7 +13,7 @@ namespace atelier::inspect {
 NamedTensors probe_component(model::LoadedModel& model, const std::string& component,
                              const NamedTensors& inputs);
 
-// The same with the gradients of half the sum of all squared outputs: "grad." before the name of
+// Probes with the gradients of half the sum of all squared outputs: "grad." before the name of
 // each input, and of each published tensor that the glob `trainable` names; empty: none. Throws
 // Error{kInvalidArgument} when it names none.
 NamedTensors probe_gradients(model::LoadedModel& model, const std::string& component,

@@ -22,7 +22,7 @@ using Format = formats::LoraFormat;
 // Throws Error{kInvalidArgument} naming the formats there are.
 Format parse_format(std::string_view name);
 
-// Those names, for a flag.
+// The formats' names, for a flag.
 std::vector<std::string> format_names();
 
 // The addition to one linear layer: alpha / rank * up * down, or alpha / sqrt(rank) with rsLoRA.

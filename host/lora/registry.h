@@ -62,9 +62,9 @@ class Registry {
   // that there are.
   void unload(std::string_view name);
 
-  // Of a LoRA that will be loaded: makes what it adds to the values of `weights`, which are loaded,
-  // a part of these values, for weights that are trained where nothing can be added to them. load()
-  // leaves that out then. Throws as load().
+  // For a LoRA that will be loaded: makes what it adds to the values of `weights`, which are
+  // loaded, a part of these values, for weights that are trained where nothing can be added to
+  // them. load() leaves that out then. Throws as load().
   void merge(const Use& use, const std::set<Weight*>& weights);
 
   // Makes `set` the LoRAs in use, in this order. Throws as load().

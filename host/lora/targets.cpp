@@ -21,7 +21,7 @@ using model::LoadedPart;
 
 namespace {
 
-// Of a layer's tensors, and of a parameter that is no layer's: "blocks.0.modulation".
+// Endings of a layer's tensors, and of a parameter that is no layer's: "blocks.0.modulation".
 constexpr std::string_view kEndings[] = {".weight", ".bias", ""};
 constexpr size_t kShown = 3;  // names in an error
 

@@ -116,7 +116,7 @@ class Targets {
   const Component* find_component(std::string_view name) const;
   // The component that `file` is for, as match() takes it; empty where nothing says it.
   std::string component_of(const LoraFile& file, std::string_view asked) const;
-  // Of several denoisers, the one whose checkpoint a file of that name would be; empty where the
+  // The one of several denoisers whose checkpoint a file of that name would be; empty where the
   // names do not say it.
   std::string denoiser_of(const std::string& path) const;
 

@@ -46,7 +46,7 @@ struct ClipFormat {
   double max_fps;              // above which the format or its players are slower
 };
 
-// That of a file's name; null: it is no clip's.
+// The format of a file's name; null: it is no clip's.
 const ClipFormat* find_clip_format(const std::filesystem::path& path);
 
 // MP4 where it can be written, else WebP.

@@ -7,7 +7,7 @@
 namespace atelier::media {
 namespace {
 
-// Of times that are rounded to milliseconds, what differs by no more is equally near; of exact ones
+// Times that are rounded to milliseconds: what differs by no more is equally near; of exact ones
 // what numbers leave open.
 constexpr double kEquallyNear = 1.5e-3, kExactly = 1e-7;
 // So that 5 s at 16 frames a second are 80 frames, however 5 s are rounded.

@@ -24,7 +24,7 @@ struct FolderFile {
   TensorIndex::Config fields;
 };
 
-// Those that are there. What model_index.json lists as components is left out of its fields. Throws
+// Files that are there. What model_index.json lists as components is left out of its fields. Throws
 // Error{kDataLoss} for what is no JSON object.
 std::vector<FolderFile> folder_files(const files::Checkpoint& component);
 

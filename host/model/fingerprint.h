@@ -11,7 +11,7 @@ namespace atelier::model {
 // the header, the length and 64 blocks of 4 KiB spread over the tensors. Paths and times do not
 // count. Reads about 256 KiB a file. Throws Error{kNotFound}, {kEnvironment} or {kDataLoss}.
 std::string fingerprint(const LoadedPart& part);
-// The same of a component whose weights come from another checkpoint.
+// A fingerprint of a component whose weights come from another checkpoint.
 std::string fingerprint(const Detection& detection, const files::Checkpoint& checkpoint);
 
 // A hash of the files that a tokenizer is read from: `path` is its folder or its tokenizer.json.

@@ -65,7 +65,7 @@ struct LoadRequest {
   // Model::prepare_levels() is called before the denoiser is run: what only levels reach comes to
   // the device then, and not with its block.
   bool prepares_levels = false;
-  // Of several denoisers that will be used, those that are there are enough.
+  // Whether those that are there of several denoisers are enough.
   bool one_denoiser_is_enough = false;
 };
 
@@ -122,7 +122,7 @@ class LoadedModel {
   bool is_streamed(const Weight& weight) const { return places_.contains(&weight); }
   // Whether each of several processes has a part of its blocks, which come from all of them.
   bool is_divided(std::string_view component) const;
-  // Those processes: before such a component is loaded.
+  // Meets those processes: before such a component is loaded.
   void meet(std::shared_ptr<memory::SlabPeers> peers) { peers_ = std::move(peers); }
   // Blocks that rest in host memory are there once for all processes that use `slabs`, but for
   // those of `own`, components that are written to. Before components are loaded. May be null.
@@ -154,7 +154,7 @@ class LoadedModel {
   // Fills the weights of one component; does nothing when they are there. Peak memory is that of
   // the weights. Throws Error{kNotFound} for a component that the model was made without.
   void load_component(std::string_view name, const LoadProgressCallback& progress = {});
-  // The same with the weights of another checkpoint, which take the place of those that are there.
+  // Loads it with the weights of another checkpoint, which take the place of those that are there.
   void load_component_from(std::string_view name, const weights::WeightBinding& binding,
                            const files::Checkpoint& checkpoint,
                            const LoadProgressCallback& progress = {});

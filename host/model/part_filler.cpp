@@ -23,7 +23,7 @@ void fill_weights(LoadedModel& model, std::string_view name, const weights::Weig
   memory::TransferDevice* transfer = model.device().is_cpu() ? nullptr : model.transfer();
   if (!model.device().is_cpu() && transfer == nullptr)
     transfer = (own = memory::make_transfer_device(model.device())).get();
-  // Of an autoencoder most runs use a half.
+  // Most runs use half of an autoencoder.
   weights::load_weights(binding, checkpoint, model.dtype(name), model.device(), progress,
                         model.weight_storage(name),
                         {.places = places,

@@ -31,7 +31,7 @@ class PartFiller {
   using Wanted = std::function<bool(const Weight* weight)>;
   void fill(const Wanted& is_wanted);
 
-  // Of the blocks that come while a residency is made.
+  // Loads the blocks that come while a residency is made.
   memory::BlockLoading loading();
 
  private:

@@ -30,7 +30,7 @@ struct Placement {
   bool offload_others = false;
   // Blocks that stay on the device all the same, by component.
   std::map<std::string, int64_t, std::less<>> resident_blocks = {};
-  // The same for the denoisers, whatever the family calls them.
+  // Blocks of the denoisers, whatever the family calls them.
   std::optional<int64_t> resident_denoiser_blocks = std::nullopt;
   int64_t prefetch = 2;  // see memory::ResidencyPlan
   // Several denoisers are loaded and run one after the other: of those that are offloaded the

@@ -76,7 +76,7 @@ bool owns(const Detection& part, std::string_view tensor) {
 
 namespace {
 
-// Of several patterns that fit a checkpoint the last one counts.
+// The last one of several patterns that fit a checkpoint counts.
 DetectHint hint_of(const files::Checkpoint& checkpoint, const DetectHints& hints) {
   DetectHint hint;
   for (const auto& [pattern, said] : hints) {

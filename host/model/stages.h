@@ -25,7 +25,7 @@ struct RangedDenoiser {
 // Worked out once for a model, from the tables of its family and the parts that there are.
 struct Stages {
   std::string variant;  // of the denoisers; without any what a hint says; empty: unknown
-  // Those that the model was made with, tokenizers included.
+  // Components that the model was made with, tokenizers included.
   std::vector<ComponentSpec> components;
   std::vector<EncodeStage> encoding;           // of the variant, in the order of the table
   const InputSpec* target_input = nullptr;     // that training makes; null: there is none

@@ -32,7 +32,7 @@ void quantize(const at::Tensor& value, const at::Tensor& keeps, Blockwise& targe
 // As the kernels of devices take it; shares storage.
 ops::MomentCodes moment_codes(const Blockwise& quantized);
 
-// The same with operators of LibTorch, which is what other devices than the CPU do.
+// Both with operators of LibTorch, which is what other devices than the CPU do.
 at::Tensor dequantize_composed(const Blockwise& quantized);
 void quantize_composed(const at::Tensor& value, const at::Tensor& keeps, Blockwise& target);
 

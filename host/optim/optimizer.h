@@ -101,7 +101,7 @@ class Optimizer {
   // state is then as before.
   virtual void load_state(const NamedTensors& state) = 0;
 
-  // Of those values of state() that are pieces: of what a whole parameter has. By name.
+  // Values of state() that are pieces: of what a whole parameter has. By name.
   virtual Pieces pieces() const { return {}; }
 
   // Bytes of state beside the leaves.

@@ -62,13 +62,13 @@ class OptimizerBase : public Optimizer {
   at::Tensor add_part(const Slot& slot, std::string_view what, at::Tensor value, int64_t per = 1);
   // Zeros beside the leaf.
   at::Tensor add_zeros(const Slot& slot, std::string_view what, at::IntArrayRef shape);
-  // The same, one for each of the leaf's numbers.
+  // Adds zeros, one for each of the leaf's numbers.
   at::Tensor add_zeros_like(const Slot& slot, std::string_view what,
                             at::ScalarType dtype = at::kFloat);
 
   // The float32 tensor that a step moves in place: the leaf, its master, or a copy.
   at::Tensor moved_value(const Slot& slot) const;
-  // Of what is rounded at random in this step. There is such a leaf.
+  // The key of what is rounded at random in this step. There is such a leaf.
   RoundingKey rounding_key(const Slot& slot) const;
   // Writes the moved value back to the leaf.
   void store(const Slot& slot, const at::Tensor& value);

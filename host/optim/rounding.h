@@ -25,7 +25,7 @@ std::array<uint32_t, 2> philox_key(const RoundingKey& key);
 // as it is; what is not finite, too.
 void round_stochastically(const at::Tensor& value, const RoundingKey& key, at::Tensor leaf);
 
-// The same on any device, with operators of LibTorch. `generator` is one of that device and is
+// Rounds so on any device, with operators of LibTorch. `generator` is one of that device and is
 // seeded from the key: its bits are others than those above. `value` is overwritten.
 void round_stochastically(at::Tensor value, const RoundingKey& key, at::Generator generator,
                           at::Tensor leaf);

@@ -345,7 +345,7 @@ TrainingBasis training_basis(const LoadedModel& model, const TrainingAsked& aske
 
 namespace {
 
-// The same run with another configuration or model.
+// This run with another configuration or model.
 TrainingBasis with(const TrainingBasis& basis, const train::Config& config,
                    const train::Selection& selection) {
   return {.config = config,

@@ -78,7 +78,7 @@ PlannedResult plan_or_refuse(const SizedRun& sized, const PlanTarget& target,
 // Puts the plan's storages and places into a request.
 void apply_plan(const memory::MemoryPlan& plan, model::LoadRequest& request);
 
-// Those of `components` whose weights could rest in 8 bits and do not: --storage flags, and the
+// What of `components` has weights that could rest in 8 bits and do not: --storage flags, and the
 // run's model opened with them, as alternatives.
 using SizeModel = std::function<SizedRun(model::LoadedModel& model)>;
 std::vector<Alternative> storage_alternatives(model::LoadedModel& model,

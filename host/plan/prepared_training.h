@@ -38,7 +38,7 @@ struct PreparedTraining {
 PreparedTraining prepare_training(TrainingRequest request, progress::Progress& progress,
                                   report::Problems& problems);
 
-// The same for encoding samples ahead of training, which nothing is planned for.
+// Prepares encoding samples ahead of training, which nothing is planned for.
 train::PreparedRun prepare_encoding(TrainingRequest request, progress::Progress& progress,
                                     report::Problems& problems);
 

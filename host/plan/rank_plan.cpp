@@ -116,7 +116,7 @@ class Planning {
             .local_size = static_cast<int>(std::min(count, links_.ranks_per_machine))};
   }
 
-  // Those that `atelier train` takes. Why it takes no others is told.
+  // Modes that `atelier train` takes. Why it takes no others is told.
   std::vector<RankMode> taken(RanksPlan& plan, std::vector<RankMode> modes) const {
     std::erase_if(modes, [&](const RankMode& mode) {
       const std::string reason = refusal(mode);

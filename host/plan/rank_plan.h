@@ -26,8 +26,8 @@ struct RankRow {
   int64_t device_bytes = 0;  // at most; where it does not fit, what it needs at least
   int64_t host_bytes = 0;    // of what the ranks of a machine have together, its share
   int64_t weight_bytes = 0;  // of these on the device, of what is trained or runs in a step
-  // Of a step; only where it fits. exposed_seconds: in which nothing is computed for want of what
-  // other ranks send; copied_seconds: for want of copies from the host.
+  // What a step takes; only where it fits. exposed_seconds: in which nothing is computed for want
+  // of what other ranks send; copied_seconds: for want of copies from the host.
   double sent_bytes = 0.0, exposed_seconds = 0.0, copied_seconds = 0.0, seconds = 0.0;
   double samples_per_second = 0.0;  // of all ranks
 };

@@ -81,8 +81,8 @@ void shard_blocks(memory::PlannedComponent& component, const RankMode& mode,
 
 namespace {
 
-// Of `bytes` of a component, exchanged once behind each of its blocks: as much as the block has of
-// the component's weights. What is outside of blocks goes with the first one.
+// Seconds for `bytes` of a component, exchanged once behind each of its blocks: as much as the
+// block has of the component's weights. What is outside of blocks goes with the first one.
 std::vector<double> block_seconds(const memory::StoredComponent& component, double bytes,
                                   const RankMode& mode, const LinkProfile& links) {
   const auto all = static_cast<double>(

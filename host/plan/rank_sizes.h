@@ -35,7 +35,7 @@ struct HeldBytes {
   double device = 0, host = 0;
   double gradients = 0;  // of these
 };
-// Of these, what one rank holds. Stage 1 shares states, 2 gradients too, 3 values too.
+// What one rank holds of these. Stage 1 shares states, 2 gradients too, 3 values too.
 HeldBytes held_bytes(const RankMode& mode, const TrainedBytes& whole);
 
 // Bytes that one rank sends in a step of `batches` batches. `gathered`: of the blocks' weights that
@@ -69,7 +69,7 @@ void shard_blocks(memory::PlannedComponent& component, const RankMode& mode,
 std::vector<double> sending_seconds(const memory::StoredComponent& component, double gradients,
                                     const RankMode& mode, const memory::LinkProfile& links);
 
-// The same of its moved values in stages 1 and 2, which each block waits for in the next step.
+// Seconds of its moved values in stages 1 and 2, which each block waits for in the next step.
 std::vector<double> awaiting_seconds(const memory::StoredComponent& component, double values,
                                      const RankMode& mode, const memory::LinkProfile& links);
 
@@ -86,7 +86,7 @@ struct SharedAttention {
 };
 // Divides the rows of samples over `mode.sequence` ranks: what they compute and hold.
 void divide_rows(memory::Strategy& strategy, const RankMode& mode);
-// The same, with what they exchange. Where they divide the key heads, these are queries, keys,
+// Divides them with what they exchange. Where they divide the key heads, these are queries, keys,
 // values and outputs around attention, while nothing is computed; otherwise keys and values go
 // around all ranks while those at hand are attended to, and in the backward pass these and their
 // gradients. Returns the seconds of a step in which a rank waits for that; sets what it `sends`.
@@ -98,7 +98,7 @@ double share_rows(memory::Strategy& strategy, const RankMode& mode,
 struct SharedStep {
   TrainedBytes whole = {};
   std::map<std::string, double> gradients_of = {};  // bytes, by component
-  // Of moved values: those that come while the next step runs, by component, and all others.
+  // Moved values: those that come while the next step runs, by component, and all others.
   std::map<std::string, double> awaited_of = {};
   double values_at_end = 0.0;
   SharedAttention attention = {};

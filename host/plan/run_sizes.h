@@ -84,7 +84,7 @@ SizedRun size_generation(model::LoadedModel& model, const GenerationBasis& gener
                          const PlanBasis& basis);
 SizedRun size_training(model::LoadedModel& model, const TrainingBasis& training,
                        const PlanBasis& basis);
-// The same on several ranks, for each mode; their `on_host` stands for that of `training`.
+// Sizes on several ranks, for each mode; their `on_host` stands for that of `training`.
 std::vector<SizedRun> size_training(model::LoadedModel& model, const TrainingBasis& training,
                                     const PlanBasis& basis, const memory::LinkProfile& links,
                                     std::span<const RankMode> modes);

@@ -61,7 +61,7 @@ double area_of(int64_t side) {
 constexpr const char* kSmallerTraining =
     "train a LoRA with --lora_base_model, or fewer components with --trainable_models";
 
-// Of all that a plan may choose, or a flag may say without changing what is learnt, the
+// Among all that a plan may choose, or a flag may say without changing what is learnt, the
 // configuration that takes the least of the device: nothing stays there that can be computed again
 // or, with `on_host`, wait on the host.
 train::Config least_config(const train::Config& config, bool on_host) {

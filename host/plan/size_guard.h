@@ -69,7 +69,7 @@ class SizeGuard {
   struct Size {
     int64_t height = 0, width = 0;
     int64_t latent_frames = 1;
-    // Of one frame: frames are encoded, decoded and handed on one after another.
+    // Pixels of one frame: frames are encoded, decoded and handed on one after another.
     double pixels() const { return static_cast<double>(height) * static_cast<double>(width); }
     // The pixels of one image that has as many latents as all frames.
     double latent_pixels() const { return pixels() * static_cast<double>(latent_frames); }

@@ -35,7 +35,7 @@ constexpr double kMovedAtOnce = 1 << 25;
 // Bytes a second that an optimizer on the host reads and writes.
 constexpr double kHostBytesPerSecond = 20e9;
 
-// That AdamW makes of each number while it moves it: float32 copies of a 16-bit gradient, of a
+// What AdamW makes of each number while it moves it: float32 copies of a 16-bit gradient, of a
 // value without a master, and of 8-bit moments.
 double copied_bytes(const optim::Options& options, at::ScalarType leaf) {
   double bytes = 0.0;
@@ -265,7 +265,7 @@ class TrainingSizes {
   struct Trained {
     double numbers = 0, factors = 0, gradients = 0, state = 0;
     double moving = 0;  // most that one call of the optimizer makes for itself
-    // Of weights, by component: their gradients in a step.
+    // Weights by component: their gradients in a step.
     std::map<std::string, double> gradients_of = {};
   };
   bool is_of_factors() const { return training_.selection.weights.empty(); }
@@ -277,7 +277,7 @@ class TrainingSizes {
     return mode;
   }
 
-  // Of a step's gradients, by component, those that are there at one time.
+  // A step's gradients that are there at one time; by component.
   double gradients_of_step(const std::map<std::string, double>& by_component) const {
     double all = 0, of_denoisers = 0, of_one = 0;
     for (const auto& [name, bytes] : by_component) {
@@ -461,7 +461,8 @@ class TrainingSizes {
                        .attention = attention(),
                        .batches = static_cast<double>(batches_of_rank(config(), mode_)),
                        .is_of_factors = is_of_factors()};
-    // Of the gradients' dtype; at once from the host, and where ranks compute a step together.
+    // Values have the gradients' dtype; at once from the host, and where ranks compute a step
+    // together.
     std::map<std::string, double> at_end = trained_.gradients_of;
     if (!sends_away_trained() && mode_.sequence == 1) at_end.swap(step.awaited_of);
     step.values_at_end = gradients_of_step(at_end);

@@ -17,7 +17,7 @@ struct PluginName {
   auto operator<=>(const PluginName&) const = default;
 };
 
-// The same name, which lives as long as the process: a crash may ask for it at any time.
+// A copy of the name, which lives as long as the process: a crash may ask for it at any time.
 const PluginName& lasting(PluginName name);
 
 enum class CallKind {

@@ -23,7 +23,7 @@ class MetricsWriter {
   virtual ~MetricsWriter();
   // Appends and flushes; a full disk is told once on stderr and does not end the run.
   virtual void write(int64_t step, const std::map<std::string, double>& values) = 0;
-  // The same for an image; by default it is left out.
+  // Writes an image; by default it is left out.
   virtual void write_image(int64_t step, const EncodedImage& image);
 };
 

@@ -85,7 +85,7 @@ class RunFolder {
   std::string save(int64_t step, const SavedStateFiles& files, const nlohmann::json& facts,
                    int64_t keep);
 
-  // The same where several processes write, between the two, into the folder that the first call
+  // Begins where several processes write, between the two, into the folder that the first call
   // returns, a state of `bytes`. What was begun and is not committed is to be discarded.
   std::string begin_save(int64_t step, uint64_t bytes);
   std::string commit_save(const std::string& aside, int64_t step, const StateFiles& files,

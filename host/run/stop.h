@@ -15,8 +15,8 @@ class StopSignals {
     // one ends the program at once: 128 + its number. SIGUSR2 asks for a saved state without
     // leaving.
     kAll,
-    // Those of kAll, of a program that prepares its work until begin() is called, and has nothing
-    // to save: the first one ends it at once with exit_code(), and SIGUSR2 does nothing.
+    // The signals of kAll, of a program that prepares its work until begin() is called, and has
+    // nothing to save: the first one ends it at once with exit_code(), and SIGUSR2 does nothing.
     kAllFromBegin,
     // The first SIGINT, which also wakes a read that waits for input; a second one does what it did
     // before.

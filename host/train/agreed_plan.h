@@ -13,7 +13,7 @@ namespace atelier::train {
 // Where `config` has weights, activations and the optimizer, as text, beside the bytes that the
 // device of this process has left.
 std::string placement_text(const Config& config, int64_t room);
-// Of the texts of all processes, of which there is one at least, that of the process with the least
+// Chooses among the texts of all processes, one at least, that of the process with the least
 // room; of several the first.
 const std::string& tightest_placement(const std::vector<std::string>& texts);
 // Places `config` as the text says. Returns whether that is another placement than it had.

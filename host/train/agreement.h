@@ -47,7 +47,7 @@ enum class Decision {
 
 // Ends work that a decision ends. Throws Error{kCancelled}.
 [[noreturn]] void throw_stopped();
-// Of the exception that is being handled: whether throw_stopped() threw it.
+// Asks of the exception that is being handled whether throw_stopped() threw it.
 bool is_stop();
 
 // What the others throw where one rank has too little memory.
@@ -79,8 +79,8 @@ class Agreement {
   Attempt gather(const Attempt& mine, const Tell& tell);
   // Which process had the most work in the last ten steps or so.
   int slowest_rank() const;
-  // Of all processes, by what they told when they gathered last, and `mine` since: the mean of what
-  // they waited and sent, and the largest peaks.
+  // The usage of all processes, by what they told when they gathered last, and `mine` since: the
+  // mean of what they waited and sent, and the largest peaks.
   Usage usage_of_all(const Usage& mine) const;
   // Whether it is so for all processes, which all come here, some of them minutes before others.
   bool all(bool mine) const;

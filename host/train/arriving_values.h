@@ -24,7 +24,7 @@ class ArrivingValues {
   ArrivingValues(const std::vector<const Block*>& blocks,
                  const std::vector<std::vector<const Block*>>& needs, Bring bring);
 
-  // Those of `buckets`, none of which is on its way, come from now on.
+  // Values of `buckets`, none of which is on its way, come from now on.
   void open(const std::vector<bool>& buckets);
   // Returns when what the block needs has come; null: what is needed outside of blocks.
   void await(const Block* block);

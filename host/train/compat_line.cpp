@@ -324,7 +324,7 @@ class TrainLine final : public LineWords {
                       (has_images_ ? "captions" : "images"));
   }
 
-  // The same of DiffSynth-Studio.
+  // Finishes a line of DiffSynth-Studio.
   void finish_studio() {
     const std::string task = find("task") == nullptr ? "" : *find("task");
     if (!task.ends_with(":data_process")) preset("max_grad_norm", "0");

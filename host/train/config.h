@@ -170,7 +170,7 @@ flags::CommandSpec train_command(const ModelFamily* family, std::string name = "
 Config parse_config(std::span<const std::string> arguments, const ModelFamily* family,
                     report::Problems& problems, std::string_view command = "train");
 
-// The same where the files that it names need not be there: of a dataset, of what an earlier run
+// Parses where the files that it names need not be there: of a dataset, of what an earlier run
 // wrote.
 Config parse_settings(std::span<const std::string> arguments, const ModelFamily* family,
                       report::Problems& problems, std::string_view command = "train");

@@ -104,7 +104,7 @@ std::optional<std::string> text_value(const FlagSpec& flag, const toml::node& no
   return std::nullopt;
 }
 
-// The same of a flag that takes a number.
+// The text of a flag that takes a number.
 std::optional<std::string> number_value(const FlagSpec& flag, const toml::node& node) {
   if (node.is_integer()) return std::to_string(*node.value_exact<int64_t>());
   if (node.is_floating_point() && flag.kind == FlagKind::kReal)

@@ -26,7 +26,7 @@ inline constexpr std::string_view kAiToolkit = "ai-toolkit", kDiffusionPipe = "d
 // ai-toolkit or of diffusion-pipe.
 Error other_configuration(const std::string& place, std::string_view program);
 
-// The same of a file. Throws Error{kNotFound} or {kEnvironment} when it cannot be read, too.
+// Reads a file. Throws Error{kNotFound} or {kEnvironment} when it cannot be read, too.
 std::vector<flags::GivenValue> read_config_file(const std::string& path,
                                                 const flags::CommandSpec& command,
                                                 report::Problems& problems);

@@ -14,7 +14,7 @@ namespace atelier::train {
 // Lists the components of a stage that `model` has, tokenizers included.
 EncoderRecords encoder_records(const model::LoadedModel& model, const EncodeStage& stage);
 
-// The same; one that the model was made without is taken to be that of `recorded`.
+// Records of all; one that the model was made without is taken to be that of `recorded`.
 // Throws Error{kNotFound} when it is not there either.
 EncoderRecords encoder_records(const model::LoadedModel& model, const EncodeStage& stage,
                                const EncoderRecords& recorded);

@@ -66,7 +66,7 @@ class HostGradients {
   const NamedTensors& norms() const { return norms_; }
   // Whether a move has changed something since clear().
   bool has_moved() const { return has_moved_; }
-  // Of buffers on the host that have no sum: they are free, or wait to be added to one.
+  // Bytes of buffers on the host that have no sum: they are free, or wait to be added to one.
   int64_t buffer_bytes() const;
   // The step did not come to its end: drops the work that waits. Returns has_moved().
   bool give_up();

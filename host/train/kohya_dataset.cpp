@@ -45,7 +45,7 @@ constexpr std::pair<std::string_view, std::string_view> kKeys[] = {
     {"alpha_mask", "alpha_mask"},
 };
 
-// Of musubi-tuner's datasets, which have no subsets.
+// Keys of musubi-tuner's datasets, which have no subsets.
 constexpr std::string_view kSources[] = {"image_directory", "video_directory", "image_jsonl_file",
                                          "video_jsonl_file"};
 constexpr std::string_view kClipKeys[] = {"target_frames", "frame_extraction", "max_frames"};

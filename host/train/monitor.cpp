@@ -31,7 +31,7 @@ double peak_host_bytes() {
   return static_cast<double>(usage.ru_maxrss) * 1024.0;
 }
 
-// Of the exception that is being handled: what it says, where it ends no run.
+// Asks of the exception that is being handled: what it says, where it ends no run.
 std::optional<Error> failure_of_images(bool in_lockstep) {
   if (!in_lockstep) {
     if (const auto failure = plugins::out_of_memory()) return failure;
@@ -88,7 +88,7 @@ std::optional<Error> Monitor::attempt(F&& work) {
   }
   if (failure && parts_.in_lockstep()) parts_.group->call_off();
   if (ended_ == Attempt::End::kWhole) ended_ = agreement_.worst(mine);
-  // Those that are told so have to know it before they exchange again.
+  // Ranks that are told so have to know it before they exchange again.
   if (ended_ == Attempt::End::kOutOfMemory && parts_.in_lockstep()) parts_.group->call_off();
   return failure;
 }
@@ -267,7 +267,7 @@ void Monitor::preview() {
         drawn.push_back(shown);
     });
   };
-  // Those that draw together wait for the disk of the one that writes.
+  // Ranks that draw together wait for the disk of the one that writes.
   const distributed::Patience patience(parts_.in_lockstep() ? parts_.group : nullptr);
   run_with_average("the sample images", [&] {
     try {

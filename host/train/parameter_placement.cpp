@@ -227,7 +227,7 @@ std::unique_ptr<ParameterPlacement> place_parameters(LoadedModel& model, const S
                   });
   const bool is_shared = group != nullptr && shard_ranks(config, group->ranks()) > 1;
   std::unique_ptr<ParameterPlacement> whole;
-  // Of what is shared out, wholes stay on the device where they fit, and pieces go to the host.
+  // Wholes of what is shared out stay on the device where they fit, and pieces go to the host.
   if (!rests_on_host && (!is_wanted || is_shared)) {
     whole = std::make_unique<DevicePlacement>(model.device());
   } else {

@@ -78,7 +78,7 @@ class ParameterPlacement {
   // The model computes with the values that the optimizer moves from now on. Where they are shared
   // out, all processes come here.
   virtual void publish() {}
-  // The same ahead of a step: values of other processes may come while the blocks of its first
+  // Publishes ahead of a step: values of other processes may come while the blocks of its first
   // forward pass run with runner(). Until complete() nothing else reads what add() returned, and
   // nothing moves.
   virtual void publish_ahead() { publish(); }

@@ -203,7 +203,7 @@ std::optional<MediaTarget> commonest_target(const Manifest& manifest) {
   return most->first;
 }
 
-// Of most clips; previews are images where there is no dataset to say it.
+// Frames of most clips; previews are images where there is no dataset to say it.
 int64_t frames_of(const data::Dataset* dataset) {
   const auto buckets = dataset == nullptr ? std::vector<data::BucketCount>() : dataset->buckets();
   return buckets.empty() ? 1 : buckets.front().target.frames;

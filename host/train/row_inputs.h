@@ -30,7 +30,7 @@ std::string stage_content(const data::Dataset& dataset, size_t index, const Enco
 // Equal for rows whose target, its size and its mask are equal.
 std::string image_content(const data::Dataset& dataset, size_t index, const SourceFiles& files);
 
-// Of a row's decoded target: clips are bytes, images float32.
+// Bytes of a row's decoded target: clips are bytes, images float32.
 int64_t target_bytes(const data::Item& item);
 
 // Every file of a row.

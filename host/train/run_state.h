@@ -34,7 +34,7 @@ struct RunParts {
   progress::Progress& progress;
   run::MemoryTimeline* timeline = nullptr;  // of the first steps; null: none
   distributed::Group* group = nullptr;      // of the run's processes; null: this one is alone
-  // Those that divided blocks come from: they run the same blocks in the same order. Null: blocks
+  // Ranks that divided blocks come from: they run the same blocks in the same order. Null: blocks
   // are whole.
   distributed::Group* blocks = nullptr;
   SequenceGroup* sequence = nullptr;  // of those that compute a batch with this one; or null
@@ -108,7 +108,7 @@ class RunState {
   void save_weights(const std::string& name, uint64_t reserve);
   void save_state(const std::string& name);
   run::SavedStateFiles files_to_save() const;
-  // Those that have parts of the state; null: this one has all.
+  // Ranks that have parts of the state; null: this one has all.
   distributed::Group* sharing() const;
 
   const RunParts parts_;

@@ -33,7 +33,7 @@ CachedStages cached_stages(std::span<const EncodeStage> stages,
                            std::span<const std::string> trained);
 bool are_all_cached(const CachedStages& cached);
 
-// Of the work of several processes: the piece of number `rank`, of `size` pieces.
+// A share of the work of several processes: the piece of number `rank`, of `size` pieces.
 struct Share {
   int rank = 0, size = 1;
 };
@@ -83,7 +83,7 @@ class Samples {
   // Height and width in latent cells, and text length, do not matter for batches beyond this: a
   // number that is equal for samples whose latents have one shape.
   std::vector<int64_t> shapes() const;
-  // Of each sample, how many tokens of the denoiser it is: its latents, and its text and the
+  // For each sample, how many tokens of the denoiser it is: its latents, and its text and the
   // pictures that it is given, where they are encoded and in the folder.
   std::vector<int64_t> tokens() const;
   // TrainSample::values of a sample.

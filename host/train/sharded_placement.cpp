@@ -245,7 +245,7 @@ void ShardedPlacement::make_values() {
 
 std::unique_ptr<distributed::GradientSums> ShardedPlacement::sum_gradients(
     Group& group, std::vector<Tensor> leaves) {
-  // Of a step of one denoiser the others get no gradients.
+  // In a step of one denoiser the others get no gradients.
   const auto expects = [this](size_t place, const std::string& denoiser) {
     const std::string component = component_of(shared_[place].whole.name);
     return stage_ > 1 &&

@@ -24,7 +24,7 @@ namespace atelier::train {
 struct StepData {
   data::StepBatches plan;
   std::vector<std::vector<PlacedSample>> batches;
-  // Of each batch, how often distillation runs the denoisers, see Objective; empty: as needed.
+  // For each batch, how often distillation runs the denoisers, see Objective; empty: as needed.
   std::vector<std::vector<int64_t>> calls = {};
   bool is_trial = false;  // of whether it fits: everything is done but the move
 };

@@ -144,7 +144,7 @@ StepData Trainer::read(data::StepBatches plan, int64_t step, bool is_trial) cons
   return data;
 }
 
-// Of several processes: makes the passes of the largest batch that may come, so that it is known
+// With several processes: makes the passes of the largest batch that may come, so that it is known
 // before the first step whether it fits everywhere, and all keep as much as the one with the least
 // room. They are made twice: what blocks keep for the backward pass is measured, and then planned.
 // Where all batches have one size, the first steps show it.

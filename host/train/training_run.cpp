@@ -131,7 +131,7 @@ class TrainingRun {
         .name = "preset", .path = config_.lora.preset_path, .component = config_.lora.preset_model};
   }
 
-  // Of blocks that are trained and divided, the preset becomes a part before they are divided.
+  // Where blocks are trained and divided, the preset becomes a part before they are divided.
   void merge_preset() {
     const std::string& component = config_.lora.preset_model;
     if (!run_.preset || !model_.is_divided(component)) return;

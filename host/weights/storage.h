@@ -24,7 +24,7 @@ RequestedDtypes parse_dtypes(const std::string& text);
 
 // "float32", "bfloat16" and "float16". Throws Error{kInvalidArgument} for another name.
 at::ScalarType dtype_named(const std::string& name);
-// The same, and nullopt for "auto".
+// Reads a dtype, and gives nullopt for "auto".
 std::optional<at::ScalarType> dtype_or_auto(const std::string& name);
 // Every text that dtype_or_auto() takes.
 std::vector<std::string> dtype_choices();

@@ -14,7 +14,7 @@ namespace atelier::weights {
 
 // Where load_weights puts weights.
 struct Landing {
-  // Those that are not named go to the device. kDisk leaves a weight in the mapped file, without
+  // Weights that are not named go to the device. kDisk leaves a weight in the mapped file, without
   // bringing its pages into memory; one that cannot rest there goes to the host.
   std::map<const Weight*, memory::Place> places = {};
   // On the CPU, whether what goes to the device may stay in the mapped file.

@@ -20,7 +20,7 @@ ConfigFields scheduler_fields() {
       .fixed("num_train_timesteps", {1000})
       .fixed("shift", {6})
       .fixed("shift_terminal", {nullptr})
-      // Of shifts by the number of tokens, which are off.
+      // Fields of shifts by the number of tokens, which are off.
       .ignored({"base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len",
                 "time_shift_type"});
   for (const char* off : {"use_dynamic_shifting", "invert_sigmas", "stochastic_sampling",

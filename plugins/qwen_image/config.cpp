@@ -93,7 +93,7 @@ void read_windows(const PartView& view, const std::string& home, TextEncoderConf
   }
 }
 
-// Of the published 64 pairs of channels 16 turn with the time, 24 with row and column each.
+// The published 64 pairs of channels: 16 turn with the time, 24 with row and column each.
 std::array<int64_t, 3> usual_sections(int64_t head_dim) {
   const int64_t pairs = head_dim / 2;
   return {pairs / 4, pairs / 8 * 3, pairs - pairs / 4 - pairs / 8 * 3};

@@ -154,8 +154,8 @@ class DitBlock final : public atelier::Block {
   std::vector<const Linear*> level_layers() const { return {&img_mod_, &txt_mod_}; }
 
  private:
-  // Of image rows and of text rows; with a level of references, of each image and of its
-  // references in turn.
+  // Modulations of image rows and of text rows; with a level of references, of each image and of
+  // its references in turn.
   std::pair<Modulation, Modulation> modulations(const at::Tensor& level, const at::Tensor& clean,
                                                 int64_t B) const {
     const int64_t width = img_mod_.in_features();
@@ -296,7 +296,7 @@ Segments halves(const Segments& image, const Segments& references) {
   return Segments(lengths);
 }
 
-// Of all samples: what their references are, and the rows of these.
+// For all samples: what their references are, and the rows of these.
 struct References {
   std::vector<SampleRows> samples;
   std::vector<at::Tensor> rows;

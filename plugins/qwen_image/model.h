@@ -40,7 +40,7 @@ class QwenImage final : public atelier::ComponentModel {
   at::Tensor guide(const at::Tensor& with_BCTHW, const at::Tensor& without_BCTHW,
                    double scale) const override;
 
-  // Of the vision tower "image" [3, H, W] in [-1, 1] becomes "pixel_values" [N, 1176] and "grid"
+  // In the vision tower "image" [3, H, W] in [-1, 1] becomes "pixel_values" [N, 1176] and "grid"
   // [1, 3], and these become "picture_embeds" [L, D]. The text encoder takes "picture_embeds",
   // "grid" [P, 3] and "picture_starts" [P] beside the tokens of one sample, and gives "places"
   // [3, L] too.

@@ -111,7 +111,7 @@ at::Tensor TextEncoder::forward(const at::Tensor& ids_N, std::span<const Picture
   }
   parts.push_back(text.narrow(0, next, N - next));
 
-  // Of the pairs of channels the first turn with the time, others with the row or the column.
+  // The first pairs of channels turn with the time, others with the row or the column.
   const auto places = token_places(N, pictures).to(at::kFloat).split(1, 0);
   const at::Tensor exponent =
       at::arange(0, config_.head_dim, 2, at::kFloat) / static_cast<double>(config_.head_dim);

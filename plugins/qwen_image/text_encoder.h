@@ -24,7 +24,7 @@ class TextEncoder final : public atelier::TextEncoder {
   at::Tensor forward(const at::Tensor& ids_N, const atelier::Segments& rows,
                      atelier::BlockRunner& runner) override;
 
-  // The same of one sample with pictures: their rows take the place of the tokens that stand for
+  // Encodes one sample with pictures: their rows take the place of the tokens that stand for
   // them. picture_LD: [L, width()], of all pictures, in the order of `pictures`.
   at::Tensor forward(const at::Tensor& ids_N, std::span<const PictureRows> pictures,
                      const at::Tensor& picture_LD, atelier::BlockRunner& runner);

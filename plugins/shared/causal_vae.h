@@ -23,7 +23,7 @@ struct CausalVaeConfig {
   int64_t res_blocks;             // of an encoder level; a decoder level has one more
   std::vector<bool> temporal;     // whether the step after level i halves the frames too
   std::vector<double> mean, std;  // of the latents, per channel
-  // Of each level of the decoder; empty: as the encoder's.
+  // Widths of each level of the decoder; empty: as the encoder's.
   std::vector<int64_t> decoder_widths = {};
   int64_t patch = 1;  // pixels along each side that become channels
   // Levels have a way around them that only moves and averages, and steps keep their width.

@@ -18,7 +18,7 @@ const std::vector<double> kCausalVaeStd = {2.8184, 1.4541, 2.3275, 2.6558, 1.219
 
 namespace {
 
-// Of the 48 published ones.
+// Statistics of the 48 published channels.
 const std::vector<double> kMean48 = {
     -0.2289, -0.0052, -0.1323, -0.2339, -0.2799, 0.0174,  0.1838,  0.1557,  -0.1382, 0.0542,
     0.2813,  0.0891,  0.1570,  -0.0098, 0.0375,  -0.1825, -0.2246, -0.1207, -0.0698, 0.5109,

@@ -30,7 +30,7 @@ namespace ops = atelier::ops;
 
 namespace {
 
-// Of the pixels in [0, 1], by channel.
+// Statistics of the pixels in [0, 1], by channel.
 constexpr double kMean[] = {0.48145466, 0.4578275, 0.40821073};
 constexpr double kStd[] = {0.26862954, 0.26130258, 0.27577711};
 

@@ -70,7 +70,7 @@ void read_heads(const PartView& view, DitConfig& c) {
     view.refuse("has " + text(c.width) + " channels for " + text(c.heads) + " heads", kOwnConfig);
 }
 
-// Of models that are shown images: an image encoder's rows, and channels of what is known.
+// What models that are shown images have: an image encoder's rows, and channels of what is known.
 void read_images(const PartView& view, const Names& names, DitConfig& c) {
   const std::string norm =
       names.of("img_emb.proj.0.weight", "condition_embedder.image_embedder.norm1.weight");

@@ -24,7 +24,7 @@ inline constexpr int64_t kTextRows = 512;
 // clip.
 inline constexpr const char* kImageEmbeds = "image_embeds";
 inline constexpr const char* kGivenClip = "given_clip";
-// Of models whose latents begin with a clean frame: that frame.
+// In models whose latents begin with a clean frame: that frame.
 inline constexpr const char* kFirstFrame = "first_frame";
 
 // Weights are called as the original checkpoint calls them. Modulation, time and layer norms are

@@ -243,7 +243,7 @@ constexpr ScheduleDefaults of_diffusers(std::string_view variants, double by) {
           .whole_timesteps = true};
 }
 
-// That of its DPMSolverMultistepScheduler, which has other levels.
+// The schedule of its DPMSolverMultistepScheduler, which has other levels.
 constexpr ScheduleDefaults of_diffusers_dpm(std::string_view variants, double by) {
   ScheduleDefaults schedule = of_diffusers(variants, by);
   schedule.help = "the same with DPMSolverMultistepScheduler";
@@ -309,7 +309,7 @@ bool is_expert(const Detection& part) {
   return part.variant == kTextExperts || part.variant == kImageExperts;
 }
 
-// Of a denoiser.
+// Whether a denoiser may be one of two experts.
 bool may_be_expert(const Detection& part) {
   return !is_wide(part) && part.integer("image_width") == 0;
 }
@@ -339,7 +339,7 @@ class Family final : public atelier::ComponentFamily {
     return {.target = {81, 480, 832}, .fps = 16};
   }
 
-  // Of two experts, the first is for levels from the boundary on. One alone whose path does not say
+  // The first of two experts is for levels from the boundary on. One alone whose path does not say
   // which it is covers all.
   atelier::SigmaRange sigma_range(const Detection& denoiser) const override {
     const double boundary = denoiser.variant == kImageExperts ? 0.9 : 0.875;

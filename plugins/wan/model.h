@@ -24,7 +24,7 @@ class Wan final : public atelier::ComponentModel {
   // The first frame, where the latents begin with it; it is clean.
   std::optional<atelier::GivenLatents> given(const atelier::Conditioning& cond) const override;
 
-  // Of the image encoder "image" [B, 3, H, W] becomes "image_embeds" [B, L, image_width].
+  // In the image encoder "image" [B, 3, H, W] becomes "image_embeds" [B, L, image_width].
   atelier::NamedTensors probe(std::string_view component, const atelier::NamedTensors& inputs,
                               atelier::BlockRunner& runner) override;
 

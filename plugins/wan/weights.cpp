@@ -29,7 +29,7 @@ constexpr Renamed kOutsideBlocks[] = {
     {"img_emb.emb_pos", "condition_embedder.image_embedder.pos_embed"},
 };
 
-// Of the norms only that in front of the cross attention has weights.
+// Only the norm in front of the cross attention has weights.
 constexpr Renamed kInBlocks[] = {
     {".modulation", ".scale_shift_table"},
     {".norm3.", ".norm2."},

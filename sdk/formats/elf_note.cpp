@@ -173,7 +173,7 @@ void find_segments(const Image& image, std::vector<Range>& notes) {
   }
 }
 
-// The same of sections. Their headers come last in the file: when they are whole, nothing was cut
+// Checks the sections. Their headers come last in the file: when they are whole, nothing was cut
 // off.
 void find_sections(const Image& image, std::vector<Range>& notes) {
   const uint64_t table = image.integer(40, 8, "the ELF header");

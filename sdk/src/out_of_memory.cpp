@@ -24,7 +24,7 @@ constexpr std::array kWords = {
     Words{"CUDNN_STATUS_ALLOC_FAILED"},
     Words{"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"},
     Words{"CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"},
-    // Of convolutions: LibTorch tries the engines in turn, and passes over each one whose workspace
+    // For convolutions LibTorch tries the engines in turn, and passes over each one whose workspace
     // it cannot allocate.
     Words{"unable to find an engine to execute this computation"},
     Words{"CUSOLVER_STATUS_ALLOC_FAILED"},

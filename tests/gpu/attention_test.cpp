@@ -16,7 +16,7 @@ struct Heads {
   int64_t queries, keys, width;
 };
 
-// Of Qwen-Image and of Lumina-Image 2.0.
+// Heads of Qwen-Image and of Lumina-Image 2.0.
 std::vector<Heads> some_heads() {
   if (test::has_model_shapes()) return {{24, 24, 128}, {24, 8, 96}};
   return {{4, 4, 32}, {6, 2, 24}};

@@ -40,7 +40,7 @@ Outcome run_once(const Operator& op, const Tensors& inputs, at::ScalarType noise
   return outcome;
 }
 
-// Of each tensor, in units of its own largest value.
+// The error of each tensor, in units of its own largest value.
 double largest_error(const Tensors& values, const Tensors& references) {
   if (values.size() != references.size()) return INFINITY;
   double worst = 0;

@@ -24,7 +24,7 @@ int64_t some_width() {
   return test::has_model_shapes() ? 3072 : 96;
 }
 
-// Of all that it is given.
+// An operator of all that it is given.
 Operator plain(std::string name, Tensors inputs, std::function<Tensors(const Tensors&)> run) {
   return {std::move(name), std::move(inputs), [run](const Tensors& in) {
             return Traced{run(in), in};

@@ -340,7 +340,7 @@ TEST_CASE("Operators whose values no gradient reads are found by trying", "[plan
     MeasuredNet adapters(Train::kAdapters, dropout, 3), all(Train::kAll, dropout, 3);
     for (const auto& costs : adapters.runs) {
       REQUIRE(costs->knows_unread);
-      // Of the residuals' last products the first one is read by the norm behind it.
+      // The first of the residuals' last products is read by the norm behind it.
       for (size_t op = 0; op < test::kOperators; ++op)
         CHECK(costs->operators[op].is_unread == (op == test::kOperators - 1));
     }
@@ -595,7 +595,7 @@ TEST_CASE("Where weights leave, the plan that keeps everything keeps operators",
   CHECK(some.kept_bytes == 4 * 160 - 100);
   CHECK_FALSE(some.runs[3].is_whole);
   CHECK((some.runs[3].actions == ops::ActionPlan(2, Action::kKeep)));
-  // Of runs that stay, the last one is whole.
+  // The last of the runs that stay is whole.
   auto stays = std::make_shared<BlockCosts>(*costs);
   stays->always_recomputed = false;
   const std::vector<std::shared_ptr<const BlockCosts>> mixed = {costs, stays, costs, stays};

@@ -309,7 +309,7 @@ TEST_CASE("The planner finds the best of all combinations of two denoisers", "[p
   CHECK(num_fitting > 40);
 }
 
-// The same, trained in one run: a pass is of one of them.
+// Experts that are trained in one run: a pass is of one of them.
 PlannedRun random_training_of_experts(uint64_t seed) {
   PlannedRun run = random_run_of_experts(seed);
   Dice dice(seed + 30'000);
@@ -623,7 +623,7 @@ TEST_CASE("What is sent hides behind the blocks before, but for the last of it",
   }));
   step.sends["dit"] = {first, second};
   CHECK(step_of(run) == Approx(expected));
-  // Of several passes, the last one sends.
+  // The last of several passes sends.
   step.repeats = 3;
   CHECK(step_of(run) == Approx(2 * 6.0 + expected));
   const PhaseChoice phase = plan_memory(run, {}, slow_profile()).value().phases.front();

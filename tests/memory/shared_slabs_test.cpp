@@ -144,7 +144,7 @@ TEST_CASE("Who waits for another process to fill sees that the run stops", "[sha
   const ops::StopScope stop([] { throw Error(ErrorCode::kCancelled, "stopped"); });
   test::expect_error(ErrorCode::kCancelled, {"stopped"},
                      [&] { slabs->take("a", kBytes, fill_with_ones); });
-  // That process is still at it.
+  // The other process is still at it.
   CHECK(slabs->take("b", kBytes, fill_with_ones) != nullptr);
   child.kill();
 }

@@ -409,7 +409,7 @@ class KnownPeers final : public SlabPeers {
 
 TEST_CASE("Gathers hide behind computing", "[slab_peers]") {
   constexpr int kBlocks = 24, kSteps = 4;
-  // Of the time that a block computes, what bringing one takes.
+  // A share of the time that a block computes: what bringing one takes.
   const double share = GENERATE(0.3, 0.8, 1.5);
   Matrices net(kBlocks);
   const auto peers = std::make_shared<KnownPeers>();

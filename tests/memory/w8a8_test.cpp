@@ -64,7 +64,7 @@ at::Tensor written_gradient(const at::Tensor& grad, const Quantized& w, Quantize
   return at::mm(left.codes, w.codes.to(at::kDouble)) * left.scales.unsqueeze(1);
 }
 
-// Of linear(x): y, and the gradients of x, a and b.
+// Results of linear(x): y, and the gradients of x, a and b.
 test::Tensors run(const at::Tensor& x, const WeightPtr& weight, const ops::Adapter& adapter) {
   const WeightPtr bias = test::make_weight(seeded({weight->sizes()[0]}, 2).to(x.scalar_type()));
   const at::Tensor y = ops::linear(x, weight, bias, {&adapter, 1});

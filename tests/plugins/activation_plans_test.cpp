@@ -133,7 +133,7 @@ struct Measured {
   bool may_skip(const Block* block, size_t op) const {
     return costs.at(block)->operators[op].is_unread;
   }
-  // The same action for every operator, and for those that nobody reads.
+  // One action for every operator, and for those that nobody reads.
   void plan(Action action, Action unread) {
     for (Block* block : net.blocks) {
       ActionPlan& actions = runner.plans[block];

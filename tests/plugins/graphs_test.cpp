@@ -75,8 +75,8 @@ TEST_CASE("A denoiser whose blocks are graphs gives the same bits at each level"
     }
   };
   all_levels();
-  // Of both together, and of each: for blocks that see no text, or texts of one length, that is
-  // one.
+  // Graphs of both together, and of each: for blocks that see no text, or texts of one length, that
+  // is one.
   const int graphs = counts.recorded;
   CHECK(graphs >= 2 * blocks);
   CHECK(graphs <= 3 * blocks);

@@ -51,7 +51,7 @@ Tensors whole(const RingCase& in, const Tensors& inputs, const AttentionOptions&
   return result;
 }
 
-// The same by ranks: each gives all rows of the output, and its part of the gradients.
+// Attention by ranks: each gives all rows of the output, and its part of the gradients.
 Tensors shared(const RingCase& in, const Tensors& inputs, const AttentionOptions& options) {
   Tensors leaves;
   for (const Tensor& t : inputs) leaves.push_back(test::trained(t));

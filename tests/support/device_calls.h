@@ -20,10 +20,10 @@ class DeviceCalls {
   DeviceCalls& operator=(const DeviceCalls&) = delete;
 
   int copies() const { return counts().copies; }  // between host and device
-  // Of those, and of calls that ask for values, what the host waits for.
+  // How many of those, and of calls that ask for values, what the host waits for.
   int waits() const { return counts().waits; }
   int casts() const { return counts().casts; }  // to another dtype
-  // Of e4m3 codes, and of those the ones whose sums need not be float32.
+  // Products of e4m3 codes, and of those the ones whose sums need not be float32.
   int scaled_products() const { return counts().scaled_products; }
   int fast_products() const { return counts().fast_products; }
 

@@ -38,7 +38,7 @@ struct ScheduleDefaults {
   std::string_view variants = "*";    // glob over Detection::variant of the denoiser
   int num_inference_steps = 30;
   double cfg_scale = 4.0;  // 1 turns classifier-free guidance off
-  // Of the denoiser of less noise, where a model has two; none: the same.
+  // The scale of the denoiser of less noise, where a model has two; none: the same.
   std::optional<double> cfg_scale_2 = std::nullopt;
   SigmaShift shift = {};
   double terminal_sigma = 0.0;

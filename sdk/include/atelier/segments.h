@@ -34,7 +34,7 @@ class ATELIER_API Segments {
 
   bool is_shared() const { return offsets_.dim() == 2; }
   int64_t ranks() const { return is_shared() ? offsets_.size(0) - 1 : 1; }
-  // Of rank `rank`'s rows; of shared ones alone.
+  // The offset of rank `rank`'s rows; of shared ones alone.
   int64_t offset_of(int64_t rank, int64_t s) const {
     return data_[(rank + 1) * offsets_.size(1) + s];
   }

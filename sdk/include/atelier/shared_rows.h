@@ -42,7 +42,7 @@ class ATELIER_API SharedRows {
   // gradient is taken to be the same on all ranks. Throws Error{kInternal} for joined rows.
   at::Tensor gather(const at::Tensor& own) const;
 
-  // Of two streams that are joined sample by sample, as join() joins Segments.
+  // Rows of two streams that are joined sample by sample, as join() joins Segments.
   friend ATELIER_API SharedRows join(const SharedRows& a, const SharedRows& b);
 
  private:
@@ -50,7 +50,7 @@ class ATELIER_API SharedRows {
     int64_t begin, length;
   };
   SharedRows(Segments all, Segments own) : all_(std::move(all)), own_(std::move(own)) {}
-  // Those of this rank among all rows, without empty ones; neighbours are one.
+  // Ranges of this rank among all rows, without empty ones; neighbours are one.
   std::vector<Range> merged() const;
 
   Segments all_, own_;

@@ -21,7 +21,8 @@ namespace {
 using at::Tensor;
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
-// The same memory, which this tensor does not keep: that of a graph stays as long as the graph.
+// A tensor of the memory, which this tensor does not keep: that of a graph stays as long as the
+// graph.
 Tensor borrowed(const Tensor& t) {
   if (!t.defined()) return t;
   return at::from_blob(
@@ -142,8 +143,8 @@ class CudaGraphRecorder final : public GraphRecorder {
     generator.graphsafe_set_state(generator.clone());
   }
 
-  // Those of products, which LibTorch would keep for `stream_` in the memory of the graphs: there
-  // it may be used again, for graphs run one after another.
+  // Workspaces of products, which LibTorch would keep for `stream_` in the memory of the graphs:
+  // there it may be used again, for graphs run one after another.
   static void forget_workspaces() { at::cuda::clearCublasWorkspaces(); }
 
   at::Device device_;

@@ -58,7 +58,7 @@ Tensor draw_kernel(const ConvCall& call) {
   const bool is_cpu = drawn.is_cpu() || (dry != nullptr && dry->like() == at::kCPU);
   const Tensor made =
       kernel.detach().contiguous(is_cpu ? call.channels_last() : at::MemoryFormat::Contiguous);
-  // Of a tensor that its store made for one product nothing is held.
+  // Nothing is held of a tensor that its store made for one product.
   if (weight.state().store()->is_resident() && !weight.state().is_trainable() &&
       !made.is_alias_of(drawn)) {
     weight.state().keep_derived(made);

@@ -21,7 +21,7 @@ using at::Tensor;
 
 thread_local bool fast_sums = false;
 
-// That are float32 or int32 at once.
+// Elements that are float32 or int32 at once.
 constexpr int64_t kChunkElements = int64_t{1} << 24;
 // What products of a CUDA device ask of their sizes.
 constexpr int64_t kSizeMultiple = 16, kLeastRows = 32;

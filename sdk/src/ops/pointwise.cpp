@@ -29,7 +29,7 @@ bool is_width_of(const Tensor& t, const Tensor& x) {
   return t.dim() == 1 && t.size(0) == x.size(-1);
 }
 
-// The same as [N, D].
+// Rows as [N, D].
 Tensor flat_rows(const Tensor& t) {
   return dense_rows(t.reshape({-1, t.size(-1)}));
 }

@@ -93,7 +93,7 @@ class SampleSums {
     return sums.defined() ? sums.to(like.scalar_type()) : sums;
   }
 
-  // The same in the dtype that was summed in.
+  // The total in the dtype that was summed in.
   Tensor wide_total(const std::vector<Chunk>& chunks, int64_t samples, int64_t first,
                     int64_t width) const {
     if (!parts_.defined()) return Tensor();

@@ -21,7 +21,7 @@ struct StreamRows {
   Segments rows, others;
   bool is_first;
 
-  // Of one stream, which is not joined.
+  // Rows of one stream, which is not joined.
   static StreamRows alone(int64_t rows) { return {Segments({rows}), Segments({0}), true}; }
   int64_t before(int64_t sample) const { return others.offset(is_first ? sample : sample + 1); }
 };
@@ -121,7 +121,7 @@ struct PointwiseKernels {
   bool takes_float64;
   int64_t widest_row_bytes;
 
-  // Those below stand in for what runs without them and give the same bits, but for group_norm.
+  // Kernels below stand in for what runs without them and give the same bits, but for group_norm.
   // rows: [N, C], the pixels of images of one size, without float64; weight and bias of any dtype.
   Tensor (*group_norm)(const Tensor& rows, const Tensor& weight, const Tensor& bias,
                        const Segments& images, int64_t groups, double eps, bool silu) = nullptr;
@@ -154,16 +154,16 @@ struct PointwiseKernels {
   void (*adamw_8bit)(const AdamW8BitStep& step) = nullptr;
 };
 
-// Those of the CPU are there from the start; a device library registers its own when it is loaded.
-// Under Kernels::kFused all `kernels` run, under Kernels::kAuto the operators that `proven` has,
-// where the others are null. Both live as long as the process.
+// Kernels of the CPU are there from the start; a device library registers its own when it is
+// loaded. Under Kernels::kFused all `kernels` run, under Kernels::kAuto the operators that `proven`
+// has, where the others are null. Both live as long as the process.
 ATELIER_API void register_pointwise_kernels(at::DeviceType device, const PointwiseKernels* kernels,
                                             const PointwiseKernels* proven);
 
 // The kernels that may run on tensors like `x` as things stand; null: none.
 const PointwiseKernels* kernels_in_use(const at::Tensor& x);
 
-// The same for the pointwise operators, whose kernels a dry run has, too: null also where they do
+// Kernels for the pointwise operators, whose kernels a dry run has, too: null also where they do
 // not take the dtype of `x`, or a norm of rows of this width. Throws Error{kUnsupported} where
 // kernels are forced that the device has not.
 const PointwiseKernels* kernels_taking(const at::Tensor& x, int64_t norm_width);
@@ -176,7 +176,7 @@ bool is_fused(const at::Tensor& x, Kernel PointwiseKernels::*kernel, int64_t nor
   return kernels != nullptr && kernels->*kernel != nullptr;
 }
 
-// Those that run on `x` where is_fused().
+// Kernels that run on `x` where is_fused().
 const PointwiseKernels& kernels_for(const at::Tensor& x);
 
 namespace cpu {

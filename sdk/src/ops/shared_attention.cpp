@@ -137,7 +137,7 @@ struct ToRows : torch::autograd::Function<ToRows> {
   }
 };
 
-// Of all ranks together.
+// Rows of all ranks together.
 Segments whole(const Segments& rows) {
   std::vector<int64_t> lengths(static_cast<size_t>(rows.count()));
   for (int64_t s = 0; s < rows.count(); ++s) {

@@ -16,7 +16,7 @@ std::string replace_invalid_utf8(std::string_view text);
 // holds to: what was assigned later stays as it is. O(n log n).
 std::string to_nfc(std::string_view text);
 
-// The same by the newest Unicode that utf8proc knows.
+// Normalises by the newest Unicode that utf8proc knows.
 std::string to_newest_nfc(std::string_view text);
 
 // How many bytes at `at`, which start no valid character, are the beginning of one; at least 1.

@@ -27,7 +27,7 @@ uintptr_t address(const at::Tensor& tensor) {
 
 TEST_CASE("A tensor takes the place of a freed one of its size", "[cpu_memory]") {
   const ReusedMemory reused;
-  // Of all sizes around the alignment, and of a size that no allocation of the test has.
+  // Blocks of all sizes around the alignment, and of a size that no allocation of the test has.
   for (const int64_t bytes : {8'388'608, 8'388'608 + 16, 8'388'608 + 48, 12'582'912 + 7}) {
     const at::Tensor below = at::empty({bytes}, at::kByte);
     at::Tensor freed = at::empty({bytes}, at::kByte);

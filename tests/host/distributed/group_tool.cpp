@@ -89,7 +89,7 @@ void check_exchanges(Group& group) {
     require(said.at(static_cast<size_t>(r)) == "I am " + std::to_string(r), "say");
 }
 
-// Of four ranks or more: the even ones, the odd ones, and neighbours.
+// Groups of four ranks or more: the even ones, the odd ones, and neighbours.
 void check_smaller_groups(Group& group) {
   const int size = group.size(), rank = group.rank();
   std::vector<std::vector<int>> halves(2), pairs(static_cast<size_t>(size) / 2);

@@ -98,7 +98,7 @@ test::VelocityHook at_forward(int number, std::function<void()> action) {
   };
 }
 
-// The same on rank 1, and nothing on rank 0.
+// Acts on rank 1, and nothing on rank 0.
 test::VelocityHook on_rank_1(const Ranks& ranks, int number, std::function<void()> action) {
   return ranks.is_first() ? test::VelocityHook() : at_forward(number, std::move(action));
 }

@@ -37,7 +37,7 @@ std::vector<at::Tensor> seen_by_both(const Request& request, bool both_stay) {
   return model.latents_seen;
 }
 
-// The same of one image, by one solver that walks through all levels while the function that says
+// Walks one image by one solver that walks through all levels while the function that says
 // the velocity changes. `restarts`: by a solver of its own for each of the two functions.
 std::vector<at::Tensor> walked(const Request& request, uint64_t seed, bool restarts = false) {
   at::Tensor x = random::normal_noise({.seed = seed}, {1, 4, 1, 4, 6});

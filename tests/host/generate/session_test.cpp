@@ -61,7 +61,7 @@ struct Studio {
 
 test::TracedRecorder::Counts graphs_made;
 
-// Of all graphs of the CPU, which a session makes where it may.
+// A recorder of all graphs of the CPU, which a session makes where it may.
 std::unique_ptr<ops::GraphRecorder> make_traced_recorder(at::Device) {
   return std::make_unique<test::TracedRecorder>(graphs_made);
 }

@@ -36,7 +36,7 @@ at::Tensor gaussian_velocity(const at::Tensor& x, double sigma) {
   return x * ((1.0 - clean / (1 - sigma + 1e-12) / all) / sigma);
 }
 
-// Of this thread while it is its debug info.
+// Allocations of this thread while it is its debug info.
 struct LargestAllocation final : c10::MemoryReportingInfoBase {
   int64_t bytes = 0;
   void reportMemoryUsage(void*, int64_t allocated, size_t, size_t, c10::Device) override {

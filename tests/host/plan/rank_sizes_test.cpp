@@ -69,7 +69,7 @@ TEST_CASE("What ranks hold and send follows the stage", "[ranks]") {
   CHECK(sent_bytes(mode_of(1, 8), bytes, 0, batches) == Approx(2 * n * 2e9));
   CHECK(sent_bytes(mode_of(2, 8), bytes, 0, batches) == Approx(n * 2e9 * (batches + 1)));
   CHECK(sent_bytes(mode_of(3, 8), bytes, 2e9, batches) == Approx(3 * n * batches * 2e9));
-  // Of a LoRA, the base alone.
+  // A LoRA sends the base alone.
   CHECK(sent_bytes(mode_of(3, 8), {}, frozen, batches) == Approx(2 * n * batches * frozen));
   RankMode grouped = mode_of(3, 64);
   grouped.group = 8;
@@ -250,7 +250,7 @@ TEST_CASE("Exchanges that outlast computing set the time of a sharded step", "[r
   const double once = slow * seconds / 32;
   REQUIRE(gather() == Approx(once));
   const memory::PhaseChoice step = step_of(blocks, seconds, mode, links, kFloatGradients);
-  // Of 32 blocks the first one is in its place when the forward pass begins, and the last one when
+  // The first of 32 blocks is in its place when the forward pass begins, and the last one when
   // the backward pass does; gradients have twice as many bytes.
   const double exchanged = (31 + 31 + 2 * 32) * once;
   CHECK(step.seconds == Approx(exchanged));

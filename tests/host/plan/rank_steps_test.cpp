@@ -134,7 +134,7 @@ struct OneOfMany : test::RunToy {
     REQUIRE(trainer.run() == 0);
   }
 
-  // Of what is trained: in buckets whose parts are whole KiB, as many as `parts`.
+  // Bytes of what is trained: in buckets whose parts are whole KiB, as many as `parts`.
   double trained_bytes(int64_t parts) {
     open();
     std::vector<at::Tensor> leaves;
@@ -154,7 +154,7 @@ struct OneOfMany : test::RunToy {
     return bytes;
   }
 
-  // Of what is trained outside of divided blocks, as trained_bytes().
+  // Bytes of what is trained outside of divided blocks, as trained_bytes().
   double outside_bytes(int64_t parts) {
     std::vector<at::Tensor> leaves;
     for (const auto& trained : selection().weights) {
@@ -186,7 +186,7 @@ struct OneOfMany : test::RunToy {
     return bytes;
   }
 
-  // Of a block of the denoiser, in so many parts, each of whole KiB.
+  // Bytes of a block of the denoiser, in so many parts, each of whole KiB.
   double block_bytes(int64_t parts) {
     open();
     memory::SlabLayout layout;
@@ -259,7 +259,8 @@ struct IdleRunner final : BlockRunner {
   Tensors run(Block& /*block*/, const Tensors& /*inputs*/) override { return {}; }
 };
 
-// Of weights of the second block, in bfloat16, and of factors of both, in float32: two buckets.
+// Values of weights of the second block, in bfloat16, and of factors of both, in float32: two
+// buckets.
 TEST_CASE("Moved values are on their way until the block that needs them runs", "[ranks]") {
   OneOfMany one;
   one.open("cpu", "bfloat16");

@@ -112,7 +112,7 @@ struct Liar {
   Liar(const Liar&) = delete;
   Liar& operator=(const Liar&) = delete;
 
-  // Those that only say what there is.
+  // Functions that only say what there is.
   Calls questions() {
     return {{"help", [&] { family->help(); }},
             {"components", [&] { family->components(); }},

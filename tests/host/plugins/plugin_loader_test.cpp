@@ -159,7 +159,7 @@ TEST_CASE("Damaged plugins end nobody but themselves", "[plugins]") {
     REQUIRE(waitpid(child, &status, 0) == child);
     INFO("round " << round);
     REQUIRE(WIFEXITED(status));
-    // Those that still open say that nothing is behind their door.
+    // Files that still open say that nothing is behind their door.
     CHECK(WEXITSTATUS(status) == kRefused);
     test::fs::remove(path);
   };

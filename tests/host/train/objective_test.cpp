@@ -177,7 +177,7 @@ TEST_CASE("Latents that are given stay clean in a step, and do not count", "[obj
     const uint64_t level_seed = random::stream_seed(bench.config.seed, random::Stream::kTimestep);
     std::vector<PlacedSample> batch = {{toy_sample(1), 3}, {toy_sample(2), 4}};
     batch[0].sample.mask = at::rand({1, 1, 4, 4});
-    // Of the first sample alone, two rows of other values than its own.
+    // The first sample alone has two rows of other values than its own.
     const at::Tensor first = batch[0].sample.cond.at("latents"), values = at::randn_like(first);
     at::Tensor free = at::ones_like(first.narrow(0, 0, 1));
     free.narrow(2, 0, 2).zero_();

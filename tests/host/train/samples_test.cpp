@@ -87,7 +87,7 @@ struct SamplesWorkshop {
   }
 };
 
-// Of `now`, files that are not in `before` or were written anew.
+// Files of `now` that are not in `before` or were written anew.
 size_t count_new(const std::map<std::string, ino_t>& before,
                  const std::map<std::string, ino_t>& now) {
   size_t count = 0;

@@ -315,7 +315,7 @@ TEST_CASE("Every draw is within the levels of the denoisers that are trained", "
   }
 }
 
-// Of much and of little noise, as several families have them.
+// Ranges of much and of little noise, as several families have them.
 const std::vector<SigmaRange> kExperts = {{0.875, 1.0}, {0.0, 0.875}};
 
 TEST_CASE("Levels of all steps are those of one denoiser that has the levels of all",
@@ -341,7 +341,7 @@ TEST_CASE("Levels of all steps are those of one denoiser that has the levels of 
     const double share = apart.shares().front();
     REQUIRE(share + apart.shares().back() == Approx(1.0));
     REQUIRE(first == Approx(share).margin(4.0 * std::sqrt(share * (1.0 - share) / kDraws)));
-    // Of equal distributions the largest difference is below 2 sqrt(2 / n), see distance().
+    // For equal distributions the largest difference is below 2 sqrt(2 / n), see distance().
     std::sort(expected.begin(), expected.end());
     std::sort(drawn.begin(), drawn.end());
     for (size_t i = 0; i < expected.size(); i += 400) {

@@ -21,7 +21,7 @@ using test::TrainToy;
 static_assert(!std::is_copy_constructible_v<StepMemory> &&
               !std::is_move_constructible_v<StepMemory>);
 
-// The same step by LibTorch's own optimizer, on leaves of another model of the same files.
+// A step by LibTorch's own optimizer, on leaves of another model of the same files.
 struct Reference {
   TrainToy toy;
   DirectRunner runner;

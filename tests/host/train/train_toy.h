@@ -117,7 +117,7 @@ struct TrainToy {
   }
 };
 
-// Of latents [48, 1, 4, 4], as encoders of that dtype give it.
+// A sample of latents [48, 1, 4, 4], as encoders of that dtype give it.
 inline train::TrainSample toy_sample(int seed, at::ScalarType dtype = at::kFloat) {
   at::manual_seed(seed);
   train::TrainSample sample;

@@ -275,7 +275,7 @@ TEST_CASE("The played group norm's gradients are near float64, wherever the mean
         for (size_t i = 0; i < in.size(); ++i)
           CHECK(error(given[i], want[i]) < (mean == 0 ? 1e-5 : 2e-4));
         CHECK(same_bits(test::gradients({normed(in)}, in), given));
-        // Of the weight and the bias alone.
+        // Gradients of the weight and the bias alone.
         const int64_t between = launches();
         const test::Tensors affine =
             test::gradients({normed({in[0].detach(), in[1], in[2]})}, {in[1], in[2]});

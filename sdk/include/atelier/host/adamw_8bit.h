@@ -14,7 +14,7 @@ namespace atelier::ops {
 struct MomentCodes {
   at::Tensor codes;   // uint8, one for each number
   at::Tensor absmax;  // float32 [ceil(numel / 256)]
-  // Of the map: its values, and the borders halfway between them, the last infinite.
+  // The map: its values, and the borders halfway between them, the last infinite.
   at::Tensor values, borders;  // float32 [256]
   // By the upper 16 bits of a float: the code of the least float that begins with them. No two
   // borders lie between floats that begin alike.
@@ -36,7 +36,7 @@ struct AdamW8BitStep {
   at::Tensor corrections;
   double beta1 = 0, beta2 = 0, eps = 0;
   double decay = 1;  // what the weight is multiplied with first
-  // Of the random bits: Philox's of the key and the counter {place / 8, parameter, step, the
+  // The random bits: Philox's of the key and the counter {place / 8, parameter, step, the
   // place's upper half}, 16 for each number. first: the leaf's first place, a multiple of 8.
   std::array<uint32_t, 2> key = {};
   uint32_t parameter = 0, step = 0;

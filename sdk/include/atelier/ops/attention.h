@@ -53,7 +53,7 @@ ATELIER_API at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const
                                  const Segments& q_rows, const Segments& k_rows,
                                  AttentionOptions options);
 
-// The same among the rows of each sample: q, k and v are packed alike.
+// Attention among the rows of each sample: q, k and v are packed alike.
 ATELIER_API at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const Segments& rows, AttentionOptions options = {});
 

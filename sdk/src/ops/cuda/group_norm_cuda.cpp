@@ -36,7 +36,7 @@ struct GroupNorm {
   }
 
   int64_t channels() const { return rows.size(1); }
-  // Of a group.
+  // Numbers of a group.
   double values() const {
     return static_cast<double>(images.length(0)) * static_cast<double>(channels() / groups);
   }

@@ -269,8 +269,8 @@ struct NormModulateBackward : RowFunctor<T, 2> {
   }
 };
 
-// Of a row with this sum of squares: what its values are multiplied with. `is_constant`: it does
-// not depend on them.
+// The factor of a row with this sum of squares: what its values are multiplied with. `is_constant`:
+// it does not depend on them.
 ATELIER_LANE float inverse_of(const RowArguments& a, float squares, float width,
                               bool& is_constant) {
   is_constant = false;

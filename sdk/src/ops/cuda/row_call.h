@@ -18,7 +18,7 @@ Input rows_of(const at::Tensor& t);
 // Rows of samples, or one for all; of the dtype of `x` or float32.
 Input columns_of(const at::Tensor& t, const at::Tensor& x);
 
-// The same of float32, whatever the rows are of.
+// Columns of float32, whatever the rows are of.
 Input wide_columns(const at::Tensor& t);
 
 Output output_of(at::Tensor& t);

@@ -13,7 +13,7 @@ ATELIER_LANE float larger(float a, float b) {
   return a > b || a != a ? a : b;
 }
 
-// Of the first `count`, and of what was the largest before.
+// The largest of the first `count`, and of what was the largest before.
 template <typename T>
 ATELIER_LANE float largest_of(const float (&v)[kPackElements<T>], float largest, int count) {
   ATELIER_UNROLL
@@ -22,7 +22,7 @@ ATELIER_LANE float largest_of(const float (&v)[kPackElements<T>], float largest,
   return largest;
 }
 
-// Of the largest value of a row; a row of zeros keeps a scale that can be divided by.
+// The scale for the largest value of a row; a row of zeros keeps a scale that can be divided by.
 ATELIER_LANE float scale_of(float largest, bool is_int8) {
   const float scale = largest / (is_int8 ? 127.0f : 448.0f);
   return scale < FLT_MIN ? FLT_MIN : scale;
@@ -39,7 +39,7 @@ ATELIER_LANE uint32_t e4m3_of(float v) {
   return sign | (rounded - (120u << 23)) >> 20;
 }
 
-// Of int8 or e4m3.
+// A code of int8 or e4m3.
 ATELIER_LANE uint32_t code_of(float v, float scale, bool is_int8) {
   const float limit = is_int8 ? 127.0f : 448.0f;
   float scaled = v / scale;

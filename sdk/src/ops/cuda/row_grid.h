@@ -11,7 +11,7 @@
 namespace atelier::ops::cuda {
 
 inline constexpr int kWarp = 32;
-// Of one row; a kernel may then use 128 registers.
+// Lanes of one row; a kernel may then use 128 registers.
 inline constexpr int kMostLanes = 512;
 // Offsets of this many samples travel with the launch.
 inline constexpr int kSamplesByValue = 64;
@@ -20,7 +20,7 @@ inline constexpr int kSamplesByValue = 64;
 struct Samples {
   int64_t count;
   int64_t offsets[kSamplesByValue + 1], first_chunks[kSamplesByValue + 1];
-  // Of more samples, in memory of the device; else null.
+  // Offsets of more samples, in memory of the device; else null.
   const int64_t *many_offsets, *many_first_chunks;
 
   ATELIER_LANE int64_t offset(int64_t s) const {
@@ -113,7 +113,7 @@ struct RowArguments {
   bool is_channel;     // the norm is that over channels
   bool silu;           // behind that norm
   bool one_plus;       // by_sample is one less than the factor
-  // Of heads: x has rows [row, head], cos and sin [row] of half a head.
+  // Rotations of heads: x has rows [row, head], cos and sin [row] of half a head.
   int64_t heads, head_stride;
   const float *cos, *sin;
   bool halves, are_angles_aligned;
@@ -199,7 +199,7 @@ ATELIER_LANE void store_wide(float* to, int64_t stride, bool is_aligned, const P
   }
 }
 
-// Of the place's sample, in float32, whichever type it has.
+// Values of the place's sample, in float32, whichever type it has.
 template <typename T>
 ATELIER_LANE void load_sample(const Input& from, const Place& place, int pack,
                               float (&v)[kPackElements<T>]) {

@@ -5,7 +5,7 @@
 namespace atelier::ops::cuda {
 namespace {
 
-// Of one tile where lanes need not add up, and of a block with several short rows.
+// Lanes of one tile where they need not add up, and of a block with several short rows.
 constexpr int kUsualLanes = 256;
 // Rows that a block takes where it has no sums to keep, so that it reads modulations less often;
 // only where blocks are many.
