@@ -4,6 +4,7 @@
 """
 import pathlib
 import re
+import subprocess
 import sys
 import unittest
 
@@ -204,6 +205,13 @@ class Tree(unittest.TestCase):
                 if re.search(r"^using namespace", text, re.MULTILINE):
                     problems.append(f"{name(path)}: using namespace in a header")
         self.check(problems)
+
+    def test_sources_keep_the_rules_of_text(self):
+        """Ends of files and lines, and comments that begin with their subject: tools/check_text.py."""
+        sources = [path for path in files(*LAYERS, "tests", "bench", "examples") if path.suffix in {*CODE, ".inc"}]
+        checked = subprocess.run([sys.executable, ROOT / "tools/check_text.py", *sources], capture_output=True, text=True)
+        self.check(checked.stdout.splitlines())
+        self.assertEqual(checked.returncode, 0, checked.stderr)
 
     def test_links_between_documents_lead_somewhere(self):
         problems = []
