@@ -40,11 +40,13 @@ struct Outcome {
   }
 };
 
-// The fields that the tensors tell too, among those that mean something beside `unless`.
+// The fields that the tensors tell too, or that a class needs, among those that mean something
+// beside `unless`.
 TensorIndex::Config told_fields(const ConfigFields& fields, const std::string& unless) {
   TensorIndex::Config config;
   for (const ConfigField& row : fields.rows()) {
-    if (row.use == ConfigField::Use::kTold && row.unless == unless && !row.values.empty())
+    const bool is_said = row.use == ConfigField::Use::kTold || !row.needed_by.empty();
+    if (is_said && row.unless == unless && !row.values.empty())
       config[row.name] = row.values.front();
   }
   return config;

@@ -20,6 +20,10 @@ std::string list_values(const std::vector<ConfigValue>& values) {
   return text;
 }
 
+bool is_one_of(const std::vector<ConfigValue>& values, const ConfigValue& value) {
+  return std::ranges::any_of(values, [&](const ConfigValue& one) { return is_same(one, value); });
+}
+
 // What is wrong with one field; nullopt: nothing.
 std::optional<Error> problem_of(const ConfigFields& fields, const TensorIndex::Config& config,
                                 const std::string& name, const ConfigValue& value,
@@ -33,10 +37,7 @@ std::optional<Error> problem_of(const ConfigFields& fields, const TensorIndex::C
   using Use = ConfigField::Use;
   if (row->use != Use::kFixed && row->use != Use::kTold) return std::nullopt;
   if (!row->unless.empty() && has_fields(config, row->unless)) return std::nullopt;
-  const bool is_allowed =
-      std::any_of(row->values.begin(), row->values.end(),
-                  [&](const ConfigValue& allowed) { return is_same(allowed, value); });
-  if (is_allowed) return std::nullopt;
+  if (is_one_of(row->values, value)) return std::nullopt;
   const std::string said = place + " is " + to_text(value) + ", and ";
   if (row->use == Use::kTold)
     return Error(ErrorCode::kInvalidArgument, said + "the tensors say " + list_values(row->values),
@@ -45,17 +46,33 @@ std::optional<Error> problem_of(const ConfigFields& fields, const TensorIndex::C
                "only models of that form can be loaded", "CONFIG_FIELD");
 }
 
+// A field of `row` that the class of its config needs and the config does not say; nullopt: none.
+std::optional<Error> missing_of(const ConfigField& row, const TensorIndex::Config& config,
+                                const std::string& prefix) {
+  if (row.needed_by.empty() || !row.name.starts_with(prefix)) return std::nullopt;
+  const std::string name = row.name.substr(prefix.size());
+  const auto kind = config.find(name.substr(0, name.rfind('.') + 1) + "_class_name");
+  if (kind == config.end() || !is_one_of(row.needed_by, kind->second) || config.contains(name))
+    return std::nullopt;
+  return Error(ErrorCode::kUnsupported,
+               "config field " + formats::quote_and_escape(name) + " is missing, by which " +
+                   to_text(kind->second) + " means another value than " + list_values(row.values),
+               "write " + formats::quote_and_escape(name) + ": " + to_text(row.values.front()),
+               "CONFIG_FIELD");
+}
+
 // `prefix`: of the fields' names in the table.
 void check_config(const ConfigFields& fields, const TensorIndex::Config& config,
                   const std::string& prefix = {}) {
   std::optional<Error> first;
   std::string message;
-  for (const auto& [name, value] : config) {
-    const std::optional<Error> problem = problem_of(fields, config, name, value, prefix);
-    if (!problem) continue;
+  const auto add = [&](const std::optional<Error>& problem) {
+    if (!problem) return;
     message += (first ? "; " : "") + problem->message();
     if (!first) first = problem;
-  }
+  };
+  for (const auto& [name, value] : config) add(problem_of(fields, config, name, value, prefix));
+  for (const ConfigField& row : fields.rows()) add(missing_of(row, config, prefix));
   if (first) throw Error(first->code(), message, first->hint(), first->tag());
 }
 
@@ -84,7 +101,10 @@ std::vector<FolderFile> folder_files(const files::Checkpoint& component) {
   constexpr std::pair<const char*, const char*> kFiles[] = {
       {"scheduler/scheduler_config.json", "scheduler."},
       {"model_index.json", "model_index."},
-      {"image_processor/preprocessor_config.json", "image_processor."}};
+      {"image_processor/preprocessor_config.json", "image_processor."},
+      // One file and both in one, as versions of transformers write them.
+      {"processor/preprocessor_config.json", "processor.image_processor."},
+      {"processor/processor_config.json", "processor."}};
   std::vector<FolderFile> found;
   const fs::path folder = fs::absolute(component.folder()).lexically_normal().parent_path();
   for (const auto& [name, prefix] : kFiles) {
@@ -116,9 +136,7 @@ void check_folder_file(const ConfigFields& fields, const FolderFile& file) {
     check_config(fields, file.fields, file.prefix);
   } catch (const Error& error) {
     throw Error(error.code(), files::display_path(file.path) + ": " + error.message(),
-                "take it out of the file where it does not matter; generate has --schedule, "
-                "--flow_shift and --solver",
-                error.tag());
+                error.hint() + "; generate has --schedule, --flow_shift and --solver", error.tag());
   }
 }
 

@@ -17,7 +17,8 @@ std::optional<Detection> detect_with_config(const ModelFamily& family,
                                             const TensorIndex& checkpoint, const DetectHint& hint);
 
 // A file beside the folder of a component, in a model's folder as diffusers saves it:
-// scheduler/scheduler_config.json, model_index.json, or image_processor/preprocessor_config.json.
+// scheduler/scheduler_config.json, model_index.json, image_processor/preprocessor_config.json, or
+// what processor/ says of images: preprocessor_config.json and processor_config.json.
 struct FolderFile {
   std::string path;
   std::string prefix;  // of its fields in a family's table: "scheduler."

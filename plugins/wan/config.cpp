@@ -122,21 +122,6 @@ std::string_view variant_of(const DitConfig& c) {
   return c.width < 5120 ? "wan2.1-t2v-1.3b" : "wan2.1-t2v-14b";
 }
 
-// Without these fields diffusers' schedulers expect noise, on levels that are not those of flows.
-void check_scheduler(const PartView& view) {
-  const TensorIndex::Config& config = view.index().config();
-  const auto found = config.find("scheduler._class_name");
-  if (found == config.end() ||
-      found->second == atelier::ConfigValue("FlowMatchEulerDiscreteScheduler"))
-    return;
-  for (const char* name : {"prediction_type", "use_flow_sigmas"}) {
-    if (!config.contains(std::string("scheduler.") + name))
-      view.refuse(
-          std::string("has no ") + name + " in its scheduler_config.json, which flows need",
-          R"(write "prediction_type": "flow_prediction" and "use_flow_sigmas": true there)");
-  }
-}
-
 }  // namespace
 
 std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
@@ -147,7 +132,6 @@ std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
     if (view.contains(kind.tensor)) refuse_kind(kind.what, kKnownKinds);
   }
   view.refuse_quantised();
-  check_scheduler(view);
   const DitConfig config = read_dit(view, *names);
   Detection part =
       atelier::detection_of("dit", names->of("original", "diffusers"), config, names->prefix);

@@ -21,14 +21,17 @@ ConfigValue or_null(int64_t value) {
 // What diffusers' scheduler of a model's folder says. The class and its shift are taken by
 // --schedule diffusers.
 ConfigFields scheduler_fields() {
+  const std::vector<ConfigValue> kNoiseSchedulers = {"UniPCMultistepScheduler",
+                                                     "DPMSolverMultistepScheduler"};
   ConfigFields fields;
   fields
       .of_diffusers({"UniPCMultistepScheduler", "DPMSolverMultistepScheduler",
                      "FlowMatchEulerDiscreteScheduler"})
       .ignored({"flow_shift", "shift"})
       .fixed("num_train_timesteps", {1000})
-      .fixed("prediction_type", {"flow_prediction"})
-      .fixed("use_flow_sigmas", {true})
+      // Schedulers that were made for noise mean noise, and its levels, where a file says nothing.
+      .needed("prediction_type", {"flow_prediction"}, kNoiseSchedulers)
+      .needed("use_flow_sigmas", {true}, kNoiseSchedulers)
       .fixed("final_sigmas_type", {"zero"})
       .fixed("shift_terminal", {nullptr})
       .fixed("solver_order", {2})

@@ -21,12 +21,19 @@ ConfigFields& ConfigFields::read(ConfigField field) {
 }
 
 ConfigFields& ConfigFields::fixed(std::string name, std::vector<ConfigValue> values) {
-  rows_.push_back({std::move(name), ConfigField::Use::kFixed, std::move(values), {}, {}});
+  rows_.push_back({std::move(name), ConfigField::Use::kFixed, std::move(values), {}, {}, {}});
   return *this;
 }
 
 ConfigFields& ConfigFields::told(std::string name, std::vector<ConfigValue> values) {
-  rows_.push_back({std::move(name), ConfigField::Use::kTold, std::move(values), {}, {}});
+  rows_.push_back({std::move(name), ConfigField::Use::kTold, std::move(values), {}, {}, {}});
+  return *this;
+}
+
+ConfigFields& ConfigFields::needed(std::string name, std::vector<ConfigValue> values,
+                                   std::vector<ConfigValue> classes) {
+  fixed(std::move(name), std::move(values));
+  rows_.back().needed_by = std::move(classes);
   return *this;
 }
 

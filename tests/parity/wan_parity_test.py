@@ -325,10 +325,12 @@ class WanPipelineTest(unittest.TestCase):
 
     @contextlib.contextmanager
     def scheduler_of(self, **changes):
-        """While it holds, the model's folder has a scheduler that says something else."""
+        """While it holds, the model's folder has a scheduler that says something else, or leaves out what is None."""
         path = self.models.model / "scheduler/scheduler_config.json"
         text = path.read_text()
-        path.write_text(json.dumps(json.loads(text) | changes))
+        fields = json.loads(text) | changes
+        path.write_text(json.dumps({name: value for name, value in fields.items()
+                                    if name not in changes or value is not None}))
         try:
             yield
         finally:
@@ -354,6 +356,13 @@ class WanPipelineTest(unittest.TestCase):
                                 unheard_of=1).items():
             with self.subTest(name), self.scheduler_of(**{name: value}), \
                     self.assertRaisesRegex(Exception, f'scheduler_config.json: config field "{name}"'):
+                self.ours(latents, num_inference_steps=2)
+
+    def test_what_a_folder_has_to_say_and_does_not_is_refused_by_its_name(self):
+        latents = wan_checks.noise(1, 32, 48, seed=51)
+        for name in ("prediction_type", "use_flow_sigmas"):
+            with self.subTest(name), self.scheduler_of(**{name: None}), \
+                    self.assertRaisesRegex(Exception, f'scheduler_config.json: config field "{name}" is missing'):
                 self.ours(latents, num_inference_steps=2)
 
     def test_an_empty_prompt_is_that_of_diffusers(self):

@@ -326,10 +326,9 @@ TEST_CASE("A scheduler that leaves out what flows need is refused", "[detect]") 
   };
   TensorIndex::Config config = {{"scheduler._class_name", "UniPCMultistepScheduler"},
                                 {"scheduler.flow_shift", 3.0}};
-  CHECK(message(config).find("no prediction_type in its scheduler_config.json") !=
-        std::string::npos);
+  CHECK(message(config).find("\"scheduler.prediction_type\" is missing") != std::string::npos);
   config["scheduler.prediction_type"] = "flow_prediction";
-  CHECK(message(config).find("no use_flow_sigmas") != std::string::npos);
+  CHECK(message(config).find("\"scheduler.use_flow_sigmas\" is missing") != std::string::npos);
   config["scheduler.use_flow_sigmas"] = true;
   CHECK(detected(index_of(keys, "", config)).component == "dit");
   CHECK(detected(index_of(keys, "",

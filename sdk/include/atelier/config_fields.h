@@ -31,6 +31,9 @@ struct ConfigField {
   std::string only_with = {};
   // The field means nothing in a config with fields that begin so; empty: it always does.
   std::string unless = {};
+  // Classes, as `_class_name` beside the field says them, to which a missing field means another
+  // value than `values`: their configs have to say it.
+  std::vector<ConfigValue> needed_by = {};
 };
 
 // A table, row by row. Of several rows that name a field, an exact one goes before one with '*'.
@@ -43,6 +46,10 @@ class ATELIER_API ConfigFields {
   ConfigFields& read(ConfigField field);
   ConfigFields& fixed(std::string name, std::vector<ConfigValue> values);
   ConfigFields& told(std::string name, std::vector<ConfigValue> values);
+
+  // A fixed field that configs of `classes` have to say, see ConfigField::needed_by.
+  ConfigFields& needed(std::string name, std::vector<ConfigValue> values,
+                       std::vector<ConfigValue> classes);
 
   // What diffusers writes into the config of one of these classes, beside its arguments.
   ConfigFields& of_diffusers(std::vector<ConfigValue> class_names);
