@@ -84,7 +84,7 @@ void BlockGradients::settle() {
   const at::NoGradGuard no_grad;
   for (Sending& sending : std::exchange(under_way_, {})) {
     std::exchange(sending.sent, {}).wait();
-    sending.values.reset();
+    let_go(sending.values);
     Bucket& bucket = buckets_[sending.bucket];
     add_to_sum(bucket.sum, sending.part, bucket.options.device(), on_host_);
   }
@@ -114,9 +114,10 @@ void BlockGradients::add_groups() {
             shared_, [&](const Shared& shared) { return shared.bucket == index && shared.has; }))
       continue;
     Bucket& bucket = buckets_[index];
-    if (!bucket.sum.defined())  // it came in another group alone
-      add_to_sum(bucket.sum, at::zeros({bucket.length()}, bucket.options), bucket.options.device(),
-                 on_host_);
+    if (!bucket.sum.defined()) {  // it came in another group alone
+      Tensor nothing = at::zeros({bucket.length()}, bucket.options);
+      add_to_sum(bucket.sum, nothing, bucket.options.device(), on_host_);
+    }
     exchange_through_host(*groups_.replicas, bucket.sum,
                           [&](const Tensor& sent) { groups_.replicas->all_reduce(sent).wait(); });
   }

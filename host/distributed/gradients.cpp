@@ -149,7 +149,10 @@ void GradientSums::exchange(Sending& sending) {
 
 // Gradients are parts of their bucket from then on, unless they keep their memory.
 void GradientSums::take(Sending& sending) {
-  if (!sending.values.is_same(sending.host)) sending.values.copy_(sending.host);
+  if (!sending.values.is_same(sending.host)) {
+    sending.values.copy_(sending.host);
+    let_go(sending.host);
+  }
   for (const auto& [place, begin] : sending.places) {
     const Tensor& leaf = leaves_[place];
     const Tensor sum = sending.values.narrow(0, begin, leaf.numel()).view(leaf.sizes());
@@ -290,7 +293,7 @@ void ShardedGradients::exchange(Sending& sending) {
 
 void ShardedGradients::take(Sending& sending) {
   const at::Device device = layout_.buckets()[sending.bucket].options.device();
-  sending.host.reset();
+  let_go(sending.host);
   add_to_sum(parts_[sending.bucket], sending.part, device, on_host_);
 }
 

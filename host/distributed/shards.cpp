@@ -88,7 +88,12 @@ void ShardGroups::add_up(Group& world, at::Tensor& value) const {
                         [&](const at::Tensor& sent) { world.all_reduce(sent).wait(); });
 }
 
-void add_to_sum(at::Tensor& sum, const at::Tensor& part, at::Device device, bool on_host) {
+void let_go(at::Tensor& value) {
+  if (value.is_cpu()) value.storage().set_data_ptr_noswap(at::DataPtr(nullptr, at::kCPU));
+  value.reset();
+}
+
+void add_to_sum(at::Tensor& sum, at::Tensor& part, at::Device device, bool on_host) {
   std::optional<memory::HostScope> host;
   if (on_host) host.emplace();
   const at::Device place = on_host ? at::Device(at::kCPU) : device;
@@ -97,6 +102,7 @@ void add_to_sum(at::Tensor& sum, const at::Tensor& part, at::Device device, bool
   } else {
     sum = part.to(place, part.scalar_type(), /*non_blocking=*/false, /*copy=*/on_host);
   }
+  if (!sum.is_alias_of(part)) let_go(part);
 }
 
 }  // namespace atelier::distributed

@@ -76,8 +76,13 @@ struct ShardGroups {
 };
 
 // Adds `part`, which came from other ranks, to a sum of such on `device`, or `on_host`. An
-// undefined sum becomes the first, and takes its memory where it is on the device.
-void add_to_sum(at::Tensor& sum, const at::Tensor& part, at::Device device, bool on_host);
+// undefined sum becomes the first, and takes its memory where it is on the device; otherwise the
+// part is let go.
+void add_to_sum(at::Tensor& sum, at::Tensor& part, at::Device device, bool on_host);
+
+// Gives the memory of `value` back, which has been exchanged and is read by nobody: a thread of Gloo
+// holds on to the tensor for a moment longer. `value` is undefined then.
+void let_go(at::Tensor& value);
 
 // Calls `exchange` with the value, or with its copy in host memory where the group cannot send it
 // from where it lies; and copies that back.

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "memory/live_bytes.h"
 #include "support/catch.h"
 
 namespace atelier::distributed {
@@ -90,6 +91,25 @@ TEST_CASE("What buckets that follow each other have at most", "[shards]") {
   CHECK(mib(4, 2) == 140);  // 30, 20, 15 and 50 are less
   CHECK(mib(6, 3) == 155 + 50);
   CHECK(FlatLayout({}, 2).most_bytes(4) == 0);
+}
+
+TEST_CASE("What is let go gives its memory back, whoever holds it still", "[shards]") {
+  const memory::LiveBytes bytes(at::kCPU);
+  at::Tensor sent = at::ones({1 << 20}), sum;
+  const at::Tensor held = sent;  // as a thread of Gloo holds it
+  CHECK(bytes.now() >= 4 << 20);
+  let_go(sent);
+  CHECK(!sent.defined());
+  CHECK(bytes.now() < 1 << 20);
+
+  at::Tensor part = at::ones({1 << 20});
+  add_to_sum(sum, part, at::kCPU, /*on_host=*/false);
+  CHECK(sum.is_same(part));
+  at::Tensor more = at::ones({1 << 20});
+  const at::Tensor held_too = more;
+  add_to_sum(sum, more, at::kCPU, /*on_host=*/false);
+  CHECK(sum.sum().item<double>() == 2 << 20);
+  CHECK(bytes.now() < 5 << 20);
 }
 
 }  // namespace
