@@ -91,9 +91,10 @@ int64_t backward_bytes(const DryModel::TrainingPass& pass, const memory::Activat
 }
 
 int64_t trying_bytes(const DryModel::TrainingPass& pass) {
-  int64_t working = 0;
-  for (const auto& run : pass.runs) working = std::max(working, run->working_bytes);
-  return working / 2;
+  int64_t most = 0;
+  for (size_t i = 0; i < pass.runs.size(); ++i)
+    most = std::max({most, pass.runs[i]->working_bytes / 2, pass.gradients[i]});
+  return most;
 }
 
 int64_t measuring_bytes(const DryModel::TrainingPass& pass) {

@@ -405,6 +405,14 @@ class TrainingSizes {
     return std::llround(std::max(0.0, ending - computing));
   }
 
+  // Whether the first step measures blocks for a budget: a plan that chooses to keep inputs of
+  // blocks alone leaves that out, and a user who says so by a budget does not.
+  bool is_measured(const ActivationBudget& budget) const {
+    return is_part(budget) || budget.kind == ActivationBudget::Kind::kBytes ||
+           (budget.kind == ActivationBudget::Kind::kFraction && config().activation_budget &&
+            config().activation_budget->kind == ActivationBudget::Kind::kFraction);
+  }
+
   PlannedPhase train_phase(SizedRun& sized, bool on_host) {
     PlannedPhase phase{.name = "train"};
     const auto components = train::running_components(model_, training_.selection);
@@ -418,7 +426,7 @@ class TrainingSizes {
         planned_bytes = std::max(planned_bytes, plan.peak_bytes);
         strategies.push_back(strategy_of_budget(pass, plan, budget));
         backward = std::max(backward, backward_of(pass, plan, on_host));
-        if (is_part(budget) || budget.kind == ActivationBudget::Kind::kBytes) {
+        if (is_measured(budget)) {
           strategies.back().device_bytes =
               std::max(strategies.back().device_bytes, pass.outside_bytes + measuring_bytes(pass));
           const ActivationBudget least = {.kind = ActivationBudget::Kind::kFraction};

@@ -58,6 +58,8 @@ TRAIN = [
 BOUNDED = [
     {**SHAPES, **sized(496), **LORA, **AGAIN, **AWAY, "dtype": "bfloat16"},
     {**SHAPES, **sized(304), **ON_HOST, **AGAIN},
+    {**SHAPES, **sized(64), **ON_HOST},
+    {**SHAPES, **sized(64), **ON_HOST, "activation_memory_budget": 0},
     {**SHAPES, **sized(304), **FULL, "optimize_on_cpu": True, "dtype": "bfloat16"},
 ]
 # Of two processes that share one training.
