@@ -202,8 +202,23 @@ WAN = Wan(plugin="wan",
                                                 num_layers=24)),
               "vae": ("vae_diffusers.txt", dict(base_dim=96))
           })
-WAN_14B = dataclasses.replace(WAN, title="Wan 2.1 14B", published={
+LARGE_DIT = dict(num_attention_heads=40, attention_head_dim=128, num_layers=40, ffn_dim=13824, text_dim=4096,
+                 freq_dim=256)
+WAN_14B = dataclasses.replace(WAN, title="Wan 2.1 14B",
+                              published={**WAN.published, "transformer": ("wan_t2v_14b.txt", LARGE_DIT)})
+# Two experts of the same shapes; "transformer_2" is the one for little noise.
+WAN_22 = dataclasses.replace(WAN_14B, title="Wan 2.2 T2V-A14B",
+                             published={**WAN_14B.published, "transformer_2": ("wan_t2v_14b.txt", LARGE_DIT)})
+IMAGE_DIT = ("wan22_i2v_a14b.txt", {**LARGE_DIT, "in_channels": 36})
+WAN_22_IMAGE = dataclasses.replace(WAN_14B, title="Wan 2.2 I2V-A14B",
+                                   published={**WAN_14B.published, "transformer": IMAGE_DIT,
+                                              "transformer_2": IMAGE_DIT})
+WAN_22_5B = dataclasses.replace(WAN, title="Wan 2.2 TI2V-5B", published={
     **WAN.published,
-    "transformer": ("wan_t2v_14b.txt", dict(num_attention_heads=40, attention_head_dim=128, num_layers=40,
-                                            ffn_dim=13824, text_dim=4096, freq_dim=256))
+    "transformer": ("wan22_ti2v_5b.txt", dict(num_attention_heads=24, attention_head_dim=128, num_layers=30,
+                                              ffn_dim=14336, text_dim=4096, freq_dim=256, in_channels=48,
+                                              out_channels=48)),
+    # Its latents' means and deviations are those that the plugin knows.
+    "vae": ("wan22_vae.txt", dict(base_dim=160, decoder_base_dim=256, z_dim=48, is_residual=True, patch_size=2,
+                                  in_channels=12, out_channels=12, latents_mean=[], latents_std=[]))
 })

@@ -51,14 +51,15 @@ def shapes_of(folder):
 def write_model(folder, family, is_published):
     """A whole model: the tokenizer of the tests' tiny one, and holes of its shapes or of the published ones."""
     family.make_tiny_model(folder / "parts")
-    tiny = folder / "parts/model"
     for part, (keys, config) in family.published.items():
         (folder / part).mkdir()
-        shapes = published_shapes(keys) if is_published else shapes_of(tiny / part)
+        tiny = folder / "parts/model" / part.removesuffix("_2")  # of two experts there is one tiny model
+        shapes = published_shapes(keys) if is_published else shapes_of(tiny)
         published_sizes.write_holes(folder / part / "model.safetensors", shapes, {"atelier.random_weights": str(SEED)})
-        source = DATA / "configs" / config if is_published and isinstance(config, str) else tiny / part / "config.json"
+        source = DATA / "configs" / config if is_published and isinstance(config, str) else tiny / "config.json"
         changes = config if is_published and isinstance(config, dict) else {}
         published_sizes.change_config(source, folder / part / "config.json", **changes)
+    tiny = folder / "parts/model"
     for name in ("tokenizer", "scheduler"):
         shutil.copytree(tiny / name, folder / name)
     if (tiny / "model_index.json").exists():

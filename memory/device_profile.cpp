@@ -65,12 +65,14 @@ struct KnownDevice {
   double memory_gb_per_s, copy_gb_per_s;
 };
 
-// Peaks are those of NVIDIA's data sheets and architecture white papers (Ampere GA102, Ada,
-// Blackwell, A100, H100, H200, L40S): dense products of bfloat16 with sums in float32, float32
-// without tensor cores, memory, and PCIe 4.0 (32 GB/s each way, 16 with eight lanes) or 5.0 (64
-// GB/s). What is sustained is taken as 85 and 73 % of a GeForce card's products, about 70 % of a
-// data centre's, which its power limits, 79 % and 65 % in attention, 90 % of memory and 75 to 78 %
-// of PCIe.
+// The numbers behind each row are peaks of NVIDIA's data sheets and architecture white papers
+// (Ampere GA102, Ada, Blackwell, A100, H100, H200, L40S), all without sparsity: TFLOP/s of tensor
+// cores in bfloat16 with sums in float32, which are twice float32 on a GeForce card; TFLOP/s in
+// float32 without tensor cores; GB/s of memory. PCIe carries 32 GB/s each way in generation 4, 16
+// with eight lanes, and 64 in generation 5. A100, H100 and H200 are SXM modules. A GeForce card is
+// taken to sustain 85 and 73 % of products and 79 % in attention; one of a data centre, which its
+// power limits, about 70 % of products, and 51 to 55 % in attention where it is not Hopper's; each
+// 90 % of memory and 75 to 78 % of PCIe.
 constexpr KnownDevice kDevices[] = {
     {"3060", 11.6, 22, 9.3, 20, 324, 24},       // 12 GB: 25.5, 12.7, 360 GB/s
     {"3090", 23.5, 60, 26, 56, 842, 24},        // 24 GB: 71, 35.6, 936 GB/s

@@ -27,10 +27,14 @@ SEED = 1000
 STEPS, CFG_SCALE = 20, 4.0
 
 
+def learnt_prompts():
+    return {pictures.numbered_scene(seed, number, wide).prompt()
+            for seed, count, wide in LEARNT for number in range(count)}
+
+
 def unseen_scenes(count, seed=SEED):
     """Scenes whose prompts are not among those that were learnt."""
-    learnt = {pictures.numbered_scene(learnt_seed, number, wide).prompt()
-              for learnt_seed, learnt_count, wide in LEARNT for number in range(learnt_count)}
+    learnt = learnt_prompts()
     scenes, number = [], 0
     while len(scenes) < count:
         scene = pictures.numbered_scene(seed, number)
