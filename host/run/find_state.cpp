@@ -8,6 +8,7 @@
 #include "host/files/checkpoint.h"
 #include "host/files/content_hash.h"
 #include "host/files/file_reader.h"
+#include "host/files/folder.h"
 #include "host/run/durable.h"
 #include "host/run/manifest.h"
 #include "host/run/run_folder.h"
@@ -34,11 +35,31 @@ std::vector<std::string> candidates(const std::string& folder) {
   return folders;
 }
 
+// A state of another run would bring that run's settings, and the folder would mix the two.
+void check_run(const SavedState& saved_state) {
+  const std::string run = run_of(saved_state);
+  if (run.empty() || saved_state.run.empty()) return;
+  const std::string identity = identity_of(run);
+  if (identity.empty() || identity == saved_state.run) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              display_path(saved_state.folder) + ": is of another run than " + display_path(run),
+              "move it out of \"checkpoints\", where --resume takes it by its path, with another "
+              "--output_path; where the whole run was put here, delete " +
+                  display_path(path_in(run, kIdentityName)),
+              "CHECKPOINT_OF_ANOTHER_RUN");
+}
+
 SavedState open_and_read(const std::string& folder,
                          const std::function<void(const SavedState&)>& read) {
   SavedState saved_state = open_state(folder);
+  check_run(saved_state);
   if (read) read(saved_state);
   return saved_state;
+}
+
+bool is_identity(const std::string& text) {
+  const auto is_digit = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
+  return text.size() == kIdentityDigits && std::ranges::all_of(text, is_digit);
 }
 
 SavedState newest_whole(const std::string& folder, const std::vector<std::string>& folders,
@@ -60,6 +81,37 @@ SavedState newest_whole(const std::string& folder, const std::vector<std::string
 }
 
 }  // namespace
+
+std::string run_of(const SavedState& saved_state) {
+  const fs::path said = saved_state.folder;
+  for (const fs::path& folder : {said.lexically_normal(), fs::absolute(said).lexically_normal()}) {
+    const fs::path parent =
+        folder.has_filename() ? folder.parent_path() : folder.parent_path().parent_path();
+    if (parent.filename() == kCheckpointsName && parent.has_parent_path())
+      return parent.parent_path().string();
+  }
+  return "";
+}
+
+std::string written_identity(const std::string& run_folder) {
+  const std::string file = path_in(run_folder, kIdentityName);
+  if (!files::is_file(file)) return "";
+  std::string said = files::read_text_file(file);
+  said.erase(std::min(said.find('\n'), said.size()));
+  return is_identity(said) ? said : "";
+}
+
+std::string identity_of(const std::string& run_folder) {
+  if (std::string written = written_identity(run_folder); !written.empty()) return written;
+  for (const std::string& folder : candidates(path_in(run_folder, kCheckpointsName))) {
+    try {
+      const SavedState saved_state = open_state(folder);
+      if (!saved_state.run.empty()) return saved_state.run;
+    } catch (const Error&) {  // damaged, which says nothing of the others
+    }
+  }
+  return "";
+}
 
 std::string SavedState::path_of(const std::string& file, bool check) const {
   const auto found = files.find(file);

@@ -76,6 +76,7 @@ StateFiles files_of_list(const nlohmann::json& list) {
 
 void read_manifest(const nlohmann::json& manifest, SavedState& into) {
   manifest.at("step").get_to(into.step);
+  into.run = manifest.value("run", "");
   into.facts = manifest.at("facts");
   into.files = files_of_list(manifest.at("files"));
   for (const auto& [name, file] : into.files) {
@@ -117,9 +118,11 @@ StateFiles files_of_text(const std::string& text) {
   return files_of_list(nlohmann::json::parse(text));
 }
 
-std::string manifest_text(int64_t step, const StateFiles& files, const nlohmann::json& facts) {
+std::string manifest_text(int64_t step, const StateFiles& files, const nlohmann::json& facts,
+                          const std::string& run) {
   nlohmann::ordered_json manifest = {
       {"version", kVersion}, {"step", step}, {"time", time_now()}, {"sdk", ATELIER_SDK_VERSION}};
+  if (!run.empty()) manifest["run"] = run;
   manifest["files"] = list_of(files);
   manifest["facts"] = facts;
   std::string body;

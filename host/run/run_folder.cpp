@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <regex>
 #include <unistd.h>
 
@@ -111,13 +112,25 @@ void warn(const Error& error) {
   std::fputs(report::error_line(error, "warning").c_str(), stderr);
 }
 
-bool is_whole(const std::string& folder) {
+// Whether a saved state is whole, and of the run `identity` or of one that has none; empty: of any.
+bool is_whole(const std::string& folder, const std::string& identity = {}) {
   try {
-    open_state(folder);
-    return true;
+    const std::string run = open_state(folder).run;
+    return identity.empty() || run.empty() || run == identity;
   } catch (const Error&) {
     return false;
   }
+}
+
+std::string new_identity() {
+  std::random_device random;
+  std::string digits;
+  while (digits.size() < kIdentityDigits) {
+    std::array<char, 9> part;
+    std::snprintf(part.data(), part.size(), "%08x", random());
+    digits += part.data();
+  }
+  return digits;
 }
 
 bool exists(const std::string& path) {
@@ -164,11 +177,11 @@ RunFolder::RunFolder(std::string path)
     : path_(path.empty() ? "." : std::move(path)), checkpoints_(path_in(path_, kCheckpointsName)) {
   make_folders(path_);
   lock_ = take_lock(path_);
-  if (lock_ < 0) return;
   try {
-    clean();
+    if (lock_ >= 0) clean();
+    identify();
   } catch (...) {
-    file_operations().close(lock_);
+    if (lock_ >= 0) file_operations().close(lock_);
     throw;
   }
 }
@@ -194,6 +207,18 @@ void RunFolder::clean() const {
       discard(folder);
     }
   }
+}
+
+// A folder that older programs wrote gets its identity here; states without one are of any run.
+void RunFolder::identify() {
+  identity_ = written_identity(path_);
+  if (!identity_.empty()) return;
+  identity_ = identity_of(path_);
+  if (identity_.empty()) identity_ = new_identity();
+  files::TemporaryFile file(path_in(path_, kIdentityName));  // and not through a symbolic link
+  const std::string line = identity_ + "\n";
+  file.write(line.data(), line.size());
+  file.place();
 }
 
 void RunFolder::require_space(std::string_view what, uint64_t bytes) const {
@@ -259,7 +284,7 @@ std::string RunFolder::begin_save(int64_t step, uint64_t bytes) {
 std::string RunFolder::commit_save(const std::string& aside, int64_t step, const StateFiles& files,
                                    const nlohmann::json& facts, int64_t keep) {
   // The last file: where it is, the others are.
-  files::write_file(path_in(aside, kManifestName), manifest_text(step, files, facts));
+  files::write_file(path_in(aside, kManifestName), manifest_text(step, files, facts, identity_));
   commit(aside, step);
   try {
     if (keep > 0) remove_beyond(std::max<int64_t>(keep, 2), step);
@@ -298,7 +323,7 @@ void RunFolder::remove_beyond(int64_t keep, int64_t newest_step) const {
   int64_t num_whole = 1;
   for (const int64_t step : steps) {
     const std::string folder = path_in(checkpoints_, step_name(step));
-    if (!is_whole(folder) || ++num_whole <= keep) continue;
+    if (!is_whole(folder, identity_) || ++num_whole <= keep) continue;
     const std::string deleted = files::temporary_path(folder);
     rename_folder(folder, deleted);
     files::flush_folder(checkpoints_, folder);

@@ -21,6 +21,7 @@ inline constexpr std::string_view kConfigName = "config.toml";
 inline constexpr std::string_view kCsvName = "loss.csv";
 inline constexpr std::string_view kPreviewsName = "samples";
 inline constexpr std::string_view kTensorboardName = "tensorboard_log";
+inline constexpr std::string_view kIdentityName = ".run";  // see RunFolder::identity()
 
 // A state that was saved: OUTPUT/checkpoints/step-00001200/ with MANIFEST.json, which lists every
 // file with its size and content hash and ends with a checksum of its own.
@@ -32,6 +33,7 @@ struct SavedState {
 
   std::string folder;
   int64_t step = 0;
+  std::string run;       // identity of the run that saved it; empty: an older program did
   nlohmann::json facts;  // what save() was given
   std::map<std::string, File> files;
 
@@ -74,6 +76,10 @@ class RunFolder {
 
   const std::string& path() const { return path_; }
 
+  // 32 digits that tell this run from all others. They are written into the folder once, in a file
+  // of their own, and into the manifest of each saved state, and stay when the folder is moved.
+  const std::string& identity() const { return identity_; }
+
   // Throws Error{kEnvironment} with what could be deleted when fewer than `bytes` are free, and a
   // tenth more. `what` is about to be written, or must not be crowded out: "a checkpoint".
   void require_space(std::string_view what, uint64_t bytes) const;
@@ -98,11 +104,12 @@ class RunFolder {
 
  private:
   void clean() const;
+  void identify();
   std::string what_to_delete() const;
   void commit(const std::string& aside, int64_t step) const;
   void remove_beyond(int64_t keep, int64_t newest_step) const;
 
-  std::string path_, checkpoints_;
+  std::string path_, checkpoints_, identity_;
   int lock_ = -1;            // -1: the file system has no locks
   bool has_warned_ = false;  // of weights that cannot be deleted
 };
@@ -111,9 +118,14 @@ class RunFolder {
 // "checkpoints" folder, or one saved state. Manifest and lengths are checked; `read`, where given,
 // loads what is needed, so that contents are checked as well. One that is damaged (Error{kDataLoss}
 // or {kEnvironment}, also from `read`) is passed over, `warn` gets a line for it, and the next
-// older one is taken. Throws Error{kNotFound} saying what was looked at when there is none, and
-// Error{kDataLoss} when none is whole, or the one that `path` names is not.
+// older one is taken. Throws Error{kNotFound} saying what was looked at when there is none,
+// Error{kDataLoss} when none is whole, or the one that `path` names is not, and
+// Error{kInvalidArgument} when the one to be taken is of another run than the folder that it is in.
 SavedState find_state(const std::string& path, const std::function<void(const std::string&)>& warn,
                       const std::function<void(const SavedState&)>& read = {});
+
+// The folder of the run that a saved state belongs to, relative where the state's folder is; empty
+// when it lies alone.
+std::string run_of(const SavedState& saved_state);
 
 }  // namespace atelier::run

@@ -145,7 +145,7 @@ TEST_CASE("What an interrupted save left is removed under the lock only", "[run]
   const RunFolder run(folder / "out");
   CHECK(checkpoints_in(folder / "out") == std::vector<std::string>{"step-00000001"});
   CHECK(folder_names(folder / "out") ==
-        std::vector<std::string>{".lock", "checkpoints", "samples"});
+        std::vector<std::string>{".lock", ".run", "checkpoints", "samples"});
   CHECK(folder_names(folder / "out/samples").empty());
 }
 
@@ -154,8 +154,8 @@ TEST_CASE("What a folder holds of a run is told from what belongs to nobody", "[
   Folder folder;
   const std::string out = folder / "out";
   CHECK(find_occupants(out).results.empty());  // there is none
-  for (const char* name : {"notes.txt", ".lock", "cache/text/a.safetensors", "deeper/config.toml",
-                           ".atelier-tmp-12345678-step-1.safetensors",
+  for (const char* name : {"notes.txt", ".lock", ".run", "cache/text/a.safetensors",
+                           "deeper/config.toml", ".atelier-tmp-12345678-step-1.safetensors",
                            "checkpoints/.atelier-tmp-00c0ffee-step-00000007/optimizer.safetensors",
                            "samples/.atelier-tmp-00c0ffee-step-00000001_0.png"})
     write_bytes(out + "/" + name, "");
@@ -169,6 +169,108 @@ TEST_CASE("What a folder holds of a run is told from what belongs to nobody", "[
                                              "model_index.json", "step-1.safetensors"});
   CHECK(find_occupants(out).records ==
         Names{"config.toml", "loss.csv", "samples", "tensorboard_log"});
+}
+
+namespace {
+
+// Two runs, and a checkpoint of the second among those of the first, under a name that is free.
+struct TwoRuns : Folder {
+  TwoRuns() {
+    for (const char* name : {"out", "other"}) {
+      RunFolder run(*this / name);
+      for (const int64_t step : {1, 2}) save(run, step);
+    }
+    RunFolder other(*this / "other");
+    save(other, 5);
+    copy("other/checkpoints/step-00000005", "out/checkpoints/step-00000005");
+  }
+  void copy(const std::string& from, const std::string& to) const {
+    test::fs::copy(*this / from, *this / to, test::fs::copy_options::recursive);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("A checkpoint of another run is refused in a run's folder", "[run]") {
+  const TwoRuns folder;
+  for (const char* path : {"out", "out/checkpoints", "out/checkpoints/step-00000005"}) {
+    INFO(path);
+    expect_error(ErrorCode::kInvalidArgument,
+                 {"out/checkpoints/step-00000005: is of another run than", "out; move it out",
+                  "--output_path", "delete", "out/.run", "[CHECKPOINT_OF_ANOTHER_RUN]"},
+                 [&] { find(folder / path); });
+  }
+  CHECK(find(folder / "out/checkpoints/step-00000002").step == 2);  // one of its own
+  CHECK(find(folder / "other").step == 5);
+  {
+    RunFolder run(folder / "out");
+    save(run, 3, 0, 2);  // nor does it count among those that stay, or go
+  }
+  CHECK(checkpoints_in(folder / "out") ==
+        std::vector<std::string>{"step-00000002", "step-00000003", "step-00000005"});
+  test::fs::remove(folder / "out/.run");  // the newest one tells whose folder it is
+  CHECK(find(folder / "out").step == 5);
+  expect_error(ErrorCode::kInvalidArgument, {"step-00000003: is of another run"},
+               [&] { find(folder / "out/checkpoints/step-00000003"); });
+}
+
+TEST_CASE("A run is the same where its folder is moved or copied", "[run]") {
+  const TwoRuns folder;
+  std::string identity;
+  {
+    const RunFolder run(folder / "other");
+    identity = run.identity();
+    CHECK(identity.size() == 32);
+  }
+  CHECK(RunFolder(folder / "out").identity() != identity);
+  folder.copy("other", "copied");
+  CHECK(find(folder / "copied").run == identity);
+  SECTION("without its hidden files") {
+    test::fs::remove(folder / "copied/.run");
+    CHECK(find(folder / "copied").step == 5);
+    CHECK(RunFolder(folder / "copied").identity() == identity);
+    CHECK(read_bytes(folder / "copied/.run") == identity + "\n");
+  }
+  SECTION("one checkpoint alone, wherever it lies") {
+    folder.copy("other/checkpoints/step-00000005", "alone");
+    test::fs::create_directories(folder / "some/checkpoints");
+    folder.copy("other/checkpoints/step-00000005", "some/checkpoints/step-00000005");
+    for (const char* path : {"alone", "some"}) CHECK(find(folder / path).step == 5);
+    CHECK(RunFolder(folder / "some").identity() == identity);
+  }
+}
+
+TEST_CASE("A run goes on from checkpoints of an older program", "[run]") {
+  Folder folder;
+  const std::string checkpoint = folder / "out/checkpoints/step-00000001";
+  {
+    RunFolder run(folder / "out");
+    save(run, 1);
+  }
+  const SavedState saved_state = open_state(checkpoint);
+  write_bytes(checkpoint + "/MANIFEST.json", manifest_text(1, saved_state.files, {}));
+  CHECK(find(folder / "out").run.empty());
+  test::fs::remove(folder / "out/.run");
+  CHECK(find(folder / "out").step == 1);
+  RunFolder run(folder / "out");
+  save(run, 2, 0, 2);
+  save(run, 3, 0, 2);
+  CHECK(checkpoints_in(folder / "out") ==
+        std::vector<std::string>{"step-00000002", "step-00000003"});
+  CHECK(find(folder / "out").run == run.identity());
+}
+
+TEST_CASE("A run's identity is not written through a link, and a damaged one is written anew",
+          "[run]") {
+  Folder folder;
+  write_bytes(folder / "other.txt", "mine");
+  test::fs::create_directory(folder / "out");
+  test::fs::create_symlink("../other.txt", folder / "out/.run");
+  const std::string identity = RunFolder(folder / "out").identity();
+  CHECK(read_bytes(folder / "other.txt") == "mine");
+  CHECK(RunFolder(folder / "out").identity() == identity);
+  write_bytes(folder / "out/.run", identity.substr(1));
+  CHECK(RunFolder(folder / "out").identity() != identity);
 }
 
 TEST_CASE("A damaged checkpoint is passed over, and stays", "[run]") {
