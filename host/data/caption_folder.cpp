@@ -1,11 +1,9 @@
-#include <algorithm>
-#include <array>
 #include <filesystem>
 #include <set>
-#include <span>
 
 #include "atelier/error.h"
 
+#include "host/data/folder_files.h"
 #include "host/data/metadata.h"
 #include "host/files/file_reader.h"
 
@@ -15,43 +13,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kMaskEnding = "-masklabel.png";
-
-// Also formats that cannot be read here: an image is told of, not passed over.
-constexpr std::array kImageEndings = {".png",  ".jpg", ".jpeg", ".webp", ".bmp",  ".gif",  ".tif",
-                                      ".tiff", ".ppm", ".pgm",  ".pbm",  ".avif", ".heic", ".jxl"};
-constexpr std::array kClipEndings = {".mp4", ".m4v",  ".mov", ".mkv", ".webm", ".avi",
-                                     ".mpg", ".mpeg", ".ts",  ".wmv", ".flv"};
-
-bool ends_in(const fs::path& name, std::span<const char* const> endings) {
-  std::string ending = name.extension().string();
-  std::transform(ending.begin(), ending.end(), ending.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return std::ranges::find(endings, ending) != endings.end();
-}
-
-// Paths of all files below `folder`, relative to it and sorted; hidden ones are left out.
-std::set<std::string> files_below(const fs::path& folder) {
-  std::set<std::string> files;
-  std::error_code failure;
-  fs::recursive_directory_iterator entry(folder, failure), end;
-  while (!failure && entry != end) {
-    const bool is_hidden = entry->path().filename().string().starts_with('.');
-    std::error_code unknown;
-    if (is_hidden) {
-      entry.disable_recursion_pending();
-    } else if (!entry->is_directory(unknown)) {
-      files.insert(entry->path().lexically_relative(folder).string());
-    }
-    entry.increment(failure);
-  }
-  if (failure) {
-    throw Error(failure == std::errc::no_such_file_or_directory ? ErrorCode::kNotFound
-                                                                : ErrorCode::kEnvironment,
-                files::display_path(folder.string()) + ": " + failure.message(), "check the folder",
-                "FILE_OPEN");
-  }
-  return files;
-}
 
 std::string read_caption(const std::string& path) {
   const std::string bytes = files::read_text_file(path, kMaxRowBytes);
@@ -64,7 +25,7 @@ std::string read_caption(const std::string& path) {
 }  // namespace
 
 Metadata read_caption_folder(const std::string& folder, const std::string& caption_extension,
-                             bool with_clips, Findings& problems) {
+                             bool with_clips, Findings& problems, const std::string& left_out) {
   const std::set<std::string> files = files_below(folder);
   std::string other_way;
   for (const char* name : {"metadata.csv", "metadata.jsonl", "metadata.json"}) {
@@ -74,9 +35,9 @@ Metadata read_caption_folder(const std::string& folder, const std::string& capti
   }
   Metadata metadata = {folder, {"image", "prompt"}, {}};
   for (const std::string& file : files) {
-    const bool is_learnt =
-        ends_in(file, kImageEndings) || (with_clips && ends_in(file, kClipEndings));
-    if (!is_learnt || file.ends_with(kMaskEnding)) continue;
+    const bool is_learnt = is_image_name(file) || (with_clips && is_clip_name(file));
+    const bool is_left_out = !left_out.empty() && file.starts_with(left_out + "/");
+    if (!is_learnt || is_left_out || file.ends_with(kMaskEnding)) continue;
     const std::string stem = fs::path(file).replace_extension().string();
     Record record = {0, files::display_path((fs::path(folder) / file).string())};
     record.values["image"] = file;

@@ -36,7 +36,9 @@ std::string place_of(const Metadata& metadata, const std::string& column) {
 Columns::Columns(const DatasetOptions& options, std::span<const InputSpec> inputs,
                  std::string_view variant, const Metadata& metadata, Findings& problems,
                  Findings& odd)
-    : base_(options.dataset_base_path), mask_column_(options.mask_column) {
+    : base_(options.dataset_base_path),
+      mask_column_(options.mask_column),
+      is_folder_(options.dataset_metadata_path.empty()) {
   choose_inputs(options, inputs, variant, problems);
   if (!metadata.records.empty()) check_columns(options, inputs, metadata, problems, odd);
 }
@@ -107,6 +109,11 @@ void Columns::find_missing(const Metadata& metadata, std::vector<std::string>& u
     const std::string name(input.name);
     if (contains(metadata.columns, name) || input.when_absent != WhenAbsent::kNone) continue;
     absent_.insert(name);
+    if (is_folder_ && inputs::is_image(input.kind) && input.role == InputRole::kCondition) {
+      problems.add(kColumns, place_of(metadata, name) + "images have no file beside them for it",
+                   "name their folder with --control_path FOLDER");
+      continue;
+    }
     const std::string nearest = report::nearest_name(name, unknown);
     problems.add(kColumns, place_of(metadata, name) + "there is no such column",
                  nearest.empty() ? "the file has " + report::list_names(metadata.columns, 8)

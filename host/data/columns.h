@@ -47,6 +47,7 @@ class Columns {
                   Item& item, Findings& problems, Findings& odd) const;
 
   std::string base_, mask_column_, target_input_;
+  const bool is_folder_;  // rows are images with captions beside them
   std::vector<InputSpec> inputs_;
   std::set<std::string, std::less<>> absent_;  // inputs without a column, already told
 };

@@ -8,6 +8,7 @@
 
 #include "formats/escape.h"
 #include "host/data/columns.h"
+#include "host/data/control_files.h"
 #include "host/data/file_rules.h"
 #include "host/data/findings.h"
 #include "host/data/image_files.h"
@@ -42,7 +43,9 @@ std::optional<Metadata> read_rows(const DatasetOptions& options, bool with_clips
   }
   try {
     if (options.dataset_metadata_path.empty())
-      return read_caption_folder(base, options.caption_extension, with_clips, problems);
+      return read_caption_folder(
+          base, options.caption_extension, with_clips, problems,
+          options.control_path.empty() ? std::string() : control_folder(options));
     return read_metadata(options.dataset_metadata_path, problems);
   } catch (const Error& error) {
     const bool is_folder = options.dataset_metadata_path.empty();
@@ -219,6 +222,22 @@ void join_target_columns(std::span<const InputSpec> inputs, Metadata& metadata,
   problems.set_row(0);
 }
 
+// Gives rows the files of --control_path, and makes the input that takes them one of those that
+// every row has.
+void join_control_files(DatasetOptions& options, std::span<const InputSpec> inputs,
+                        Metadata& metadata, Findings& problems, Findings& odd) {
+  const auto target = std::ranges::find(inputs, InputRole::kTarget, &InputSpec::role);
+  if (options.control_path.empty() || target == inputs.end()) return;
+  try {
+    const InputSpec& control = control_input(inputs, options.extra_inputs);
+    add_control_files(options, target->name, control, metadata, problems, odd);
+    if (!std::ranges::count(options.extra_inputs, control.name))
+      options.extra_inputs.emplace_back(control.name);
+  } catch (const Error& error) {
+    problems.add("folders", error.at("--control_path"));
+  }
+}
+
 }  // namespace
 
 Dataset Dataset::open(const DatasetOptions& options, std::span<const InputSpec> inputs,
@@ -230,7 +249,8 @@ Dataset Dataset::open(const DatasetOptions& options, std::span<const InputSpec> 
   if (is_folder) dataset.options_.mask_column = DatasetOptions().mask_column;
   const SizeRule sizes(options, spec.pixel_multiple, problems);
   const size_t before = problems.size();
-  inputs::check_frames(options.clips.frames(), spec, "--num_frames", problems);
+  for (const int64_t frames : options.clips.lengths())
+    inputs::check_frames(frames, spec, "--num_frames", problems);
   const bool has_frames = problems.size() == before;
 
   Findings errors(options.max_errors), odd(options.max_errors);
@@ -238,6 +258,7 @@ Dataset Dataset::open(const DatasetOptions& options, std::span<const InputSpec> 
   if (metadata) {
     add_texts(options.texts_of_all, *metadata);
     join_target_columns(inputs, *metadata, errors);
+    join_control_files(dataset.options_, inputs, *metadata, errors, odd);
   }
   const std::string place =
       files::display_path(is_folder ? options.dataset_base_path : options.dataset_metadata_path);

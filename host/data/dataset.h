@@ -26,6 +26,9 @@ namespace atelier::data {
 struct DatasetOptions {
   std::string dataset_base_path;      // what relative paths are relative to
   std::string dataset_metadata_path;  // empty: captions beside the images of dataset_base_path
+  // Folder of the files of one input, which are called as those of the target are; see
+  // add_control_files(). Empty: there is none.
+  std::string control_path = {};
   // Columns with file paths; others are taken as they stand. Absent columns are no mistake.
   std::vector<std::string> data_file_keys = {"image", "video"};
   // Optional inputs of the family that every row must have.
@@ -64,7 +67,7 @@ struct Item {
   MediaTarget target;  // what the target input is brought to by crop_and_resize
   // Numbers of the target's frames that are learnt, ascending; empty: it is an image.
   std::vector<int64_t> frames;
-  int64_t piece = 0;  // of those that the row's clip is cut into, from 0
+  int64_t piece = 0;  // of all that the row's clip is cut into, of whatever length, from 0
   // It stands for the same sample as the item before it: one of them is drawn at a time.
   bool is_alternative = false;
 };

@@ -190,6 +190,22 @@ void FileRules::find_odd_clip(const Item& item, const media::ClipInfo& clip) {
              "name a mask in the column " + options_.mask_column);
 }
 
+void FileRules::find_short_clip(const Item& item, int64_t shown,
+                                const std::vector<Pieces>& pieces) {
+  const std::vector<int64_t> lengths = options_.clips.lengths();
+  if (shown >= lengths.back()) return;
+  const bool is_cut = pieces.front().frames >= lengths.front();  // into pieces of shorter lengths
+  std::string learnt;
+  for (const Pieces& one : pieces)
+    learnt += (learnt.empty() ? "" : ", ") + std::to_string(one.frames);
+  odd_.add("short clips",
+           target_place(item) + "has " + counted(shown) + " of the " +
+               std::to_string(is_cut ? lengths.back() : lengths.front()) + " of --num_frames",
+           is_cut ? "pieces of these lengths are learnt: " + learnt
+                  : counted(pieces.front().frames) + (pieces.front().frames == 1 ? " is" : " are") +
+                        " learnt");
+}
+
 std::vector<Item> FileRules::cut(Item row) {
   const auto clip = target_of(row).clip;
   if (!clip) return {std::move(row)};
@@ -197,23 +213,23 @@ std::vector<Item> FileRules::cut(Item row) {
   const ClipOptions& options = options_.clips;
   const std::vector<int64_t> shown = frames_at_rate(*clip, options);
   const std::string& path = row.files.at(columns_.target_input()).front();
-  const Pieces pieces =
+  const std::vector<Pieces> pieces =
       pieces_of(std::ssize(shown), spec_, options, std::filesystem::path(path).filename().string());
-  if (std::ssize(shown) < options.frames())
-    odd_.add("short clips",
-             target_place(row) + "has " + counted(std::ssize(shown)) + " of the " +
-                 std::to_string(options.frames()) + " of --num_frames",
-             counted(pieces.frames) + (pieces.frames == 1 ? " is" : " are") + " learnt");
+  find_short_clip(row, std::ssize(shown), pieces);
+  const bool has_several = pieces.size() > 1 || pieces.front().begins.size() > 1;
   std::vector<Item> items;
-  for (const int64_t begin : pieces.begins) {
-    Item& item = items.emplace_back(row);
-    item.piece = std::ssize(items) - 1;
-    item.is_alternative = item.piece > 0 && options.frame_extraction == FrameExtraction::kRandom;
-    item.frames.assign(shown.begin() + begin, shown.begin() + begin + pieces.frames);
-    item.target.frames = pieces.frames;
-    if (pieces.begins.size() > 1)
-      item.place += " (frames " + std::to_string(item.frames.front()) + " to " +
-                    std::to_string(item.frames.back()) + ")";
+  for (const auto& [begins, frames] : pieces) {
+    for (const int64_t begin : begins) {
+      Item& item = items.emplace_back(row);
+      item.piece = std::ssize(items) - 1;
+      item.is_alternative =
+          begin != begins.front() && options.frame_extraction == FrameExtraction::kRandom;
+      item.frames.assign(shown.begin() + begin, shown.begin() + begin + frames);
+      item.target.frames = frames;
+      if (has_several)
+        item.place += " (frames " + std::to_string(item.frames.front()) + " to " +
+                      std::to_string(item.frames.back()) + ")";
+    }
   }
   return items;
 }

@@ -49,6 +49,7 @@ class FileRules {
   std::vector<Item> cut(Item row);
   void find_unseen(const Item& item);
   void find_odd_clip(const Item& item, const media::ClipInfo& clip);
+  void find_short_clip(const Item& item, int64_t shown, const std::vector<Pieces>& pieces);
 
   const DatasetOptions& options_;
   const Columns& columns_;

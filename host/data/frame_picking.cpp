@@ -43,7 +43,40 @@ std::vector<int64_t> every(int64_t step, int64_t last) {
   return places;
 }
 
+// Pieces of one length of a clip that has as many frames at least.
+Pieces cut(int64_t available, int64_t frames, const ClipOptions& options, std::string_view key) {
+  const int64_t last = available - frames;  // where the last piece can begin
+  Pieces pieces = {{0}, frames};
+  const int64_t count = std::min(options.frame_sample, last + 1);
+  switch (options.frame_extraction) {
+    case FrameExtraction::kHead:
+      break;
+    case FrameExtraction::kChunk:
+      pieces.begins = every(pieces.frames, last);
+      break;
+    case FrameExtraction::kSlide:
+      pieces.begins = every(options.frame_stride, last);
+      break;
+    case FrameExtraction::kUniform:
+      pieces.begins = spread_evenly(last, count);
+      break;
+    case FrameExtraction::kRandom:
+      pieces.begins = spread_at_random(last, count, options.seed, key);
+      break;
+  }
+  return pieces;
+}
+
 }  // namespace
+
+std::vector<int64_t> ClipOptions::lengths() const {
+  if (num_frames.empty()) return {model_frames};
+  std::vector<int64_t> lengths = num_frames;
+  std::ranges::sort(lengths);
+  const auto copies = std::ranges::unique(lengths);
+  lengths.erase(copies.begin(), copies.end());
+  return lengths;
+}
 
 std::string_view extraction_name(FrameExtraction extraction) {
   // In the order of FrameExtraction.
@@ -66,29 +99,14 @@ std::vector<int64_t> frames_at_rate(const media::ClipInfo& clip, const ClipOptio
   return media::frames_at_rate(said, fps);
 }
 
-Pieces pieces_of(int64_t available, const LatentSpec& spec, const ClipOptions& options,
-                 std::string_view key) {
-  const int64_t step = spec.temporal_stride;
-  const int64_t last = available - options.frames();  // where the last piece can begin
-  if (last < 0) return {{0}, (available - 1) / step * step + 1};
-  Pieces pieces = {{0}, options.frames()};
-  const int64_t count = std::min(options.frame_sample, last + 1);
-  switch (options.frame_extraction) {
-    case FrameExtraction::kHead:
-      break;
-    case FrameExtraction::kChunk:
-      pieces.begins = every(pieces.frames, last);
-      break;
-    case FrameExtraction::kSlide:
-      pieces.begins = every(options.frame_stride, last);
-      break;
-    case FrameExtraction::kUniform:
-      pieces.begins = spread_evenly(last, count);
-      break;
-    case FrameExtraction::kRandom:
-      pieces.begins = spread_at_random(last, count, options.seed, key);
-      break;
+std::vector<Pieces> pieces_of(int64_t available, const LatentSpec& spec, const ClipOptions& options,
+                              std::string_view key) {
+  std::vector<Pieces> pieces;
+  for (const int64_t frames : options.lengths()) {
+    if (frames <= available) pieces.push_back(cut(available, frames, options, key));
   }
+  const int64_t step = spec.temporal_stride;
+  if (pieces.empty()) pieces.push_back({{0}, (available - 1) / step * step + 1});
   return pieces;
 }
 

@@ -12,7 +12,7 @@
 
 namespace atelier::data {
 
-// How pieces of num_frames frames are cut out of a clip.
+// How pieces of so many frames are cut out of a clip.
 enum class FrameExtraction {
   kHead,     // its beginning
   kChunk,    // one behind the other; what is left at the end is not learnt
@@ -26,7 +26,7 @@ std::string_view extraction_name(FrameExtraction extraction);
 
 // Names are those of the flags, down to `source_fps`.
 struct ClipOptions {
-  std::optional<int64_t> num_frames;  // none: model_frames
+  std::vector<int64_t> num_frames;  // lengths of pieces; none: model_frames
   FrameExtraction frame_extraction = FrameExtraction::kHead;
   int64_t frame_stride = 1;
   int64_t frame_sample = 1;
@@ -38,7 +38,8 @@ struct ClipOptions {
   int64_t model_frames = 1;
   uint64_t seed = 0;  // of kRandom
 
-  int64_t frames() const { return num_frames.value_or(model_frames); }
+  // Lengths of pieces, ascending, each one once.
+  std::vector<int64_t> lengths() const;
 };
 
 // The rate at which a clip is shown; 0 where nothing says it.
@@ -55,9 +56,10 @@ struct Pieces {
   int64_t frames = 0;           // of each piece
 };
 
-// Cuts `available` frames, at least one. Too few for a piece make one that is shorter, whose length
-// fits the model. `key` tells clips apart for kRandom.
-Pieces pieces_of(int64_t available, const LatentSpec& spec, const ClipOptions& options,
-                 std::string_view key);
+// Cuts `available` frames, at least one, into pieces of every length that is not longer. Too few
+// for any make one piece that is shorter, whose length fits the model. `key` tells clips apart for
+// kRandom.
+std::vector<Pieces> pieces_of(int64_t available, const LatentSpec& spec, const ClipOptions& options,
+                              std::string_view key);
 
 }  // namespace atelier::data

@@ -43,9 +43,10 @@ Metadata read_metadata(const std::string& path, Findings& problems);
 // One row for each image below `folder`, in the order of their paths: "image" is the image,
 // "prompt" the text of the file of the same name that ends in `caption_extension` (".txt"), "mask"
 // the file "NAME-masklabel.png" where there is one. An image without caption is a problem.
-// `with_clips`: so is each video.
+// `with_clips`: so is each video. `left_out`: a folder, relative to `folder`, whose files are no
+// rows; empty: there is none.
 Metadata read_caption_folder(const std::string& folder, const std::string& caption_extension,
-                             bool with_clips, Findings& problems);
+                             bool with_clips, Findings& problems, const std::string& left_out = {});
 
 // A column's name as messages have it: in quotes where it is no plain one.
 std::string shown_column(const std::string& name);

@@ -33,6 +33,21 @@ std::optional<int64_t> parse_integer(std::string_view text) {
   return report::parse_number<int64_t>(without_plus(text));
 }
 
+// The parts of "1, 25", which may stand in brackets.
+std::vector<std::string_view> parts_of(std::string_view text) {
+  if (text.starts_with('[') && text.ends_with(']')) text = text.substr(1, text.size() - 2);
+  std::vector<std::string_view> parts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    std::string_view part = text.substr(begin, end - begin);
+    while (part.starts_with(' ')) part.remove_prefix(1);
+    while (part.ends_with(' ')) part.remove_suffix(1);
+    parts.push_back(part);
+    begin = end + 1;
+  }
+  return parts;
+}
+
 std::optional<double> parse_real(std::string_view text) {
   const auto value = report::parse_number<double>(without_plus(text));
   return value && std::isfinite(*value) ? value : std::nullopt;
@@ -81,6 +96,11 @@ std::string value_problem(const FlagSpec& flag, const std::string& text) {
   switch (flag.kind) {
     case FlagKind::kInteger:
       return parse_integer(text) ? "" : quote(text) + " is no whole number";
+    case FlagKind::kIntegers:
+      for (const std::string_view part : parts_of(text)) {
+        if (!parse_integer(part)) return quote(part) + " is no whole number";
+      }
+      return "";
     case FlagKind::kReal:
       return parse_real(text) ? "" : quote(text) + " is no number";
     case FlagKind::kFlag:
@@ -241,6 +261,14 @@ bool ParsedFlags::flag(std::string_view name) const {
 
 std::vector<std::string> ParsedFlags::texts(std::string_view name) const {
   return value(name).texts;
+}
+
+std::vector<int64_t> ParsedFlags::integers(std::string_view name) const {
+  std::vector<int64_t> numbers;
+  const auto text = find_text(name);
+  if (!text) return numbers;
+  for (const std::string_view part : parts_of(*text)) numbers.push_back(*parse_integer(part));
+  return numbers;
 }
 
 std::vector<std::string> ParsedFlags::list(std::string_view name) const {

@@ -54,6 +54,8 @@ std::string value_text(const FlagSpec& flag) {
     case FlagKind::kInteger:
     case FlagKind::kSeed:
       return " N";
+    case FlagKind::kIntegers:
+      return " N,N";
     case FlagKind::kReal:
       return " X";
     case FlagKind::kJson:

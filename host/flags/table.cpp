@@ -43,6 +43,16 @@ Table& Table::list(std::string name, std::vector<std::string>& value, std::strin
              [&value, name](const ParsedFlags& flags) { value = flags.list(name); });
 }
 
+Table& Table::integers(std::string name, std::vector<int64_t>& value, std::string help,
+                       Range range) {
+  FlagSpec spec = {.name = name, .kind = FlagKind::kIntegers, .help = std::move(help)};
+  for (const int64_t number : value)
+    spec.preset = (spec.preset ? *spec.preset + "," : "") + report::number_text(number);
+  return add(
+      std::move(spec), [&value, name](const ParsedFlags& flags) { value = flags.integers(name); },
+      range);
+}
+
 Table& Table::seed(std::string name, uint64_t& value, std::string help, Range range) {
   return add(
       {.name = name, .kind = FlagKind::kSeed, .help = help, .preset = report::number_text(value)},
@@ -80,17 +90,23 @@ void Table::check(const Row& row, const ParsedFlags& flags, report::Problems& pr
   const auto& [low, high, takes_low, takes_high] = row.range;
   const std::string& name = row.spec.name;
   if (low == -kNoLimit) return;
-  const auto value = flags.find_real(name);
-  if (!value) return;
-  const bool is_low = takes_low ? *value < low : *value <= low;
-  const bool is_high = takes_high ? *value > high : *value >= high;
-  if (!is_low && !is_high) return;
-  const std::string what = flags.place(name) + ": " + flags.text(name);
-  if (row.spec.kind == FlagKind::kReal) {
-    problems.add(what + " is outside " + row.range.text());
-  } else {
-    problems.add(what + (is_low ? " is less than " + report::number_text(low)
-                                : " is more than " + report::number_text(high)));
+  const auto check_value = [&](double value, const std::string& text) {
+    const bool is_low = takes_low ? value < low : value <= low;
+    const bool is_high = takes_high ? value > high : value >= high;
+    if (!is_low && !is_high) return;
+    const std::string what = flags.place(name) + ": " + text;
+    if (row.spec.kind == FlagKind::kReal) {
+      problems.add(what + " is outside " + row.range.text());
+    } else {
+      problems.add(what + (is_low ? " is less than " + report::number_text(low)
+                                  : " is more than " + report::number_text(high)));
+    }
+  };
+  if (row.spec.kind == FlagKind::kIntegers) {
+    for (const int64_t number : flags.integers(name))
+      check_value(static_cast<double>(number), report::number_text(number));
+  } else if (const auto value = flags.find_real(name)) {
+    check_value(*value, flags.text(name));
   }
 }
 

@@ -61,6 +61,9 @@ class Table {
   Table& word(std::string name, std::string& value, std::vector<std::string> choices,
               std::string help);
   Table& list(std::string name, std::vector<std::string>& value, std::string help);
+  // Whole numbers; without a preset where there are none.
+  Table& integers(std::string name, std::vector<int64_t>& value, std::string help,
+                  Range range = {});
   Table& seed(std::string name, uint64_t& value, std::string help, Range range = {});
   Table& flag(std::string name, bool& value, std::string help);
   // A flag that turns on what another one does.

@@ -271,6 +271,8 @@ class Preparation {
     if (config_.validation.base_path.empty()) return;
     options.dataset_base_path = config_.validation.base_path;
     options.dataset_metadata_path = config_.validation.metadata_path;
+    options.control_path = config_.validation.control_path;
+    if (run_.dataset) options.extra_inputs = run_.dataset->options().extra_inputs;
     run_.validation = open_dataset(options, /*is_trained_on=*/false);
   }
 

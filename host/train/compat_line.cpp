@@ -230,6 +230,10 @@ class TrainLine final : public LineWords {
       FlagValues values = read_kohya_dataset(value, problems_);
       for (const auto& [name, text] : values) set(name, text);
       if (problems_.size() == before) note(flag.shown + " is read, and its flags stand here");
+      if (find("control_path") != nullptr)
+        note(
+            "images of --control_path come to the size that the family says, whatever the size of "
+            "the images to learn");
     } else if (flag.name == "save_precision") {
       take_precision(flag, "save_dtype");
     } else if (flag.name == "min_timestep" || flag.name == "max_timestep") {

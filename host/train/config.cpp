@@ -7,6 +7,7 @@
 
 #include "formats/escape.h"
 #include "formats/utf8.h"
+#include "host/data/control_files.h"
 #include "host/files/file_reader.h"
 #include "host/files/folder.h"
 #include "host/flags/compat_flags.h"
@@ -45,19 +46,6 @@ struct Layers {
   std::string resumed_folder;      // of the run that --resume names; empty: none
   std::vector<std::string> notes;
 };
-
-// The folder of the run that a saved state belongs to, relative where the state's folder is; empty
-// when it lies alone.
-std::string run_of(const run::SavedState& saved_state) {
-  const fs::path said = saved_state.folder;
-  for (const fs::path& folder : {said.lexically_normal(), fs::absolute(said).lexically_normal()}) {
-    const fs::path parent =
-        folder.has_filename() ? folder.parent_path() : folder.parent_path().parent_path();
-    if (parent.filename() == "checkpoints" && parent.has_parent_path())
-      return parent.parent_path().string();
-  }
-  return "";
-}
 
 // Values of a run's config.toml. The run stays in its folder, which may have been moved, and what
 // lay in the folder with it.
@@ -130,7 +118,11 @@ class LayerReader {
       layers_.resume = path;
     } catch (const Error& error) {
       const std::optional<std::string> file = begun_config(path);
-      if (error.code() != ErrorCode::kNotFound || (!is_latest && !file)) throw;
+      if (error.code() != ErrorCode::kNotFound || (!is_latest && !file)) {
+        // The folder is that of the run: what it holds is no second mistake.
+        layers_.resume = layers_.resumed_folder = path;
+        throw;
+      }
       layers_.notes.push_back("--resume " + resume + ": no checkpoint in " +
                               files::display_path(path) + ", training begins from the beginning");
       layers_.resumed_folder = path;
@@ -141,7 +133,7 @@ class LayerReader {
 
   // A resumed run brings its settings, but for what training began with.
   void take(const run::SavedState& saved_state) {
-    layers_.resumed_folder = run_of(saved_state);
+    layers_.resumed_folder = run::run_of(saved_state);
     std::vector<GivenValue> values = values_of(
         saved_state.text("config.toml"), (fs::path(saved_state.folder) / run::kConfigName).string(),
         layers_.resumed_folder, command_, problems_);
@@ -331,6 +323,19 @@ void drop_unknown(std::vector<std::string>& names, const std::vector<std::string
   });
 }
 
+// Whether an input takes the files of --control_path, as far as the family can say it.
+void check_control_path(std::string& path, std::string_view flag, const Config& config,
+                        const ParsedFlags& flags, const ModelFamily& family,
+                        report::Problems& problems) {
+  if (path.empty()) return;
+  try {
+    data::control_input(family.inputs(), config.dataset.extra_inputs);
+  } catch (const Error& error) {
+    problems.add(error.at(flags.place(flag)));
+    path.clear();  // so that the dataset does not tell it again
+  }
+}
+
 Config parse(std::span<const std::string> arguments, const ModelFamily* family,
              report::Problems& problems, std::string_view command, bool looks_at_files) {
   const CommandSpec spec = train_command(family, std::string(command));
@@ -358,7 +363,13 @@ Config parse(std::span<const std::string> arguments, const ModelFamily* family,
   append(config.notes, note_compat_variables());
   append(config.notes, note_idle_flags(config, flags));
   check_config(config, flags, family, problems);
-  if (family != nullptr) drop_unknown(config.dataset.extra_inputs, trained_inputs(*family));
+  if (family != nullptr) {
+    drop_unknown(config.dataset.extra_inputs, trained_inputs(*family));
+    check_control_path(config.dataset.control_path, "control_path", config, flags, *family,
+                       problems);
+    check_control_path(config.validation.control_path, "validation_control_path", config, flags,
+                       *family, problems);
+  }
   if (looks_at_files) check_files(config, flags, family, problems);
   if (problems.size() == before) config.effective_toml = write_config(spec, flags);
   return config;

@@ -71,6 +71,7 @@ struct PreviewSettings {
 
 struct ValidationSettings {
   std::string base_path, metadata_path;  // a dataset of its own; empty: none
+  std::string control_path;              // as DatasetOptions has it
   int64_t steps = 100;                   // between two validations, in optimizer steps
   int64_t timesteps = 8;                 // levels of the grid
 };

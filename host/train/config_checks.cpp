@@ -178,8 +178,8 @@ class Checks {
     if (previews.prompts_file.empty() && previews.at_first)
       add("sample_at_first", "there are no prompts", "give --sample_prompts FILE");
     if (!config_.validation.base_path.empty()) return;
-    for (const char* flag :
-         {"validation_dataset_metadata_path", "validation_steps", "validation_timesteps"}) {
+    for (const char* flag : {"validation_dataset_metadata_path", "validation_control_path",
+                             "validation_steps", "validation_timesteps"}) {
       if (is_given(flag))
         add(flag, "there is no dataset to validate on", "give --validation_dataset_base_path");
     }
@@ -211,7 +211,7 @@ void check_files(const Config& config, const flags::ParsedFlags& flags, const Mo
   check("resume_from_checkpoint", config.resume_from_checkpoint);
   check("sample_prompts", config.previews.prompts_file);
   // The dataset is opened with a family only.
-  for (const char* flag : {"dataset_base_path", "dataset_metadata_path"}) {
+  for (const char* flag : {"dataset_base_path", "dataset_metadata_path", "control_path"}) {
     if (family == nullptr) check(flag, flags.find_text(flag).value_or(""));
   }
   const std::string& base = config.dataset.dataset_base_path;

@@ -115,6 +115,10 @@ void add_dataset(Table& table, Config& c, const ModelFamily* family) {
             "folder that the metadata's paths are relative to; with :train also a cache", "FOLDER")
       .text("dataset_metadata_path", d.dataset_metadata_path,
             "csv, json or jsonl; without it captions stand in text files beside the images", "FILE")
+      .text("control_path", d.control_path,
+            "folder of images beside the ones to learn, called as these are: a.png of a.png, or "
+            "a_0.png and a_1.png; they are the input of extra_inputs, or the family's only one",
+            "FOLDER")
       .number("dataset_repeat", c.order.dataset_repeat, "how often an epoch has each row",
               between(1, kMostUnsigned))
       .number("dataset_num_workers", c.dataset_num_workers,
@@ -159,9 +163,10 @@ void add_clips(Table& table, data::ClipOptions& clips) {
     return std::pair(data::extraction_name(extraction), extraction);
   };
   table.group("Clips")
-      .number("num_frames", clips.num_frames,
-              "of each piece that is learnt; without it as many as the model makes; images have 1",
-              at_least(1))
+      .integers("num_frames", clips.num_frames,
+                "of each piece that is learnt, one number or several: each clip then gives pieces "
+                "of every length that it has; without it as many as the model makes; images have 1",
+                at_least(1))
       .choice("frame_extraction", clips.frame_extraction,
               {named(kHead), named(kChunk), named(kSlide), named(kUniform), named(kRandom)},
               "head: a clip's beginning; chunk: pieces one behind the other; slide: one every "
@@ -313,6 +318,7 @@ void add_watching(Table& table, PreviewSettings& previews, ValidationSettings& v
             "as dataset_base_path, of samples that are not learnt", "FOLDER")
       .text("validation_dataset_metadata_path", validation.metadata_path,
             "as dataset_metadata_path", "FILE")
+      .text("validation_control_path", validation.control_path, "as control_path", "FOLDER")
       .number("validation_steps", validation.steps, "optimizer steps between two validations",
               at_least(1))
       .number("validation_timesteps", validation.timesteps, "noise levels of the fixed grid",

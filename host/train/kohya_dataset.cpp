@@ -5,6 +5,7 @@
 #include <iterator>
 #include <map>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <string_view>
 
@@ -30,6 +31,7 @@ constexpr std::pair<std::string_view, std::string_view> kKeys[] = {
     {"image_directory", "dataset_base_path"},
     {"video_directory", "dataset_base_path"},
     {"cache_directory", "cache_path"},
+    {"control_directory", "control_path"},
     {"frame_stride", "frame_stride"},
     {"frame_sample", "frame_sample"},
     {"source_fps", "source_fps"},
@@ -128,6 +130,12 @@ class Reader {
       clips_[key] = text_of(node);
       return;
     }
+    if (is_of_clips_ && key == "control_directory")
+      return lost(key,
+                  "a metadata file names both: --dataset_metadata_path with columns video, prompt "
+                  "and the input of --extra_inputs");
+    if (is_musubi_ && (key == "control_resolution" || key == "no_resize_control"))
+      return take_control_size(key, text_of(node));
     const auto* known = std::find_if(std::begin(kKeys), std::end(kKeys),
                                      [&](const auto& k) { return k.first == key; });
     if (known != std::end(kKeys)) {
@@ -149,12 +157,6 @@ class Reader {
            "are called video, image and prompt");
       return;
     }
-    if (key == "control_directory") {
-      lost(key,
-           "a metadata file names both: --dataset_metadata_path with columns image, prompt and the "
-           "input of --extra_inputs");
-      return;
-    }
     if (key == "class_tokens") {
       lost(key, "each image has a caption file");
       return;
@@ -163,6 +165,12 @@ class Reader {
     if (flag != nullptr && flag->fate == flags::CompatFate::kIdle) return;
     if (flag == nullptr || flag->fate != flags::CompatFate::kLost) return lost(key);
     lost(key, flag->text);
+  }
+
+  // 1024 x 1024 pixels are what published models bring these images to, as is done here.
+  void take_control_size(const std::string& key, const std::string& text) {
+    if (text == "false" || text == "1024" || text == "1024,1024") return;
+    lost(key, "the family says to which size images beside the ones to learn are brought");
   }
 
   // As it would be written on the command line; lists between commas.
@@ -187,7 +195,8 @@ class Reader {
     return std::ranges::any_of(values_, [&](const auto& value) { return value.first == flag; });
   }
 
-  // Frames of one length, which their trainer rounds down; "full" is a beginning of max_frames.
+  // Lengths of pieces, which their trainer rounds down, each once; "full" is a beginning of
+  // max_frames.
   void finish_clips() {
     const auto text = [&](const char* key, const char* otherwise) {
       const auto found = clips_.find(key);
@@ -195,13 +204,18 @@ class Reader {
     };
     const std::string extraction = text("frame_extraction", "head");
     const bool is_full = extraction == "full";
-    const std::vector<std::string> lengths =
-        formats::parse_list(is_full ? text("max_frames", "129") : text("target_frames", "1"));
-    const auto frames = report::parse_number<int64_t>(lengths.front());
-    if (lengths.size() > 1 || frames.value_or(0) < 1)
-      return lost(is_full ? "max_frames" : "target_frames",
-                  "a run has pieces of one length: write one number");
-    values_.emplace_back("num_frames", std::to_string((*frames - 1) / 4 * 4 + 1));
+    const std::string given = is_full ? text("max_frames", "129") : text("target_frames", "1");
+    std::set<int64_t> lengths;
+    for (const std::string& length : formats::parse_list(given)) {
+      const auto frames = report::parse_number<int64_t>(length);
+      if (frames.value_or(0) < 1)
+        return lost(is_full ? "max_frames" : "target_frames",
+                    quote_and_escape(length) + " is no number of frames");
+      lengths.insert((*frames - 1) / 4 * 4 + 1);
+    }
+    std::string said;
+    for (const int64_t frames : lengths) said += (said.empty() ? "" : ",") + std::to_string(frames);
+    values_.emplace_back("num_frames", said);
     values_.emplace_back("frame_extraction", is_full ? "head" : extraction);
     if (!says("source_fps")) values_.emplace_back("keep_frame_rate", "true");
   }

@@ -193,34 +193,41 @@ std::string read_text(const std::string& path) {
   return text;
 }
 
-// What most samples of a cache are.
+// What most samples of a cache are. A cache of pieces of several lengths says them in a list.
 std::optional<MediaTarget> commonest_target(const Manifest& manifest) {
   std::map<MediaTarget, int64_t> counts;
   for (const CacheItem& item : manifest.items) ++counts[item.target];
-  const auto most =
-      std::ranges::max_element(counts, {}, [](const auto& entry) { return entry.second; });
-  if (most == counts.end()) return std::nullopt;
-  return most->first;
+  if (counts.empty()) return std::nullopt;
+  const bool has_lengths =
+      manifest.options.is_object() && manifest.options.value("num_frames", json()).is_array();
+  if (has_lengths) {
+    const int64_t longest = counts.rbegin()->first.frames;
+    std::erase_if(counts, [&](const auto& entry) { return entry.first.frames != longest; });
+  }
+  return std::ranges::max_element(counts, {}, [](const auto& entry) { return entry.second; })
+      ->first;
 }
 
-// Frames of most clips; previews are images where there is no dataset to say it.
-int64_t frames_of(const data::Dataset* dataset) {
-  const auto buckets = dataset == nullptr ? std::vector<data::BucketCount>() : dataset->buckets();
-  return buckets.empty() ? 1 : buckets.front().target.frames;
+// What most samples of a dataset are; nullopt where it has none.
+std::optional<MediaTarget> commonest_target(const data::Dataset& dataset) {
+  const std::vector<data::BucketCount> buckets = dataset.buckets();
+  if (buckets.empty()) return std::nullopt;
+  if (dataset.options().clips.lengths().size() == 1) return buckets.front().target;
+  return std::ranges::max(buckets, {}, [](const auto& bucket) { return bucket.target.frames; })
+      .target;
 }
 
 }  // namespace
 
 std::optional<MediaTarget> preview_target(const Config& config, const data::Dataset* dataset) {
+  const std::optional<MediaTarget> learnt =
+      dataset == nullptr ? std::nullopt : commonest_target(*dataset);
+  // Previews are images where there is no dataset to say how long most clips are.
   if (config.dataset.height && config.dataset.width)
-    return MediaTarget{frames_of(dataset), *config.dataset.height, *config.dataset.width};
-  if (dataset == nullptr) {
-    if (!config.dataset.dataset_base_path.empty()) return std::nullopt;  // it could not be opened
-    return commonest_target(Manifest::read(config.cache_path));
-  }
-  const std::vector<data::BucketCount> buckets = dataset->buckets();
-  if (buckets.empty()) return std::nullopt;
-  return buckets.front().target;
+    return MediaTarget{learnt ? learnt->frames : 1, *config.dataset.height, *config.dataset.width};
+  if (dataset != nullptr) return learnt;
+  if (!config.dataset.dataset_base_path.empty()) return std::nullopt;  // it could not be opened
+  return commonest_target(Manifest::read(config.cache_path));
 }
 
 std::vector<Job> parse_sample_prompts(std::string_view text, const std::string& name,

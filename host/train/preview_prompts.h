@@ -17,8 +17,8 @@
 namespace atelier::train {
 
 // Frames and size of an image whose prompt says none: --height and --width, else what most samples
-// of the run are trained at. `dataset` may be null: then the samples are those of the
-// cache. nullopt where neither can tell.
+// of the run are trained at; with several lengths of --num_frames, most samples of the longest.
+// `dataset` may be null: then the samples are those of the cache. nullopt where neither can tell.
 std::optional<MediaTarget> preview_target(const Config& config, const data::Dataset* dataset);
 
 // Reads the text of a file in which each line is a prompt, with switches behind it as in kohya's

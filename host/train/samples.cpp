@@ -42,13 +42,15 @@ json options_json(const data::DatasetOptions& options, bool has_clips) {
               {"alpha_mask", options.alpha_mask}};
   if (has_clips) {
     const data::ClipOptions& clips = options.clips;
-    out["num_frames"] = clips.frames();
+    const std::vector<int64_t> lengths = clips.lengths();
+    out["num_frames"] = lengths.size() > 1 ? json(lengths) : json(lengths.front());
     out["frame_extraction"] = data::extraction_name(clips.frame_extraction);
     out["frame_stride"] = clips.frame_stride;
     out["frame_sample"] = clips.frame_sample;
     out["keep_frame_rate"] = clips.keep_frame_rate;
     if (clips.source_fps) out["source_fps"] = *clips.source_fps;
   }
+  if (!options.control_path.empty()) out["control_path"] = options.control_path;
   if (options.height) out["height"] = *options.height;
   if (options.width) out["width"] = *options.width;
   return out;

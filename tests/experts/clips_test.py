@@ -29,6 +29,14 @@ def frame(number, size=(24, 16)):
     return image
 
 
+def count_frames(path):
+    """Frames of a picture, an animation, or a video."""
+    if path.suffix in (".png", ".gif", ".webp"):
+        with Image.open(path) as image:
+            return getattr(image, "n_frames", 1)
+    return json.loads(program.run("inspect", "--json", path).stdout)["frames"]
+
+
 def weights(path):
     data = path.read_bytes()
     return data[8 + int.from_bytes(data[:8], "little"):]
@@ -76,7 +84,8 @@ class Clips(unittest.TestCase):
         return said if code else self.folder / name
 
     def cache(self, name, table, *more):
-        return json.loads(self.run_program("cache", *self.flags(name, table), "--quiet", *more).splitlines()[-1])
+        said = self.run_program("cache", *self.flags(name, table), "--quiet", *more).splitlines()
+        return json.loads(next(line for line in said if line.startswith("{")))
 
     def latents(self, name):
         return {file.name for file in (self.folder / name / "cache" / "latents").glob("*.safetensors")}
@@ -100,6 +109,65 @@ class Clips(unittest.TestCase):
         self.assertTrue(places[1].endswith("ranges.csv:2 (frames 3 to 7)"), places)
         self.assertEqual([5, 5, 5, 5, 1], [item.get("frames", 1) for item in manifest["items"]])
         self.assertEqual([[16, 3, 8, 12]] * 4 + [[16, 1, 8, 12]], [item["latents_shape"] for item in manifest["items"]])
+
+    def test_pieces_of_several_lengths_are_cached_and_learnt(self):
+        told = self.cache("one", self.TABLE, "--frame_extraction", "chunk")
+        ones = self.latents("one")
+        manifest = json.loads((self.folder / "one" / "cache" / "manifest.json").read_text())
+        self.assertEqual(5, manifest["options"]["num_frames"])
+        shutil.copytree(self.folder / "one" / "cache", self.folder / "several" / "cache")
+        # Of 12 frames 12, 2 and 1 pieces, of the 5 of the other clip 5 and 1, and the picture.
+        several = ["--frame_extraction", "chunk", "--num_frames", "9,1,5,5"]
+        more = self.cache("several", self.TABLE, *several)
+        self.assertEqual((22, 4), (more["items"], told["items"]))
+        self.assertEqual(22 - 4, more["encoded_images"])
+        self.assertLess(ones, self.latents("several"))
+        manifest = json.loads((self.folder / "several" / "cache" / "manifest.json").read_text())
+        self.assertEqual([1, 5, 9], manifest["options"]["num_frames"])
+        self.assertEqual([1] * 12 + [5] * 2 + [9] + [1] * 5 + [5] + [1],
+                         [item.get("frames", 1) for item in manifest["items"]])
+        self.assertEqual(0, self.cache("several", self.TABLE, *several)["encoded_images"])
+        said = self.run_program("cache", *self.flags("short", self.TABLE), *several, "--dry_run")
+        self.assertIn("short.csv:3 [video]: has 5 frames of the 9 of --num_frames; pieces of these lengths are learnt: 1, 5",
+                      said)
+        said = self.train("odd", self.TABLE, "--num_frames", "5,6,8", code=2)
+        for number in (6, 8):
+            self.assertIn(f"--num_frames: {number} is not one more than a multiple of 2", said)
+
+    def test_several_lengths_are_trained_resumed_and_planned(self):
+        flags = ["--frame_extraction", "chunk", "--num_frames", "9,1,5", "--batch_size", 2, "--save_steps", 3]
+        straight = self.train("lengths", self.TABLE, *flags, "--max_train_steps", 6)
+        self.assertIn("num_frames = [9, 1, 5]", (straight / "config.toml").read_text())
+        stopped = self.train("lengths_stopped", self.TABLE, *flags, "--max_train_steps", 3)
+        self.run_program("train", "--resume", stopped, "--max_train_steps", 6)
+        config = self.folder / "lengths.toml"
+        config.write_text((straight / "config.toml").read_text().replace(f'"{straight}"', f'"{self.folder}/of_file"'))
+        self.run_program("train", "--config", config)
+        self.run_program("train", *self.flags("of_cache", self.TABLE), "--lora_base_model", "dit,dit_low", "--lora_rank", 2,
+                         "--learning_rate", 1e-1, *flags, "--max_train_steps", 6, "--task", "sft:train",
+                         "--dataset_base_path", straight / "cache", "--dataset_metadata_path", "")
+        for part in ("dit", "dit_low"):
+            name = f"step-6.lora.{part}.safetensors"
+            for other in ("lengths_stopped", "of_file", "of_cache"):
+                self.assertEqual(weights(straight / name), weights(self.folder / other / name), other)
+
+        def planned(frames):
+            self.run_program("plan", "train", *self.flags("planned", self.TABLE), "--lora_base_model", "dit,dit_low",
+                             "--num_frames", frames, "--vram", "1GiB", "--json", "plan.json")
+            return (self.folder / "plan.json").read_text()
+
+        # The longest is what a plan is for; how many samples there are is said beside it.
+        self.assertEqual(json.loads(planned("9"))["device_bytes"], json.loads(planned("1,9,5"))["device_bytes"])
+        self.assertLess(json.loads(planned("1,5"))["device_bytes"], json.loads(planned("1,9"))["device_bytes"])
+
+    def test_previews_are_as_long_as_the_longest_pieces(self):
+        (self.folder / "prompts.txt").write_text("a walk\n")
+        flags = ["--frame_extraction", "chunk", "--sample_prompts", self.folder / "prompts.txt", "--sample_at_first",
+                 "--max_train_steps", 1]
+        for name, frames in (("1,9,5", 9), ("1", 1), ("5", 5)):
+            run = self.train(f"previews_{frames}", self.TABLE, *flags, "--num_frames", name)
+            made = [path for path in (run / "samples").rglob("*") if path.is_file()]
+            self.assertEqual({frames}, {count_frames(path) for path in made}, made)
 
     def test_pictures_are_cached_as_before_whatever_their_column(self):
         told = self.cache("as_image", "image,prompt\nstill.png,a stand\n")

@@ -166,6 +166,47 @@ class EditTraining(Edit):
         said = self.run_program("train", *self.flags("two", one, "Qwen-Image-Edit"), *self.LORA, code=2).stderr
         self.assertIn("2 pictures are given, qwen-image-edit changes one", said)
 
+    def test_a_folder_of_pictures_is_matched_by_name(self):
+        """What a table says, said by the names of files."""
+        learnt, controls = self.folder / "learnt", self.folder / "learnt/controls"
+        controls.mkdir(parents=True)
+        for name, copy_of, caption in (("x", "new.png", "a cat"), ("y", "a.png", "a dog")):
+            shutil.copy(self.folder / copy_of, learnt / f"{name}.png")
+            (learnt / f"{name}.txt").write_text(caption)
+        for name, copy_of in (("x_0.png", "a.png"), ("x_1.png", "b.png"), ("y.png", "c.png")):
+            shutil.copy(self.folder / copy_of, controls / name)
+        self.run_program("train", *self.flags("by_table"), *self.LORA)
+
+        def flags(output, *more, extra=""):
+            words = self.flags(output, extra=extra)
+            for name in ("--dataset_base_path", "--dataset_metadata_path", "--data_file_keys"):
+                at = words.index(name)
+                del words[at:at + 2]
+            return [*words, "--dataset_base_path", "learnt", *self.LORA, *more]
+
+        self.run_program("train", *flags("by_name", "--control_path", "learnt/controls"))
+        for item, table_item in zip(self.manifest("by_name"), self.manifest("by_table")):
+            self.assertEqual({stage: table_item[stage] for stage in ("text", "references", "latents")},
+                             {stage: item[stage] for stage in ("text", "references", "latents")})
+        saved = "step-2.safetensors"
+        self.assertEqual(tensors(self.folder / "by_table" / saved), tensors(self.folder / "by_name" / saved))
+        # Samples that are not learnt have a folder of their own; a run that goes on keeps both.
+        held = ["--validation_dataset_base_path", "learnt", "--validation_control_path", "learnt/controls"]
+        self.run_program("train", *flags("validated", "--control_path", "learnt/controls", *held, "--validation_steps", 1))
+        self.assertEqual(tensors(self.folder / "by_table" / saved), tensors(self.folder / "validated" / saved))
+        program.run("train", "--resume", self.folder / "validated", "--max_train_steps", 3, code=0, cwd="/")
+        (controls / "x_1.jpg").write_bytes((controls / "x_1.png").read_bytes())
+        (controls / "y.png").rename(controls / "z.png")
+        said = self.run_program("train", *flags("wrong_names", "--control_path", "learnt/controls"), code=2).stderr
+        for part in ("--control_path: learnt/controls holds nothing for 1 of 2 rows: ", "learnt/y.png", "learnt/x.png",
+                     "holds files of one place for 1 of 2 rows: ", "called as no row is: \"z.png\""):
+            self.assertEqual(1, said.count(part), f"{part!r} in\n{said}")
+        self.assertFalse((self.folder / "wrong_names").exists())
+        said = self.run_program("train", *flags("nowhere", "--control_path", "learnt/away"), code=2).stderr
+        self.assertIn("--control_path: learnt/away: No such file", said)
+        said = self.run_program("train", *flags("unsaid"), code=2).stderr
+        self.assertIn("name their folder with --control_path FOLDER", said)
+
     def test_a_picture_that_changes_takes_only_its_own_entries_along(self):
         def encode():
             self.run_program("cache", *self.flags("kept"))

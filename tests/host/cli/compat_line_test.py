@@ -344,12 +344,16 @@ num_repeats = 2
         flags = self.paste(KOHYA.replace("DATASET", "d.toml"))
         self.assertGreaterEqual(flags.items(), {
             "--num_frames": "129", "--frame_extraction": "head", "--keep_frame_rate": True}.items())
-        (self.dir / "d.toml").write_text(clips.replace("[83]", "[1, 25]").replace("max_frames", "control_directory"))
+        # Rounded down and each once, as there.
+        (self.dir / "d.toml").write_text(clips.replace("[83]", "[45, 1, 28, 3, 25]"))
+        self.assertEqual("1,25,45", self.paste(KOHYA.replace("DATASET", "d.toml"))["--num_frames"])
+        (self.dir / "d.toml").write_text(clips.replace("max_frames", "control_directory"))
         self.paste(KOHYA.replace("DATASET", "d.toml"), code=2)
-        self.told("target_frames is left out: a run has pieces of one length", "control_directory is left out: a metadata file names both")
-        (self.dir / "d.toml").write_text(clips.replace("[83]", "[1979-05-27]"))
-        self.paste(KOHYA.replace("DATASET", "d.toml"), code=2)
-        self.told("target_frames is left out")
+        self.told("control_directory is left out: a metadata file names both")
+        for wrong in ("1979-05-27", "25, 0", '"a"'):
+            (self.dir / "d.toml").write_text(clips.replace("[83]", f"[{wrong}]"))
+            self.paste(KOHYA.replace("DATASET", "d.toml"), code=2)
+            self.told("target_frames is left out")
         (self.dir / "d.toml").write_text("[[datasets]]\nvideo_jsonl_file = 'a.jsonl'\n")
         self.paste(KOHYA.replace("DATASET", "d.toml"), code=2)
         self.told("columns video_path, image_path and caption are called video, image and prompt")
@@ -452,6 +456,28 @@ num_repeats = 2
         self.told("--dit_high_noise h.st is left out", "add --vae and the text encoder's file")
         wan = line.replace("qwen_image", "wan").replace("--model_version edit-2511", "--task i2v-14B") + shift
         self.assertEqual("input_image", self.paste(wan)["--extra_inputs"])
+
+    def test_musubis_control_images_are_a_folder_of_their_own(self):
+        data = '[[datasets]]\nimage_directory = "im"\ncontrol_directory = "from here"\nresolution = [960, 544]\n'
+        (self.dir / "d.toml").write_text(data + "control_resolution = [1024, 1024]\nno_resize_control = false\n")
+        line = ("accelerate launch src/musubi_tuner/FAMILY_train_network.py --dit d.st --vae v.st --text_encoder t.st "
+                "--dataset_config d.toml --network_module networks.lora --timestep_sampling shift ")
+        edit = line.replace("FAMILY", "qwen_image") + "--model_version edit-2511"
+        flags = self.paste(edit)
+        self.assertEqual(("im", "from here", "edit_image"), tuple(
+            flags[f"--{name}"] for name in ("dataset_base_path", "control_path", "extra_inputs")))
+        self.told("images of --control_path come to the size that the family says")
+        # The family has one such input, and is asked for none here.
+        self.assertNotIn("--extra_inputs", self.paste(line.replace("FAMILY", "qwen_image")))
+        (self.dir / "d.toml").write_text(data + "control_resolution = [512, 512]\nno_resize_control = true\n")
+        self.paste(edit, code=2)
+        self.told("control_resolution is left out", "no_resize_control is left out")
+        (self.dir / "d.toml").write_text(data)
+        self.paste(line.replace("FAMILY", "wan").replace("--text_encoder", "--t5") + "--task t2v-14B", code=2)
+        self.told('--control_path: its files may be of "input_image", "end_image", and one input takes them; '
+                  "name it with --extra_inputs")
+        self.paste(line.replace("FAMILY", "lumina"), code=2)
+        self.told("--control_path: this family is trained with no images beside the ones to learn")
 
     def test_caching_scripts_become_cache(self):
         (self.dir / "d.toml").write_text('[[datasets]]\nimage_directory = "im"\nresolution = [960, 544]\n')

@@ -234,7 +234,7 @@ TEST_CASE("Clips that are short are learnt shorter, and told", "[data][clips]") 
   ClipSet set;
   set.write_clip("c", 7);
   set.write_clip("d", 12);
-  set.options().clips.num_frames = 9;
+  set.options().clips.num_frames = {9};
   const Dataset dataset = set.good("video,prompt\nc,walks\nd,runs\n");
   CHECK(dataset.items()[0].target.frames == 5);
   CHECK(dataset.items()[1].target.frames == 9);
@@ -246,10 +246,67 @@ TEST_CASE("Clips that are short are learnt shorter, and told", "[data][clips]") 
 TEST_CASE("A length that does not fit the model is refused with the nearest", "[data][clips]") {
   ClipSet set;
   set.write_clip("c", 12);
-  set.options().clips.num_frames = 16;
+  set.options().clips.num_frames = {16};
   CHECK(set.open("video,prompt\nc,walks\n").items().empty());
   CHECK_THAT(set.problem(), Contains("--num_frames: 16 is not one more than a multiple of 4; use "
                                      "13 or 17"));
+}
+
+TEST_CASE("Pieces of several lengths are items, the shortest first", "[data][clips]") {
+  ClipSet set;
+  set.write_clip("c", 12);
+  set.write_clip("d", 7);
+  set.write_clip("e", 3);
+  set.write_image("p.png", frame(32, 32, 9));
+  set.options().clips.frame_extraction = FrameExtraction::kChunk;
+  set.options().clips.num_frames = {9, 5};
+  const Dataset dataset = set.good("video,prompt\nc,walks\nd,runs\ne,hops\np.png,stands\n");
+  std::vector<std::pair<int64_t, std::string>> found;
+  for (const Item& item : dataset.items())
+    found.emplace_back(item.target.frames, item.place.substr(item.place.find("a.csv") + 6));
+  CHECK(found == std::vector<std::pair<int64_t, std::string>>{{5, "2 (frames 0 to 4)"},
+                                                              {5, "2 (frames 5 to 9)"},
+                                                              {9, "2 (frames 0 to 8)"},
+                                                              {5, "3"},
+                                                              {1, "4"},
+                                                              {1, "5"}});
+  CHECK(dataset.samples() == 6);
+  CHECK(dataset.items()[2].frames.size() == 9);
+  CHECK(count(dataset,
+              "a.csv:3 [video]: has 7 frames of the 9 of --num_frames; pieces of these "
+              "lengths are learnt: 5") == 1);
+  CHECK(count(dataset, "a.csv:4 [video]: has 3 frames of the 5 of --num_frames; 1 frame is") == 1);
+  CHECK(count(dataset, "the same image") == 0);
+  CHECK(count(dataset, "--num_frames") == 2);
+  // A length that stands there twice counts once.
+  set.options().clips.num_frames = {5, 9, 9};
+  CHECK(set.good("video,prompt\nc,walks\nd,runs\ne,hops\np.png,stands\n").fingerprint() ==
+        dataset.fingerprint());
+}
+
+TEST_CASE("Random pieces of each length are a sample of their own", "[data][clips]") {
+  ClipSet set;
+  set.write_clip("c", 20);
+  set.options().clips.frame_extraction = FrameExtraction::kRandom;
+  set.options().clips.frame_sample = 2;
+  set.options().clips.num_frames = {5, 9};
+  const Dataset dataset = set.good("video,prompt\nc,walks\n");
+  REQUIRE(dataset.items().size() == 4);
+  CHECK(dataset.samples() == 2);
+  for (const size_t item : {0u, 1u, 2u, 3u}) {
+    CHECK(dataset.items()[item].is_alternative == (item % 2 == 1));
+    CHECK(dataset.items()[item].target.frames == (item < 2 ? 5 : 9));
+  }
+}
+
+TEST_CASE("Each length that does not fit the model is refused", "[data][clips]") {
+  ClipSet set;
+  set.write_clip("c", 12);
+  set.options().clips.num_frames = {5, 16, 18};
+  CHECK(set.open("video,prompt\nc,walks\n").items().empty());
+  CHECK_THAT(set.problem(), Contains("--num_frames: 16 is not one more than a multiple of 4") &&
+                                Contains("--num_frames: 18 is not one more") &&
+                                !Contains("--num_frames: 5"));
 }
 
 TEST_CASE("Families of single images take no clips", "[data][clips]") {
@@ -271,7 +328,7 @@ TEST_CASE("Families of single images take no clips", "[data][clips]") {
   set.open("video,prompt,first\nc,walks,c\n");
   CHECK_THAT(set.problem(), Contains("a.csv:2 [first]: ") &&
                                 Contains("is a clip, and the column takes single images"));
-  set.options().clips.num_frames = 5;
+  set.options().clips.num_frames = {5};
   set.open("image,prompt\n", stills, LatentSpec{});
   CHECK_THAT(set.problem(), Contains("--num_frames: 5: this family makes single images"));
 }

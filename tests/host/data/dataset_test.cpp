@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <set>
 
 #include <ATen/ATen.h>
 
+#include "host/data/control_files.h"
 #include "host/media/pixels.h"
 #include "host/media/png.h"
 #include "host/media/resize.h"
@@ -511,6 +513,125 @@ TEST_CASE("Problems beyond max_errors are counted", "[data]") {
   CHECK_THAT(problems[0], Contains("a.csv:2 [image]") && Contains("No such file"));
   CHECK_THAT(problems[2], Contains("a.csv:4 [image]"));
   CHECK_THAT(problems[3], Contains("18 more (missing files: 17, missing values: 1)"));
+}
+
+// Images a, b and sub/c with captions, and a folder for others that are called alike.
+class ControlSet : public TestSet {
+ public:
+  ControlSet() {
+    write_image(folder() / "sub/c.png", 48, 48, 3);
+    for (const char* name : {"a", "b", "sub/c"})
+      write_bytes(folder() / (std::string(name) + ".txt"), "a cat");
+    options().control_path = folder() / "controls";
+  }
+
+  void write_controls(const std::vector<std::string>& names) {
+    for (const std::string& name : names)
+      write_image(options().control_path + "/" + name, 32, 32, 9);
+  }
+
+  // Paths below the folder of controls, of the rows a, b and sub/c.
+  std::vector<std::vector<std::string>> controls(const Dataset& dataset) {
+    std::vector<std::vector<std::string>> found;
+    for (const Item& item : dataset.items()) {
+      found.emplace_back();
+      for (const std::string& path : item.files.at("edit_image"))
+        found.back().push_back(
+            std::filesystem::path(path).lexically_relative(options().control_path).string());
+    }
+    return found;
+  }
+};
+
+TEST_CASE("Files of another folder belong to images that are called alike", "[data][control]") {
+  ControlSet set;
+  // The folder may lie among the images, and its files are no rows then.
+  set.write_controls({"a.png", "b_0010.png", "b_2.png", "b.webp.png", "sub/c_0.png", "sub/c.png"});
+  write_bytes(set.folder() / "controls/notes.txt", "no image");
+  const Dataset dataset = set.good();
+  using Names = std::vector<std::string>;
+  CHECK(set.controls(dataset) ==
+        std::vector<Names>{{"a.png"}, {"b_2.png", "b_0010.png"}, {"sub/c.png", "sub/c_0.png"}});
+  REQUIRE(dataset.warnings().size() == 1);
+  CHECK_THAT(dataset.warnings()[0],
+             Contains("--control_path: ") && Contains("called as no row is: \"b.webp.png\""));
+  CHECK(std::get<std::vector<at::Tensor>>(dataset.load(1).inputs.at("edit_image")).size() == 2);
+}
+
+TEST_CASE("A file that is called as one image is whole is of no other", "[data][control]") {
+  ControlSet set;
+  write_image(set.folder() / "a_1.png", 48, 48, 3);
+  write_bytes(set.folder() / "a_1.txt", "a dog");
+  set.write_controls({"a_0.png", "a_1.png", "a_1_0.png", "b.png", "sub/c.png"});
+  using Names = std::vector<std::string>;
+  CHECK(set.controls(set.good()) ==
+        std::vector<Names>{{"a_0.png"}, {"a_1.png", "a_1_0.png"}, {"b.png"}, {"sub/c.png"}});
+}
+
+TEST_CASE("Rows of a table get files of another folder, but for those that name theirs",
+          "[data][control]") {
+  ControlSet set;
+  set.write_controls({"b.png", "sub/c.png"});
+  set.write("a.csv", "image,prompt,edit_image\n" + (set.folder() / "b.png") +
+                         ",one,\na.png,two,b.png\n./sub/c.png,three,\n");
+  const Dataset dataset = set.good();
+  REQUIRE(dataset.items().size() == 3);
+  CHECK(dataset.items()[0].files.at("edit_image").front() == set.options().control_path + "/b.png");
+  CHECK(dataset.items()[1].files.at("edit_image").front() == set.folder() / "b.png");
+  CHECK(dataset.items()[2].files.at("edit_image").front() ==
+        set.options().control_path + "/sub/c.png");
+}
+
+TEST_CASE("Copies of a dataset and its control files are equal", "[data][control]") {
+  std::set<std::string> fingerprints;
+  for (int i = 0; i < 2; ++i) {
+    ControlSet set;
+    set.write_controls({"a.png", "b.png", "sub/c.png"});
+    fingerprints.insert(set.good().fingerprint());
+  }
+  CHECK(fingerprints.size() == 1);
+}
+
+TEST_CASE("Rows without control files are told at once", "[data][control]") {
+  ControlSet set;
+  const std::string folder = set.options().control_path;
+  CHECK(set.problems() ==
+        std::vector<std::string>{"--control_path: " + folder +
+                                 ": No such file or directory; check the folder [FILE_OPEN]"});
+  set.write_controls({"a_x.png", "sub/c.png", "sub/c.jpg", "c.png"});
+  const std::vector<std::string>& told = set.problems();
+  REQUIRE(told.size() == 2);
+  CHECK_THAT(told[0], Contains("--control_path: " + folder + " holds nothing for 2 of 3 rows: ") &&
+                          Contains("a.png") && Contains("b.png") && Contains("with _0, _1"));
+  CHECK_THAT(told[1], Contains("holds files of one place for 1 of 3 rows: ") && Contains("c.png") &&
+                          Contains("keep one of those"));
+  std::filesystem::remove_all(folder);
+  set.options().control_path = set.folder().path() + "/.";
+  CHECK_THAT(set.problems().at(0), Contains("is the folder of the images to learn"));
+  set.options().control_path = "";
+  set.options().extra_inputs = {"edit_image"};
+  CHECK_THAT(set.problems().at(0), Contains("name their folder with --control_path FOLDER"));
+}
+
+TEST_CASE("The input that takes control files is named or the only one", "[data][control]") {
+  std::vector<InputSpec> inputs = kInputs;
+  CHECK(control_input(inputs, {}).name == "edit_image");
+  inputs.push_back({.name = "end_image", .kind = InputKind::kImage});
+  inputs.push_back({.name = "start", .kind = InputKind::kImage, .use = InputUse::kGenerate});
+  inputs.push_back({.name = "where", .kind = InputKind::kMask});
+  CHECK(control_input(inputs, {"steps", "end_image"}).name == "end_image");
+  test::expect_error(ErrorCode::kInvalidArgument,
+                     {"\"edit_image\", \"end_image\"", "--extra_inputs"},
+                     [&] { control_input(inputs, {"steps"}); });
+  test::expect_error(ErrorCode::kInvalidArgument, {"name one of them"}, [&] {
+    control_input(inputs, {"edit_image", "end_image"});
+  });
+  inputs.resize(3);
+  test::expect_error(ErrorCode::kUnsupported, {"no images beside the ones to learn"},
+                     [&] { control_input(inputs, {}); });
+  ControlSet set;
+  set.write_controls({"a.png"});
+  CHECK_THAT(set.problems(inputs).at(0), Contains("--control_path: this family is trained with"));
 }
 
 }  // namespace

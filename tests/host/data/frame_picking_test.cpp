@@ -30,7 +30,9 @@ ClipOptions at_16() {
 }
 
 Numbers cut(int64_t available, const ClipOptions& options, std::string_view key = "a.mp4") {
-  return pieces_of(available, kFours, options, key).begins;
+  const std::vector<Pieces> pieces = pieces_of(available, kFours, options, key);
+  REQUIRE(pieces.size() == 1);
+  return pieces.front().begins;
 }
 
 // As DiffSynth-Studio's fix_frame_rate picks them: min(round(i / 16 * rate), last), floor(seconds *
@@ -126,28 +128,55 @@ TEST_CASE("Clips are cut where musubi-tuner cuts them", "[data]") {
   options.frame_sample = 1;
   CHECK(cut(50, options) == Numbers{0});
   options.frame_sample = 3;
-  options.num_frames = 81;
+  options.num_frames = {81};
   CHECK(cut(100, options) == Numbers{0, 9, 19});
   options.frame_sample = 7;
-  options.num_frames = 33;
+  options.num_frames = {33};
   CHECK(cut(90, options) == Numbers{0, 9, 19, 28, 38, 47, 57});
 }
 
 // DiffSynth-Studio's rule: fewer, until one more than a multiple of 4 is left.
 TEST_CASE("Short clips make one piece that fits the model", "[data]") {
   ClipOptions options = at_16();
-  options.num_frames = 81;
+  options.num_frames = {81};
   for (const auto extraction :
        {FrameExtraction::kHead, FrameExtraction::kSlide, FrameExtraction::kRandom}) {
     options.frame_extraction = extraction;
     for (const auto& [available, frames] :
          {std::pair<int64_t, int64_t>{1, 1}, {2, 1}, {4, 1}, {5, 5}, {50, 49}, {80, 77}}) {
-      const Pieces pieces = pieces_of(available, kFours, options, "a");
-      CHECK(pieces.begins == Numbers{0});
-      CHECK(pieces.frames == frames);
+      CHECK(cut(available, options) == Numbers{0});
+      CHECK(pieces_of(available, kFours, options, "a").front().frames == frames);
     }
-    CHECK(pieces_of(81, kFours, options, "a").frames == 81);
+    CHECK(pieces_of(81, kFours, options, "a").front().frames == 81);
   }
+}
+
+// musubi-tuner's rules, but for clips that are shorter than every length, which it leaves out.
+TEST_CASE("Of several lengths a clip gives the pieces of each that it has", "[data]") {
+  ClipOptions options = at_16();
+  options.num_frames = {45, 1, 25, 1};
+  CHECK(options.lengths() == Numbers{1, 25, 45});
+  const auto all = [&](int64_t available) {
+    std::vector<std::pair<int64_t, Numbers>> pieces;
+    for (const auto& [begins, frames] : pieces_of(available, kFours, options, "a"))
+      pieces.emplace_back(frames, begins);
+    return pieces;
+  };
+  using All = std::vector<std::pair<int64_t, Numbers>>;
+  CHECK(all(50) == All{{1, {0}}, {25, {0}}, {45, {0}}});
+  CHECK(all(44) == All{{1, {0}}, {25, {0}}});
+  options.frame_extraction = FrameExtraction::kSlide;
+  options.frame_stride = 20;
+  CHECK(all(50) == All{{1, {0, 20, 40}}, {25, {0, 20}}, {45, {0}}});
+  options.frame_extraction = FrameExtraction::kChunk;
+  options.num_frames = {25, 45};
+  CHECK(all(50) == All{{25, {0, 25}}, {45, {0}}});
+  CHECK(all(24) == All{{21, {0}}});
+  options.frame_extraction = FrameExtraction::kUniform;
+  options.frame_sample = 2;
+  CHECK(all(50) == All{{25, {0, 25}}, {45, {0, 5}}});
+  options.num_frames = {};
+  CHECK(options.lengths() == Numbers{17});
 }
 
 TEST_CASE("Random pieces are spread over the clip and follow from seed and file", "[data]") {

@@ -54,6 +54,26 @@ TEST_CASE("Values follow their flag or an equals sign", "[flags]") {
   CHECK_THROWS_AS(flags.text("no_such"), Error);
 }
 
+TEST_CASE("Whole numbers may be several, between commas", "[flags]") {
+  CommandSpec spec{"cut", "Cuts."};
+  spec.flags = {{.name = "lengths", .kind = FlagKind::kIntegers, .help = "of pieces"}};
+  using Numbers = std::vector<int64_t>;
+  CHECK(parse({"--lengths", "81"}, spec).integers("lengths") == Numbers{81});
+  CHECK(parse({"--lengths", "1, 25,+45"}, spec).integers("lengths") == Numbers{1, 25, 45});
+  CHECK(parse({"--lengths", "[1, 25]"}, spec).integers("lengths") == Numbers{1, 25});
+  CHECK(parse({}, spec).integers("lengths").empty());
+  expect_error(ErrorCode::kInvalidArgument, {"--lengths: \"2.5\" is no whole number"}, [&] {
+    parse({"--lengths", "1,2.5"}, spec);
+  });
+  for (const char* wrong : {"", "1,", "[]", "[1"}) {
+    CAPTURE(wrong);
+    expect_error(ErrorCode::kInvalidArgument, {"is no whole number"}, [&] {
+      parse({"--lengths", wrong}, spec);
+    });
+  }
+  CHECK(help_text(spec).find("--lengths N,N") != std::string::npos);
+}
+
 TEST_CASE("The flags that are typed most have one letter", "[flags]") {
   const ParsedFlags flags = parse({"-p", "a red cat", "-S", "-3", "-C", "-1.5", "-s", "7"});
   CHECK(flags.text("prompt") == "a red cat");

@@ -339,6 +339,41 @@ TEST_CASE("Lists are JSON or cut at commas, on the command line and in a file", 
   CHECK(again.lora.target_modules == c.lora.target_modules);
 }
 
+TEST_CASE("Lengths of pieces are one number or several, on the command line and in a file",
+          "[config]") {
+  const Folder folder;
+  using Numbers = std::vector<int64_t>;
+  CHECK(parse(kLora).dataset.clips.num_frames.empty());
+  for (const auto& [text, numbers, written] :
+       {std::tuple("81", Numbers{81}, "num_frames = 81\n"),
+        std::tuple("1,25,45", Numbers{1, 25, 45}, "num_frames = [1, 25, 45]\n")}) {
+    const Config c = parse(kLora + Arguments{"--num_frames", text});
+    CHECK(c.dataset.clips.num_frames == numbers);
+    CHECK_THAT(c.effective_toml, Contains(written));
+    write_bytes(folder / "run.toml", c.effective_toml);
+    const Config again = parse({"--config", folder / "run.toml"});
+    CHECK(again.dataset.clips.num_frames == numbers);
+    CHECK(again.effective_toml == c.effective_toml);
+  }
+  expect_wrong({"--num_frames", "5,0,-3"},
+               {"--num_frames: 0 is less than 1", "--num_frames: -3 is less than 1"});
+  write_bytes(folder / "wrong.toml", "num_frames = [1, \"a\"]\n");
+  expect_wrong({"--config", folder / "wrong.toml"},
+               {"wrong.toml:1: num_frames: is a list with text"});
+  write_bytes(folder / "wrong.toml", "num_frames = true\n");
+  expect_wrong({"--config", folder / "wrong.toml"}, {"is not a whole number or a list of them"});
+}
+
+TEST_CASE("A family without images beside the ones to learn takes no control files", "[config]") {
+  expect_wrong({"--control_path", "b", "--validation_control_path", "c",
+                "--validation_dataset_base_path", "d"},
+               {"--control_path: this family is trained with no images",
+                "--validation_control_path: this family is trained with no images"},
+               ErrorCode::kUnsupported);
+  expect_wrong({"--validation_control_path", "c"},
+               {"--validation_control_path: there is no dataset to validate on"});
+}
+
 TEST_CASE("A configuration file gives what the command line leaves out", "[config]") {
   const Folder folder;
   write_bytes(folder / "run.toml", R"(# of a run
@@ -396,6 +431,11 @@ kind = "AdamW"
        file + ":12: \"optimizer\" is not known; keys stand at the top level"});
   write_bytes(file, "seed = 1\nlora_rank = \n");
   expect_wrong({"--config", file}, {file + ":2: ", "TOML is expected"});
+  std::string deep = "model_paths";
+  for (int i = 0; i < 200'000; ++i) deep += ".a";
+  write_bytes(file, "\n" + deep + " = 1\n");
+  expect_wrong({"--config", file},
+               {file + ":2: a name has more than 16 parts", "TOML is expected"});
   write_bytes(file, "seed = 1\nseed = 2\n");
   expect_wrong({"--config", file}, {file + ":2: "});
   write_bytes(file, "config = \"other.toml\"\n");
@@ -555,6 +595,11 @@ TEST_CASE("The latest checkpoint is that of the output folder, if there is one",
   CHECK(resumed.resume == folder / "out");
   CHECK(resumed.lora.rank == 4);
   CHECK(resumed.notes.empty());
+  write_run(folder / "other", 5, parse(kLora + Arguments{"--lora_rank", "8"}).effective_toml);
+  test::fs::copy(folder / "other/checkpoints/step-00000005",
+                 folder / "out/checkpoints/step-00000005");
+  for (const Arguments& arguments : {latest, Arguments{"--resume", folder / "out"}})
+    expect_wrong(arguments, {"out/checkpoints/step-00000005: is of another run than"});
 }
 
 TEST_CASE("A plugin is found on the command line, in a file or nowhere", "[config]") {
