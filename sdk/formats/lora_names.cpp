@@ -47,17 +47,18 @@ constexpr Marker kEnds[] = {
 struct OtherForm {
   std::string_view text, kind;
 };
-// Additions that are not supported; the text may be followed by a dot and more.
+// Additions that are not supported. The text stands behind a layer's name and a dot, and may be
+// followed by a dot and more.
 constexpr OtherForm kOtherForms[] = {
-    {".hada_t1", "LoHa of a convolution"},
-    {".hada_t2", "LoHa of a convolution"},
-    {".lokr_t1", "LoKr of a convolution"},
-    {".lokr_t2", "LoKr of a convolution"},
-    {".lora_mid", "LoCon with a middle factor"},
-    {".oft_diag", "OFT"},
-    {".oft_blocks", "OFT"},
-    {".set_weight", "a replaced weight (.set_weight)"},
-    {".reshape_weight", "a reshaped weight (.reshape_weight)"},
+    {"hada_t1", "LoHa of a convolution"},
+    {"hada_t2", "LoHa of a convolution"},
+    {"lokr_t1", "LoKr of a convolution"},
+    {"lokr_t2", "LoKr of a convolution"},
+    {"lora_mid", "LoCon with a middle factor"},
+    {"oft_diag", "OFT"},
+    {"oft_blocks", "OFT"},
+    {"set_weight", "a replaced weight (.set_weight)"},
+    {"reshape_weight", "a reshaped weight (.reshape_weight)"},
 };
 
 using Owner = LoraLayerName::Owner;
@@ -129,8 +130,8 @@ constexpr LoraSpelling kSpellings[] = {
                 "which)"},
 };
 
-// Where the last dots of a name are, the last one first. What marks an addition holds one of them,
-// so that no long name is searched from end to end for each marker.
+// Where the last dots of a name are, the last one first. A factor's marker holds one of them, so
+// that no long name is searched from end to end for each marker.
 class LastDots {
  public:
   explicit LastDots(std::string_view name) : name_(name) {
@@ -154,7 +155,7 @@ class LastDots {
 
  private:
   std::string_view name_;
-  std::array<size_t, 5> places_ = {};  // a layer, ".lora_linear_layer.down", ".default", ".weight"
+  std::array<size_t, 5> places_ = {};  // of ".lora_linear_layer.down.default.weight", and one more
   size_t num_dots_ = 0;
 };
 
@@ -184,6 +185,23 @@ std::optional<LoraTensorName> factor_named(std::string_view name, const LastDots
   return LoraTensorName{layer, LoraRole::kUnsupported, "a bias within a LoRA"};
 }
 
+// Looks at each part of a name between two dots once, the last one first: any number of them may
+// follow the form, and the time grows with the name's length alone.
+std::optional<LoraTensorName> other_form_named(std::string_view name) {
+  size_t end = name.size();
+  while (end > 0) {
+    const size_t dot = name.rfind('.', end - 1);
+    if (dot == std::string_view::npos || dot == 0) break;  // there is no layer before it
+    const std::string_view part = name.substr(dot + 1, end - dot - 1);
+    const auto form = std::ranges::find(kOtherForms, part, &OtherForm::text);
+    if (form != std::end(kOtherForms))
+      return LoraTensorName{std::string(name.substr(0, dot)), LoraRole::kUnsupported,
+                            std::string(form->kind)};
+    end = dot;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 LoraTensorName parse_lora_tensor(std::string_view name) {
@@ -196,13 +214,7 @@ LoraTensorName parse_lora_tensor(std::string_view name) {
   for (const Marker& marker : kFactors) {
     if (auto found = factor_named(name, dots, marker)) return *std::move(found);
   }
-  for (const OtherForm& form : kOtherForms) {
-    const size_t at = dots.find(form.text);
-    if (at == std::string_view::npos || at == 0) continue;
-    const std::string_view rest = name.substr(at + form.text.size());
-    if (rest.empty() || rest.front() == '.')
-      return {std::string(name.substr(0, at)), LoraRole::kUnsupported, std::string(form.kind)};
-  }
+  if (auto found = other_form_named(name)) return *std::move(found);
   return {std::string(name)};
 }
 

@@ -18,5 +18,6 @@ set(ATELIER_FORMATS_SOURCES
   tokenizer_files.cpp
   tokenizer_json.cpp
   tokenizer_parts.cpp
+  toml_names.cpp
   utf8.cpp
   zip.cpp)

@@ -52,6 +52,27 @@ TEST_CASE("Every published spelling of a factor is read", "[names]") {
   }
 }
 
+TEST_CASE("A form that is not supported is known with any number of dots behind it", "[names]") {
+  const std::string dots(60'000, '.');
+  std::string parts;
+  for (int i = 0; i < 20'000; ++i) parts += ".ab";
+  for (const std::string& rest : {std::string(), std::string(".weight"), std::string("."),
+                                  std::string(".1.2.3.4.5.6"), dots, parts}) {
+    for (const std::string form : {"oft_diag", "lora_mid", "reshape_weight", "hada_t1"}) {
+      INFO(form << " and " << rest.size() << " bytes");
+      const LoraTensorName name = parse_lora_tensor("a.b." + form + rest);
+      CHECK(name.layer == "a.b");
+      CHECK((name.role == LoraRole::kUnsupported));
+      CHECK(is_lora_tensor("a." + form + rest));
+      CHECK(!is_lora_tensor("a." + form + "al" + rest));
+      CHECK(!is_lora_tensor("." + form + rest));
+    }
+    CHECK(!is_lora_tensor("a" + rest));
+  }
+  CHECK(parse_lora_tensor("a.oft_diag.b.oft_diagonal").layer == "a");
+  CHECK(parse_lora_tensor("a.oft_diag.b.oft_diag.c").layer == "a.oft_diag.b");
+}
+
 TEST_CASE("A tensor's name makes a file a LoRA, or does not", "[names]") {
   for (const std::string name :
        {"a.lora_A.weight", "a.lora.down.weight", "a.to_q_lora.up.weight", "a.hada_w1_a",

@@ -18,6 +18,7 @@ void fuzz_json(std::string_view bytes);
 void fuzz_csv(std::string_view bytes);
 void fuzz_image(std::string_view bytes);
 void fuzz_yaml(std::string_view bytes);
+void fuzz_toml(std::string_view bytes);
 void fuzz_video(std::string_view bytes);
 
 struct FuzzTarget {
@@ -27,7 +28,7 @@ struct FuzzTarget {
 #ifdef ATELIER_FUZZ_VIDEO  // in a program of its own, which needs FFmpeg
 inline constexpr std::array<FuzzTarget, 1> kFuzzTargets = {{{"video", fuzz_video}}};
 #else
-inline constexpr std::array<FuzzTarget, 10> kFuzzTargets = {{
+inline constexpr std::array<FuzzTarget, 11> kFuzzTargets = {{
     {"safetensors", fuzz_safetensors},
     {"shard_index", fuzz_shard_index},
     {"tokenizer", fuzz_tokenizer},
@@ -38,6 +39,7 @@ inline constexpr std::array<FuzzTarget, 10> kFuzzTargets = {{
     {"csv", fuzz_csv},
     {"image", fuzz_image},
     {"yaml", fuzz_yaml},
+    {"toml", fuzz_toml},
 }};
 #endif
 
