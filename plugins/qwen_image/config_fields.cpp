@@ -2,6 +2,7 @@
 #include "atelier/config_fields.h"
 
 #include "config.h"
+#include "pictures.h"
 #include "shared/causal_vae.h"
 
 namespace qwen_image {
@@ -28,6 +29,48 @@ ConfigFields scheduler_fields() {
   for (const char* off : {"invert_sigmas", "stochastic_sampling", "use_karras_sigmas",
                           "use_exponential_sigmas", "use_beta_sigmas"})
     fields.fixed(off, {false});
+  return fields;
+}
+
+// What a folder's processor/ says of how pictures are brought to the vision tower: pictures.cpp
+// computes just that.
+ConfigFields picture_fields() {
+  const auto reals = [](const double(&values)[3]) {
+    return std::vector<double>(std::begin(values), std::end(values));
+  };
+  constexpr int64_t kBicubic = 3;  // as Pillow counts its filters
+  ConfigFields fields;
+  fields
+      .fixed("image_processor_type", {"Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast",
+                                      "Qwen2VLImageProcessorPil", "Qwen2_5_VLImageProcessor"})
+      .fixed("patch_size", {kPatchPixels})
+      .fixed("temporal_patch_size", {kFrames})
+      .fixed("merge_size", {kTokenPatches})
+      .fixed("size", {nullptr})
+      .fixed("image_mean", {reals(kPixelMean)})
+      .fixed("image_std", {reals(kPixelStd)})
+      .fixed("rescale_factor", {kPixelScale})
+      .fixed("resample", {kBicubic})
+      // A picture is RGB before it comes here; the class neither cuts nor pads it.
+      .ignored({"do_convert_rgb", "do_center_crop", "crop_size", "crop_size.*", "do_pad",
+                "pad_size", "pad_size.*", "default_to_square"})
+      .ignored({"feature_extractor_type", "processor_class", "_*", "auto_map.*", "data_format",
+                "input_data_format", "device", "return_tensors", "disable_grouping"});
+  // Versions of the class have other names for the bounds.
+  for (const char* least : {"min_pixels", "size.shortest_edge", "size.min_pixels"})
+    fields.fixed(least, {kMinPixels, nullptr});
+  for (const char* most : {"max_pixels", "size.longest_edge", "size.max_pixels"})
+    fields.fixed(most, {kMaxPixels, nullptr});
+  for (const char* on : {"do_resize", "do_rescale", "do_normalize"}) fields.fixed(on, {true});
+  return fields;
+}
+
+// What processor/ says; of its two files, one has the fields of pictures alone.
+ConfigFields processor_fields() {
+  ConfigFields fields;
+  fields.add(picture_fields(), "image_processor.")
+      .ignored({"processor_class", "_*", "auto_map.*", "chat_template", "image_token",
+                "video_token", "video_processor.*"});
   return fields;
 }
 
@@ -78,6 +121,8 @@ ConfigFields text_encoder_fields(const Detection& part) {
   ConfigFields fields;
   fields.add(text, "text_config.").add(text, "", /*unless=*/"text_config.");
   fields.ignored({"vision_config.*"});
+  // Pictures go to the vision tower, but its own table passes over every field of the text encoder.
+  fields.add(processor_fields(), "processor.");
   return fields;
 }
 

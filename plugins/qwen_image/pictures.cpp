@@ -17,13 +17,8 @@ using atelier::ResizeFilter;
 
 namespace {
 
-constexpr int64_t kTokenPixels = 2 * kPatchPixels;
-constexpr double kMaxPixels = 12'845'056, kMinPixels = 3'136;
+constexpr int64_t kTokenPixels = kTokenPatches * kPatchPixels;
 constexpr int64_t kMaxAspect = 200;
-
-// Statistics of the pixels in [0, 1], by channel.
-constexpr double kMean[] = {0.48145466, 0.4578275, 0.40821073};
-constexpr double kStd[] = {0.26862954, 0.26130258, 0.27577711};
 
 // Python's round(): half to even.
 int64_t to_multiple(double side, int64_t multiple) {
@@ -49,8 +44,9 @@ at::Tensor per_channel(const double (&values)[3], const at::Tensor& like) {
 
 // Bytes [H, W, 3] to patches [N, 3 * 2 * 14 * 14].
 at::Tensor patches(const at::Tensor& bytes_HWC, const PatchGrid& grid) {
-  const at::Tensor levels = (bytes_HWC.to(at::kDouble) * (1.0 / 255.0)).to(at::kFloat);
-  const at::Tensor values = (levels - per_channel(kMean, levels)) / per_channel(kStd, levels);
+  const at::Tensor levels = (bytes_HWC.to(at::kDouble) * kPixelScale).to(at::kFloat);
+  const at::Tensor values =
+      (levels - per_channel(kPixelMean, levels)) / per_channel(kPixelStd, levels);
   const at::Tensor cut =
       values.view({grid.token_rows(), 2, kPatchPixels, grid.token_columns(), 2, kPatchPixels, 3});
   return cut.permute({0, 3, 1, 4, 6, 2, 5})
@@ -70,17 +66,17 @@ PictureSize size_of_area(int64_t area, const PictureSize& size) {
 PictureSize vision_size(const PictureSize& size) {
   const auto height = static_cast<double>(size.height), width = static_cast<double>(size.width);
   const PictureSize nearest = {to_multiple(height, kTokenPixels), to_multiple(width, kTokenPixels)};
-  const auto area = static_cast<double>(nearest.height * nearest.width);
+  const int64_t area = nearest.height * nearest.width;
   const auto scaled = [](double side, double (*round)(double)) {
     return static_cast<int64_t>(round(side / kTokenPixels)) * kTokenPixels;
   };
   if (area > kMaxPixels) {
-    const double by = std::sqrt(height * width / kMaxPixels);
+    const double by = std::sqrt(height * width / static_cast<double>(kMaxPixels));
     return {std::max(kTokenPixels, scaled(height / by, std::floor)),
             std::max(kTokenPixels, scaled(width / by, std::floor))};
   }
   if (area < kMinPixels) {
-    const double by = std::sqrt(kMinPixels / (height * width));
+    const double by = std::sqrt(static_cast<double>(kMinPixels) / (height * width));
     return {scaled(height * by, std::ceil), scaled(width * by, std::ceil)};
   }
   return nearest;

@@ -11,6 +11,16 @@ namespace qwen_image {
 
 // A patch of the vision tower; a still is shown as two frames.
 constexpr int64_t kPatchPixels = 14, kFrames = 2;
+// Patches along each side of a token.
+constexpr int64_t kTokenPatches = 2;
+
+// The most and the fewest pixels of a picture that the vision tower sees.
+constexpr int64_t kMaxPixels = 12'845'056, kMinPixels = 3'136;
+
+// Pixels are levels by this, less the mean, by the deviation of their channel.
+constexpr double kPixelScale = 1.0 / 255.0;
+constexpr double kPixelMean[] = {0.48145466, 0.4578275, 0.40821073};
+constexpr double kPixelStd[] = {0.26862954, 0.26130258, 0.27577711};
 
 struct PictureSize {
   int64_t height = 0, width = 0;
@@ -20,8 +30,8 @@ struct PictureSize {
 // very long picture may be 0.
 PictureSize size_of_area(int64_t area, const PictureSize& size);
 
-// The size that the vision tower sees a picture of `size` in: multiples of two patches, at most
-// 12,845,056 pixels and at least 3,136.
+// The size that the vision tower sees a picture of `size` in: multiples of a token's pixels, and
+// from kMinPixels to kMaxPixels of them.
 PictureSize vision_size(const PictureSize& size);
 
 // How pictures are shown, by the variant.

@@ -2,6 +2,7 @@
 take them."""
 
 import functools
+import json
 import pathlib
 import re
 
@@ -23,6 +24,32 @@ EDIT_PREFIX = f"<|im_start|>system\n{EDIT_SYSTEM}<|im_end|>\n<|im_start|>user\n"
 
 # The numbers of the published preprocessor_config.json.
 SIZE = {"shortest_edge": 3136, "longest_edge": 12845056}
+PUBLISHED_PROCESSOR = {
+    "crop_size": None,
+    "data_format": "channels_first",
+    "default_to_square": True,
+    "device": None,
+    "disable_grouping": None,
+    "do_center_crop": None,
+    "do_convert_rgb": True,
+    "do_normalize": True,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_processor_type": "Qwen2VLImageProcessorFast",
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "input_data_format": None,
+    "max_pixels": 12845056,
+    "merge_size": 2,
+    "min_pixels": 3136,
+    "patch_size": 14,
+    "processor_class": "Qwen2_5_VLProcessor",
+    "resample": 3,
+    "rescale_factor": 0.00392156862745098,
+    "return_tensors": None,
+    "size": SIZE,
+    "temporal_patch_size": 2,
+}
 
 
 def image_processor():
@@ -106,12 +133,16 @@ class EditModels:
         self.tiny = tiny_models.get()
         self.folder = pathlib.Path(folder)
 
-    def variant(self, name, **changes):
-        """A model folder called as the published one; its denoiser's config with `changes`."""
+    def variant(self, name, processor=None, **changes):
+        """A model folder called as the published one; its denoiser's config with `changes`, what it
+        says of pictures with those of `processor`."""
         folder = self.folder / name
         folder.mkdir()
         for part in ("text_encoder", "tokenizer", "vae"):
             (folder / part).symlink_to(self.tiny.model / part)
+        (folder / "processor").mkdir()
+        (folder / "processor/preprocessor_config.json").write_text(
+            json.dumps({**PUBLISHED_PROCESSOR, **(processor or {})}))
         if changes:
             transformer = QwenImageTransformer2DModel.from_config(
                 {**self.tiny.transformer.config, **changes})

@@ -260,6 +260,22 @@ class EditPipelineTest(Models):
                        stretches=True, edit_image_auto_resize="false",
                        edit_rope_interpolation=True)
 
+    def test_what_a_folder_says_of_pictures_and_is_not_computed_is_refused_by_its_name(self):
+        picture = pathlib.Path(self.holder.name) / "refused.png"
+        smooth_picture(40, 90, 4).save(picture)
+        for name, value in dict(max_pixels=1003520, patch_size=16, image_mean=[0.5, 0.5, 0.5],
+                                resample=2, do_normalize=False, unheard_of=1).items():
+            folder = self.models.variant(f"Qwen-Image-Edit-2509-{name}", processor={name: value})
+            with self.subTest(name), self.assertRaisesRegex(
+                    atelier.ProgramFailed,
+                    f'preprocessor_config.json: config field "{name}"'):
+                atelier.generate(folder, torch.zeros(1, 16, 1, 8, 8), prompt=self.PROMPT, seed=0,
+                                 num_inference_steps=1, dtype="float32", edit_image=[picture],
+                                 height=64, width=64)
+        saved = self.models.variant("Qwen-Image-Edit-2509-saved") / "processor"
+        edit_models.image_processor().save_pretrained(saved)  # as this version writes it
+        self.check("edit, a processor saved anew", saved.parent, [smooth_picture(300, 500, 1)], 64, 96)
+
     def test_the_image_is_as_large_as_the_last_picture(self):
         folder = self.models.variant("Qwen-Image-Edit-2511", zero_cond_t=True)
         self.check("edit, clean references", folder, [smooth_picture(40, 90, 4)], cfg=1)

@@ -15,6 +15,7 @@
 #include "atelier/nn/layers.h"
 
 #include "host/conformance/config_probe.h"
+#include "host/files/config_json.h"
 #include "host/generate/sigma_schedule.h"
 #include "host/model/config_check.h"
 #include "host/model/recognition.h"
@@ -24,6 +25,7 @@
 #include "support/models.h"
 #include "support/opened_family.h"
 #include "support/published_keys.h"
+#include "support/tensors.h"
 
 using namespace atelier;
 
@@ -349,6 +351,58 @@ TEST_CASE("What shapes cannot tell is read from config.json", "[detect]") {
   expect_error(ErrorCode::kInvalidArgument, "latents_std", [&] {
     detected(index_of(vae, "", {{"latents_mean", mean}, {"latents_std", zeros}}));
   });
+}
+
+namespace {
+
+// What Qwen/Qwen-Image-Edit has in processor/preprocessor_config.json.
+constexpr const char* kPublishedProcessor = R"({
+  "crop_size": null, "data_format": "channels_first", "default_to_square": true, "device": null,
+  "disable_grouping": null, "do_center_crop": null, "do_convert_rgb": true, "do_normalize": true,
+  "do_rescale": true, "do_resize": true, "image_mean": [0.48145466, 0.4578275, 0.40821073],
+  "image_processor_type": "Qwen2VLImageProcessorFast",
+  "image_std": [0.26862954, 0.26130258, 0.27577711], "input_data_format": null,
+  "max_pixels": 12845056, "merge_size": 2, "min_pixels": 3136, "patch_size": 14,
+  "processor_class": "Qwen2_5_VLProcessor", "resample": 3, "rescale_factor": 0.00392156862745098,
+  "return_tensors": null, "size": {"longest_edge": 12845056, "shortest_edge": 3136},
+  "temporal_patch_size": 2
+})";
+
+}  // namespace
+
+TEST_CASE("What a folder says of how pictures are shown is computed, or refused", "[detect]") {
+  const ConfigFields fields =
+      family().config_fields(detected(index_of(read_keys("text_encoder_disk.txt"))));
+  const auto check = [&](const nlohmann::json& said) {
+    const std::pair<const char*, nlohmann::json> files[] = {
+        {"processor.image_processor.", said},
+        {"processor.", {{"image_processor", said}, {"processor_class", "Qwen2_5_VLProcessor"}}}};
+    for (const auto& [prefix, file] : files) {
+      const model::FolderFile one = {"processor/x.json", prefix, files::parse_config(file.dump())};
+      CHECK(model::has_rows_for(fields, one));
+      model::check_folder_file(fields, one);
+    }
+  };
+  const auto published = nlohmann::json::parse(kPublishedProcessor);
+  check(published);
+  check({{"image_processor_type", "Qwen2VLImageProcessor"},
+         {"size", {{"min_pixels", 3136}, {"max_pixels", 12845056}}}});
+  const auto others = nlohmann::json::parse(R"([
+    {"min_pixels": 784}, {"max_pixels": 1003520}, {"size": {"longest_edge": 1003520}},
+    {"size": {"shortest_edge": 784}}, {"patch_size": 16}, {"merge_size": 4},
+    {"temporal_patch_size": 1}, {"image_mean": [0.5, 0.5, 0.5]}, {"image_std": [0.5, 0.5, 0.5]},
+    {"rescale_factor": 0.0078431372549}, {"resample": 2}, {"do_resize": false},
+    {"do_rescale": false}, {"do_normalize": false}, {"unheard_of": 1},
+    {"image_processor_type": "CLIPImageProcessor"}])");
+  for (const auto& other : others) {
+    const std::string name = other.begin().key();
+    nlohmann::json said = published;
+    said.update(other);
+    const Error error = test::error_of([&] { check(said); });
+    INFO(name << ": " << error.what());
+    CHECK(error.tag() == "CONFIG_FIELD");
+    CHECK_THAT(error.message(), Catch::StartsWith("processor/x.json: ") && Catch::Contains(name));
+  }
 }
 
 TEST_CASE("A hint chooses the variant and may not contradict the tensors", "[detect]") {
