@@ -3,6 +3,7 @@
 
 import json
 import pathlib
+import re
 import struct
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from program import PROGRAM, run, write_tiny_model
 FAKES = PROGRAM.parent.parent / "tests" / "fake_plugins"
 
 
+# What turns a terminal's text, moves in it or hides in it, but for the line end.
+STEERING = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 LORA = {f"transformer.transformer_blocks.0.attn.to_q.lora_{half}.weight": shape
         for half, shape in (("A", [16, 3072]), ("B", [3072, 16]))}
 
@@ -209,6 +212,66 @@ class ProgramTest(unittest.TestCase):
             told = run(*words, "--json", lora, code=0).stdout
             self.assertIn(r"a\u009b2J.saf", told)
             self.assertEqual(json.loads(told)["path"], str(lora))
+
+    def plugin_that_says(self, name, said):
+        """A plugin of the toy family with other texts, each as long as the one that it stands for."""
+        library = (FAKES / "evil_plugin.so").read_bytes()
+        for old, new in said.items():
+            old, new = old.encode(), new.encode()
+            self.assertIn(old, library)
+            self.assertLessEqual(len(new), len(old))
+            library = library.replace(old, new.ljust(len(old), b"."))
+        plugin = self.folder / name
+        plugin.write_bytes(library)
+        return plugin
+
+    def test_what_a_plugin_says_steers_no_terminal(self):
+        plugin = self.plugin_that_says("a\033[2J\u0085\u202e.so", {
+            "an example of a family, for plugin authors": "a\033]0;owned\007\u0085b\u202ec",
+            "to learn": "d\033[2J\u0085",
+            "\0start\0": "\0d\033[2J\0", "a vector for each byte": "e\033[31m\u009bf\u202e"})
+        text = self.folder / "a\033[31m\u0085b\u202e.safetensors"
+        safetensors(text, {"bytes.weight": [256, 32]})
+        missing = self.folder / "c\033[31m\u0085d\u202e"
+        model = ["--plugin", plugin, "--model_paths", json.dumps([str(missing)])]
+        shown = {
+            r"a\x1b]0;owned\x07\u0085b\u202ec": ["plugins", "show", plugin],
+            r"e\x1b[31m\u009bf\u202e": ["plugins", "show", plugin],
+            r"d\u001b[2J\u0085.": ["plugins", "show", plugin, "--json"],
+            r"d\x1b[2J": ["generate", "--plugin", plugin, "--help"],
+            r"a\u001b[2J\u0085\u202e.so": ["plugins", "--plugin_path", self.folder, "--json"],
+        }
+        for part, words in shown.items():
+            with self.subTest(words=words[:2], part=part):
+                told = run(*words, code=0)
+                self.assertIn(part, told.stdout)
+                self.assertEqual([], STEERING.findall(told.stdout + told.stderr))
+        for words in (["generate", *model], ["train", *model], ["plan", "generate", *model], ["inspect", text]):
+            with self.subTest(words=words[:2]):
+                told = run(*words)
+                self.assertRegex(told.stdout + told.stderr, r"\\x1b\[31m\\u0085.\\u202e")
+                self.assertEqual([], STEERING.findall(told.stdout + told.stderr))
+
+    def test_a_familys_name_steers_no_terminal(self):
+        plugin = self.plugin_that_says("named.so", {"\0toy\x000.1.0": "\0t\033y\x000.1.0"})
+        for words in (["plugins", "--plugin_path", self.folder], ["plugins", "show", plugin],
+                      ["generate", "--plugin", plugin, "--prompt", "x"]):
+            with self.subTest(words=words[:2]):
+                told = run(*words)
+                self.assertIn(r"t\x1by", told.stdout + told.stderr)
+                self.assertEqual([], STEERING.findall(told.stdout + told.stderr))
+
+    def test_log_lines_steer_no_terminal(self):
+        plugin = self.plugin_that_says("toy.so", {"text_enc": "t\033[2J\u0085"})  # of text_encoder
+        text, ids = self.folder / "text.safetensors", self.folder / "ids.safetensors"
+        safetensors(text, {"bytes.weight": [256, 32]})
+        safetensors(ids, {"ids": [2]})
+        told = run("probe", "--plugin", plugin, "--model_paths", text, "--component", "t\033[2J\u0085.oder",
+                   "--inputs", ids, "--output", self.folder / "out.safetensors")
+        self.assertIn(r"loaded t\x1b[2J\u0085.oder: ", told.stderr)
+        listed = run("train", "--plugin", plugin, "--help", code=0)
+        self.assertIn(r"t\x1b[2J\u0085.oder", listed.stdout)
+        self.assertEqual([], STEERING.findall(told.stdout + told.stderr + listed.stdout))
 
     def test_a_working_folder_that_was_removed_is_one_error(self):
         gone = self.folder / "gone"
