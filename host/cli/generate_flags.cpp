@@ -1,29 +1,36 @@
 #include "host/cli/generate_flags.h"
 
+#include <filesystem>
+
+#include "atelier/error.h"
+
 #include "host/cli/commands.h"
+#include "host/files/file_reader.h"
 #include "host/flags/compat_flags.h"
 #include "host/generate/settings.h"
 #include "host/model/model_flags.h"
 #include "host/model/stages.h"
+#include "host/run/memory_timeline.h"
+#include "host/train/config_file.h"
 
 namespace atelier::cli {
 
 namespace {
 
 // How several processes make each picture together.
-void add_together(flags::Table& table, GenerateFlags& f) {
+void add_together(flags::Table& table, generate::Processes& processes) {
   constexpr double kDay = 86'400, kMostRanks = 1024;
   table.group("Several processes")
       .flag(
-          "cfg_parallel", f.shares.cfg_parallel,
+          "cfg_parallel", processes.shares.cfg_parallel,
           "two processes make each picture: one goes by the prompt, the other by the negative one")
-      .number("sequence_parallel", f.shares.sequence,
+      .number("sequence_parallel", processes.shares.sequence,
               "processes that make each picture, with a part of the denoiser's rows each",
               flags::between(1, kMostRanks))
-      .choice("dist_backend", f.dist_backend,
+      .choice("dist_backend", processes.dist_backend,
               {{"auto", "auto"}, {"nccl", "nccl"}, {"gloo", "gloo"}},
               "what sends tensors of GPUs: nccl, or gloo through host memory; auto: nccl")
-      .number("dist_timeout", f.dist_timeout,
+      .number("dist_timeout", processes.dist_timeout,
               "seconds that one exchange between processes may take before the run ends; 0: half "
               "an hour",
               flags::between(0, kDay));
@@ -31,55 +38,64 @@ void add_together(flags::Table& table, GenerateFlags& f) {
 
 }  // namespace
 
-flags::Table generate_table(GenerateFlags& f, const ModelFamily* family) {
+flags::Table generate_table(generate::Order& order, const ModelFamily* family) {
   flags::Table table;
-  table.text("config", f.config, "TOML file with these names; the command line wins", "FILE");
+  table.add({.name = "config",
+             .help = "TOML file with these names; the command line wins",
+             .value_name = "FILE"});
   table.add(model::model_flags());
-  add_memory_flags(table, f.limits);
+  add_memory_flags(table, order.limits);
   table.add(generate::settings_flags(family ? family->inputs() : std::span<const InputSpec>()))
-      .text("prompts_file", f.prompts_file,
+      .text("prompts_file", order.prompts_file,
             "one JSON object a line, with these flags' names as keys; - reads them from stdin",
             "FILE")
-      .flag("truncate_captions", f.truncate_captions,
-            "prompts of too many tokens are cut, as published pipelines do, and not refused")
+      .add({.name = "truncate_captions",
+            .kind = flags::FlagKind::kFlag,
+            .help =
+                "prompts of too many tokens are cut, as published pipelines do, and not refused"})
       .add({.name = "lora",
             .help = "a LoRA, PATH or PATH:STRENGTH, and of one of several denoisers "
                     "PATH:STRENGTH@COMPONENT; a line of a prompts file names its own with "
                     "\"loras\"",
             .repeated = true,
             .value_name = "FILE"})
-      .text("lora_dir", f.lora_dir,
+      .text("lora_dir", order.base.lora_dir,
             "folder of the LoRAs that lines of a prompts file name: "
             "\"loras\": [{\"name\": \"style\", \"strength\": 0.7}]",
             "FOLDER")
-      .choice("lora_mode", f.lora_mode, {{"hot", lora::Mode::kHot}, {"merge", lora::Mode::kMerge}},
+      .choice("lora_mode", order.lora_mode, {{"hot", lora::Mode::kHot}, {"merge", lora::Mode::kMerge}},
               "hot: a LoRA is part of each product, and another one comes at once; merge: it is "
               "added to the weights in float32, and steps cost what they cost without it")
-      .choice("cfg_batch", f.cfg_batch, {{"on", true}, {"off", false}},
-              "both halves of guidance in one call of the denoiser; off needs less memory")
-      .choice("cuda_graphs", f.cuda_graphs,
+      .add({.name = "cfg_batch",
+            .help = "both halves of guidance in one call of the denoiser; off needs less memory",
+            .preset = "on",
+            .choices = {"on", "off"}},
+           [&order](const flags::ParsedFlags& given) {
+             if (given.is_given("cfg_batch")) order.cfg_batch = given.text("cfg_batch") == "on";
+           })
+      .choice("cuda_graphs", order.cuda_graphs,
               {{"auto", memory::GraphChoice::kAuto},
                {"on", memory::GraphChoice::kOn},
                {"off", memory::GraphChoice::kOff}},
               "on: a GPU gets each block of the denoiser with one launch, for more memory, which "
               "pays for small images; auto: where that is proven")
-      .flag("tiled", f.tiled, "the VAE works in overlapping tiles, with less memory")
-      .number("tile_size", f.tiling.size, "pixels")
-      .number("tile_stride", f.tiling.stride, "pixels from one tile to the next");
-  add_process_flags(table, f.process);
+      .flag("tiled", order.is_tiled, "the VAE works in overlapping tiles, with less memory")
+      .number("tile_size", order.tiles.size, "pixels")
+      .number("tile_stride", order.tiles.stride, "pixels from one tile to the next");
+  add_process_flags(table, order.process);
   table
-      .text("report_memory", f.report_memory,
+      .text("report_memory", order.report_memory,
             "ends in .csv or .svg, or in neither for both: what the device and the host hold "
             "over time",
             "FILE")
-      .flag("no_metadata", f.no_metadata, "images do not say how they were made")
-      .flag("quiet", f.quiet, "no progress on stderr");
-  add_together(table, f);
+      .flag("no_metadata", order.leaves_out_metadata, "images do not say how they were made")
+      .flag("quiet", order.is_quiet, "no progress on stderr");
+  add_together(table, order.processes);
   return table;
 }
 
 flags::CommandSpec generate_command(const ModelFamily* family) {
-  GenerateFlags presets;
+  generate::Order presets;
   flags::CommandSpec command{"generate", "Makes images from prompts."};
   command.flags = generate_table(presets, family).specs();
   command.lacks_family = family == nullptr;
@@ -88,6 +104,60 @@ flags::CommandSpec generate_command(const ModelFamily* family) {
     command.others.push_back(
         {generate::kStartName, true, std::string(generate::kNoStart) + ": leave it out"});
   return command;
+}
+
+namespace {
+
+void check_lora_dir(const std::string& folder, report::Problems& problems) {
+  std::error_code failure;
+  if (folder.empty() || std::filesystem::is_directory(folder, failure)) return;
+  problems.add("--lora_dir: " + files::display_path(folder) + " is no folder",
+               "give the folder of the LoRA files", ErrorCode::kNotFound);
+}
+
+// The jobs of --prompts_file, or the one of the command line.
+void read_jobs(generate::Order& order, std::span<const InputSpec> inputs,
+               report::Problems& problems) {
+  if (!order.has_prompts_file()) {
+    order.jobs.emplace_back().settings = order.base;
+  } else if (!order.reads_stdin()) {
+    problems.collect([&] {
+      order.jobs = generate::parse_jobs(files::read_text_file(order.prompts_file),
+                                        order.prompts_file, order.base, inputs, problems);
+    });
+  }
+}
+
+}  // namespace
+
+generate::Order read_order(std::span<const std::string> arguments, const plugins::Plugin* plugin,
+                           report::Problems& problems) {
+  generate::Order order = {.plugin = plugin};
+  const ModelFamily* const family = order.family();
+  const auto command = generate_command(family);
+  std::vector<flags::GivenValue> below;
+  if (const auto file = flags::peek_flag(arguments, "config"))
+    problems.collect([&] { below = train::read_config_file(*file, command, problems); });
+  const flags::ParsedFlags parsed = flags::parse_flags(command, arguments, below, problems);
+  const auto inputs = family ? family->inputs() : std::span<const InputSpec>();
+  order.base = generate::settings_of(parsed, inputs, problems);
+  generate_table(order, family).read(parsed, problems);
+  flags::apply(order.process);
+  check_lora_dir(order.base.lora_dir, problems);
+  try {
+    order.base.loras = lora::parse_flags(parsed.texts("lora"));
+  } catch (const Error& error) {
+    problems.add(error.at("--lora"));
+  }
+  read_jobs(order, inputs, problems);
+  run::check_report_path(order.report_memory, problems);
+  problems.collect([&] {
+    order.load = model::load_request(parsed);
+    order.load->prepares_levels = true;
+    order.load->cuts_texts = parsed.flag("truncate_captions");
+  });
+  if (parsed.is_given("prefetch")) order.prefetch = parsed.integer("prefetch");
+  return order;
 }
 
 }  // namespace atelier::cli

@@ -63,14 +63,16 @@ bool ends_the_run(ErrorCode code) {
 
 }  // namespace
 
-Session::Session(LoadedModel& model, LoraSet& loras, const plugins::Plugin& plugin,
-                 const SessionOptions& options, progress::Progress& progress)
+Session::Session(LoadedModel& model, LoraSet& loras, const Order& order, const Layout& layout,
+                 SessionHooks hooks, progress::Progress& progress)
     : model_(model),
       loras_(loras),
-      options_(options),
+      order_(order),
+      layout_(layout),
+      hooks_(std::move(hooks)),
       progress_(progress),
-      record_(record_of(model, plugin)),
-      generator_(make_engine(), progress, options.is_cancelled) {}
+      record_(record_of(model, *order.plugin)),
+      generator_(make_engine(), progress, hooks_.is_cancelled) {}
 
 Session::~Session() {
   end_graphs();
@@ -80,7 +82,7 @@ Session::~Session() {
 uint64_t Session::seed_of(const Settings& settings) const {
   if (settings.seed) return *settings.seed;
   const at::Tensor drawn = at::full({1}, int64_t{std::random_device()()}, at::kLong);
-  if (!options_.ranks.is_alone()) options_.ranks.all->broadcast(drawn, 0).wait();
+  if (!hooks_.ranks.is_alone()) hooks_.ranks.all->broadcast(drawn, 0).wait();
   return static_cast<uint64_t>(drawn.item<int64_t>());
 }
 
@@ -90,7 +92,7 @@ void Session::run(const Settings& settings, JobResult& result) {
   loras_.use(settings);
   const auto batches = (std::ssize(request.seeds) + request.batch_size - 1) / request.batch_size;
   steps_ = batches * (std::ssize(request.sigmas) - 1);
-  if (!options_.ranks.is_first())
+  if (!hooks_.ranks.is_first())
     return make_images(request, [](size_t, int64_t, const at::Tensor&) {});
   const std::vector<std::string> paths = written_files(settings);
   if (const std::string note = files::replaced_note(paths); !note.empty()) progress_.warn(note);
@@ -102,7 +104,7 @@ void Session::run(const Settings& settings, JobResult& result) {
     progress_.note(path + ": " + report::size_text(request.target.height, request.target.width) +
                    (is_clip ? ", " + std::to_string(frames) + " frames" : "") + ", seed " +
                    std::to_string(request.seeds[index]));
-    if (options_.on_file) options_.on_file(path);
+    if (hooks_.on_file) hooks_.on_file(path);
   };
   const auto write_images = [&](size_t index, int64_t first, const at::Tensor& pixels) {
     for (int64_t t = 0; t < pixels.size(1); ++t) {
@@ -155,15 +157,15 @@ void Session::encode_ahead(std::span<const Job> jobs) {
 Request Session::request_of(const Settings& settings, uint64_t seed) {
   Request request =
       make_request(settings, model_.family(), model_.model(), seed, model_.stages().variant);
-  request.batches_cfg = options_.batches_cfg;
-  request.tiling = options_.tiling;
+  request.batches_cfg = layout_.batches_cfg;
+  request.tiling = order_.tiling();
   request.encoder_state = loras_.encoder_state(settings);
   return request;
 }
 
 // How an image was made.
 media::Text Session::text_of(const Settings& settings, const Request& request, size_t index) const {
-  if (!options_.writes_metadata) return {};
+  if (order_.leaves_out_metadata) return {};
   const auto& schedule = schedule_of(settings, model_.family(), model_.stages().variant);
   return metadata_of(record_, settings, request, schedule.name, index);
 }
@@ -171,22 +173,22 @@ media::Text Session::text_of(const Settings& settings, const Request& request, s
 Engine Session::make_engine() {
   Engine engine = generate::make_engine(model_);
   engine.load = [this](std::string_view component) { load(component); };
-  if (options_.keeps_all) {
+  if (layout_.keeps_all) {
     for (const ComponentSpec& component : engine.stages.components)
       engine.stays.emplace(component.name);
   }
-  engine.ranks = options_.ranks;
+  engine.ranks = hooks_.ranks;
   engine.on_phase = [this](std::string_view phase, int64_t number) { begin_phase(phase, number); };
-  if (options_.timeline != nullptr)
-    engine.runner = &sampling_.emplace(model_.runner(), *options_.timeline);
+  if (hooks_.timeline != nullptr)
+    engine.runner = &sampling_.emplace(model_.runner(), *hooks_.timeline);
   return engine;
 }
 
 void Session::begin_phase(std::string_view phase, int64_t number) {
   phase_ = phase;
   if (phase == "denoise" && model_.device().is_cpu()) watch_steps(number);
-  if (options_.graph_rows > 0) make_graphs(phase == "denoise");
-  if (options_.timeline != nullptr) options_.timeline->begin(phase, number);
+  if (layout_.graph_rows > 0) make_graphs(phase == "denoise");
+  if (hooks_.timeline != nullptr) hooks_.timeline->begin(phase, number);
 }
 
 // Tells of a long run as soon as its first step has shown how long one takes.
@@ -219,7 +221,7 @@ void Session::make_graphs(bool wanted) {
   }
   has_graphs_ = true;
   graphs.begin({.recorder = ops::make_graph_recorder(model_.device()),
-                .most_rows = options_.graph_rows,
+                .most_rows = layout_.graph_rows,
                 .warn = [this](const std::string& what) { progress_.warn(what); }});
 }
 
@@ -238,7 +240,7 @@ Error Session::does_not_fit(const Error& failure, const Request& request) {
   for (const std::string& line : model::holder_lines(holders, device)) progress_.warn(line);
   if (phase_ == "load") return failure;
   std::vector<std::string> flags;
-  if (phase_ == "denoise" && options_.graph_rows > 0) flags.emplace_back("--cuda_graphs off");
+  if (phase_ == "denoise" && layout_.graph_rows > 0) flags.emplace_back("--cuda_graphs off");
   if (phase_ == "denoise" && request.batch_size > 1) flags.emplace_back("--batch_size 1");
   if (phase_ == "decode" || (phase_ == "encode" && request.input_pixels.defined()))
     flags.emplace_back(request.tiling ? "a smaller --tile_size" : "--tiled");

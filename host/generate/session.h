@@ -12,21 +12,16 @@
 #include "host/generate/jobs.h"
 #include "host/generate/lora_set.h"
 #include "host/generate/metadata.h"
+#include "host/generate/order.h"
 #include "host/model/memory_holders.h"
-#include "host/model/model_loader.h"
-#include "host/plugins/plugin_loader.h"
 #include "host/progress/progress.h"
 #include "host/run/memory_timeline.h"
 
 namespace atelier::generate {
 
-struct SessionOptions {
-  bool batches_cfg = true;                  // both halves of guidance in one call of the denoiser
-  bool keeps_all = false;                   // components stay beside each other; see Engine
-  bool writes_metadata = true;              // images say how they were made
-  std::optional<Tiling> tiling = {};        // of the VAE
-  int64_t graph_rows = 0;                   // see memory::graph_rows()
-  std::function<bool()> is_cancelled = {};  // see Generator
+// Who is told of a session's work, and who shares it.
+struct SessionHooks {
+  std::function<bool()> is_cancelled = {};                    // see Generator
   std::function<void(const std::string& path)> on_file = {};  // behind each that is finished
   run::MemoryTimeline* timeline = nullptr;                    // null: none is made
   PictureRanks ranks = {};                                    // all of them run the same requests
@@ -35,9 +30,10 @@ struct SessionOptions {
 // Not thread-safe.
 class Session {
  public:
-  // Everything that is given outlives the session.
-  Session(model::LoadedModel& model, LoraSet& loras, const plugins::Plugin& plugin,
-          const SessionOptions& options, progress::Progress& progress);
+  // Carries out jobs of `order`, whose plugin is known, as `layout` says. What is given by reference
+  // outlives the session.
+  Session(model::LoadedModel& model, LoraSet& loras, const Order& order, const Layout& layout,
+          SessionHooks hooks, progress::Progress& progress);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -47,7 +43,7 @@ class Session {
   // the flags that would help.
   void run(const Settings& settings, JobResult& result);
 
-  bool keeps_all() const { return options_.keeps_all; }
+  bool keeps_all() const { return layout_.keeps_all; }
 
   // Encodes the prompts of all jobs, before the text encoder leaves. Those of jobs whose LoRAs
   // change the encoder are encoded when their turn comes.
@@ -68,7 +64,9 @@ class Session {
 
   model::LoadedModel& model_;
   LoraSet& loras_;
-  const SessionOptions options_;
+  const Order& order_;
+  const Layout layout_;
+  const SessionHooks hooks_;
   progress::Progress& progress_;
   std::optional<run::SamplingRunner> sampling_;
   std::string phase_ = "load";  // what the generator does

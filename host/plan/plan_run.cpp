@@ -65,7 +65,7 @@ double area_of(const Settings& settings, const LoadedModel& model) {
              std::min(settings.batch_size, std::max<int64_t>(1, settings.num_images)));
 }
 
-int64_t lora_bytes(const LoadedModel& model, const std::vector<Job>& jobs) {
+int64_t lora_bytes(const LoadedModel& model, std::span<const Job> jobs) {
   int64_t most = 0;
   for (const Job& job : jobs) {
     int64_t bytes = 0;
@@ -82,28 +82,32 @@ int64_t lora_bytes(const LoadedModel& model, const std::vector<Job>& jobs) {
   return most;
 }
 
-const Job& largest_job(const LoadedModel& model, const GenerationAsked& asked) {
-  return *std::max_element(asked.jobs.begin(), asked.jobs.end(), [&](const Job& a, const Job& b) {
-    return area_of(a.settings, model) < area_of(b.settings, model);
-  });
+const Job& largest_job(const LoadedModel& model, std::span<const Job> jobs) {
+  return *std::ranges::max_element(
+      jobs, {}, [&](const Job& job) { return area_of(job.settings, model); });
 }
 
-GenerationBasis basis_of(LoadedModel& model, const GenerationAsked& asked, const Job& largest) {
-  const Job& longest =
-      *std::max_element(asked.jobs.begin(), asked.jobs.end(), [](const Job& a, const Job& b) {
-        return a.settings.prompt.value_or("").size() < b.settings.prompt.value_or("").size();
-      });
+// Blocks of how many rows are graphs. With a profile of a device that is elsewhere the model's own
+// is the CPU, for which nothing is proven.
+int64_t graph_rows_of(const generate::Order& order, const LoadedModel& model) {
+  return memory::graph_rows(order.cuda_graphs, ops::compute_capability(model.device()));
+}
+
+GenerationBasis basis_of(LoadedModel& model, const generate::Order& order,
+                         std::span<const Job> jobs, const Job& largest) {
+  const Job& longest = *std::ranges::max_element(
+      jobs, {}, [](const Job& job) { return job.settings.prompt.value_or("").size(); });
   GenerationBasis basis;
   basis.request = generate::make_request(largest.settings, model.family(), model.model(),
                                          /*seed=*/0, model.stages().variant);
   basis.request.inputs["prompt"] = longest.settings.prompt.value_or("");
-  basis.request.batches_cfg = asked.cfg_batch.value_or(true);
-  basis.request.tiling = asked.tiling;
-  basis.picks_cfg_batch = !asked.cfg_batch;
+  basis.request.batches_cfg = order.cfg_batch.value_or(true);
+  basis.request.tiling = order.tiling();
+  basis.picks_cfg_batch = !order.cfg_batch;
   basis.images = 0;
-  for (const Job& job : asked.jobs) basis.images += std::max<int64_t>(1, job.settings.num_images);
-  basis.lora_bytes = lora_bytes(model, asked.jobs);
-  basis.comes_back = asked.reads_stdin;
+  for (const Job& job : jobs) basis.images += std::max<int64_t>(1, job.settings.num_images);
+  basis.lora_bytes = lora_bytes(model, jobs);
+  basis.comes_back = order.reads_stdin();
   return basis;
 }
 
@@ -177,21 +181,17 @@ bool everything_stays(const Planned& planned) {
   return bytes && *bytes <= within(planned.target.limits).device_bytes;
 }
 
-std::optional<Planned> plan_generation(LoadedModel& model, const LoadRequest& request,
-                                       const MemoryLimits& limits, const GenerationAsked& asked,
-                                       std::string& reason) {
-  PlanTarget target = plan_target(limits, request, model);
-  target.basis.prefetch = asked.prefetch;
+std::optional<Planned> plan_generation(LoadedModel& model, const generate::Order& order,
+                                       std::span<const Job> jobs, std::string& reason) {
+  PlanTarget target = plan_target(order.limits, *order.load, model);
+  target.basis.prefetch = order.prefetch;
   if (!target.has_limit) return std::nullopt;
-  return plan_unless_impossible(limits, reason, [&] {
-    const Job& largest = largest_job(model, asked);
-    GenerationBasis basis = basis_of(model, asked, largest);
-    // Nothing is proven for a device that is elsewhere.
-    if (target.basis.like == at::kCUDA)
-      basis.graph_rows =
-          memory::graph_rows(asked.cuda_graphs, ops::compute_capability(model.device()));
+  return plan_unless_impossible(order.limits, reason, [&] {
+    const Job& largest = largest_job(model, jobs);
+    GenerationBasis basis = basis_of(model, order, jobs, largest);
+    if (target.basis.like == at::kCUDA) basis.graph_rows = graph_rows_of(order, model);
     std::vector<Alternative> alternatives = storage_alternatives(
-        model, request, untrained(model, {}),
+        model, *order.load, untrained(model, {}),
         [&](LoadedModel& changed) { return size_generation(changed, basis, target.basis); });
     if (!basis.request.tiling) alternatives.push_back(tiled(model, basis, target.basis));
     Planned planned{{}, target};
@@ -199,20 +199,46 @@ std::optional<Planned> plan_generation(LoadedModel& model, const LoadRequest& re
       planned.result =
           plan_or_refuse(size_generation(model, basis, target.basis), target, alternatives);
     } catch (const Error& error) {
-      if (asked.jobs.size() == 1) throw;
+      if (jobs.size() == 1) throw;
       throw error.at(generate::size_origin(largest.settings, largest.place));
     }
-    const bool has_more = asked.jobs.size() > 1 || asked.reads_stdin;
+    const bool has_more = jobs.size() > 1 || order.reads_stdin();
     if (has_more && everything_stays(planned))
       planned.result.plan.device_bytes = *bytes_of_everything(planned);
     return planned;
   });
 }
 
+namespace {
+
+// Whether both halves of guidance are made at once, as a plan says.
 bool cfg_batch_of(const Planned& planned) {
   return std::ranges::all_of(planned.result.plan.phases, [&](const memory::PhaseChoice& phase) {
     return !phase.name.starts_with("denoise") || planned.result.sized.cfg_batch.at(phase.strategy);
   });
+}
+
+// Whether all weights of a model, and the largest images, fit into a GPU at once.
+bool everything_fits(const LoadedModel& model) {
+  if (model.is_simulated()) return false;
+  if (model.device().is_cpu()) return true;
+  constexpr double kWorkspaceBytes = 6e9;
+  double weights = 0;
+  for (const auto& part : model.parts()) weights += static_cast<double>(part.checkpoint.bytes());
+  const auto [free, total] = at::accelerator::getMemoryInfo(model.device().index());
+  return weights + kWorkspaceBytes < static_cast<double>(free);
+}
+
+}  // namespace
+
+generate::Layout layout_of(const generate::Order& order, const LoadedModel& model,
+                           const std::optional<Planned>& planned) {
+  generate::Layout layout = {.graph_rows = graph_rows_of(order, model)};
+  if (planned) layout.batches_cfg = cfg_batch_of(*planned);
+  if (order.cfg_batch) layout.batches_cfg = *order.cfg_batch;
+  if (order.has_prompts_file())
+    layout.keeps_all = planned ? everything_stays(*planned) : everything_fits(model);
+  return layout;
 }
 
 namespace {

@@ -3,18 +3,18 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "host/data/dataset.h"
-#include "host/generate/jobs.h"
+#include "host/generate/order.h"
 #include "host/model/model_loader.h"
 #include "host/plan/planning.h"
 #include "host/plan/report.h"
 #include "host/progress/progress.h"
 #include "host/train/config.h"
 #include "host/train/selection.h"
-#include "memory/graph_runner.h"
 
 namespace atelier::plan {
 
@@ -22,15 +22,6 @@ struct Planned {
   PlannedResult result;
   PlanTarget target;
   std::vector<memory::CurvePoint> curve(int64_t count = 24) const;
-};
-
-struct GenerationAsked {
-  std::vector<generate::Job> jobs;  // at least one
-  bool reads_stdin = false;         // more of them come
-  std::optional<bool> cfg_batch;    // nullopt: not said
-  std::optional<generate::Tiling> tiling;
-  std::optional<int64_t> prefetch = std::nullopt;  // as cfg_batch
-  memory::GraphChoice cuda_graphs = memory::GraphChoice::kAuto;
 };
 
 struct TrainingAsked {
@@ -46,11 +37,10 @@ struct TrainingAsked {
 
 // Plans where there is a limit: of a GPU, a simulated device, or what the user set. nullopt: there
 // is none; or the device set it and the model cannot run without values, which `reason` then says.
-// Throws Error{kOutOfMemory} when nothing fits. `model` was opened with `request`; nothing of it is
-// loaded.
-std::optional<Planned> plan_generation(model::LoadedModel& model, const model::LoadRequest& request,
-                                       const MemoryLimits& limits, const GenerationAsked& asked,
-                                       std::string& reason);
+// Throws Error{kOutOfMemory} when nothing fits. Nothing of `model` is loaded. `order` is what it was
+// opened for; `jobs`, at least one, are those that are known, with what they left to the model.
+std::optional<Planned> plan_generation(model::LoadedModel& model, const generate::Order& order,
+                                       std::span<const generate::Job> jobs, std::string& reason);
 std::optional<Planned> plan_training(model::LoadedModel& model, const MemoryLimits& limits,
                                      const TrainingAsked& asked, std::string& reason);
 
@@ -62,8 +52,9 @@ TrainingBasis training_basis(const model::LoadedModel& model, const TrainingAske
 void apply_to_training(const Planned& planned, train::Config& config);
 // Whether all components have room beside each other, so that none needs to leave for another.
 bool everything_stays(const Planned& planned);
-// Whether both halves of guidance are made at once, as a plan for generation says.
-bool cfg_batch_of(const Planned& planned);
+// How an order is carried out. `planned`: nullopt where nothing was planned.
+generate::Layout layout_of(const generate::Order& order, const model::LoadedModel& model,
+                           const std::optional<Planned>& planned);
 
 // Tells what was planned, before a run that goes on with it.
 void note_plan(const Planned& planned, progress::Progress& progress);

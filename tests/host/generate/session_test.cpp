@@ -18,6 +18,7 @@ struct Studio {
   Folder folder;
   std::unique_ptr<model::LoadedModel> model;
   plugins::Plugin plugin;
+  Order order{.plugin = &plugin};
   progress::Progress progress{progress::Options{.quiet = true}};
   std::optional<LoraSet> loras;
 
@@ -47,14 +48,14 @@ struct Studio {
     return settings;
   }
 
-  JobResult make(const Settings& settings, const SessionOptions& options = {}) {
-    Session session(*model, *loras, plugin, options, progress);
+  JobResult make(const Settings& settings) {
+    Session session(*model, *loras, order, {}, {}, progress);
     JobResult result;
     session.run(settings, result);
     return result;
   }
-  std::string bytes(const Settings& settings, const SessionOptions& options = {}) {
-    make(settings, options);
+  std::string bytes(const Settings& settings) {
+    make(settings);
     return read_bytes(settings.output);
   }
 };
@@ -100,9 +101,9 @@ TEST_CASE("A seed that nobody gave is drawn and told", "[session]") {
   const std::string first = read_bytes(settings.output);
   REQUIRE(drawn.seed.has_value());
   settings.seed = drawn.seed;
-  CHECK(studio.bytes(settings, {.writes_metadata = false}) !=
-        first);  // the same image, which does not say how it was made
   CHECK(studio.bytes(settings) == first);
+  studio.order.leaves_out_metadata = true;
+  CHECK(studio.bytes(settings) != first);  // the same image, which does not say how it was made
 }
 
 TEST_CASE("Images say how they were made unless they are not to", "[session]") {
@@ -113,7 +114,8 @@ TEST_CASE("Images say how they were made unless they are not to", "[session]") {
   REQUIRE(text.size() == 2);
   CHECK_THAT(text[0].second, Catch::Contains("a lighthouse"));
   CHECK_THAT(text[1].second, Catch::Contains("\"toy\"") && Catch::Contains("\"1.2\""));
-  studio.make(settings, {.writes_metadata = false});
+  studio.order.leaves_out_metadata = true;
+  studio.make(settings);
   CHECK(media::read_text(settings.output).empty());
 }
 
@@ -122,7 +124,7 @@ TEST_CASE("Prompts that are encoded ahead make the same images", "[session]") {
   const Settings settings = studio.settings("a.png");
   const std::string expected = studio.bytes(settings);
   for (const bool keeps_all : {false, true}) {
-    Session session(*studio.model, *studio.loras, studio.plugin, {.keeps_all = keeps_all},
+    Session session(*studio.model, *studio.loras, studio.order, {.keeps_all = keeps_all}, {},
                     studio.progress);
     Job job;
     job.settings = settings;
@@ -142,10 +144,10 @@ TEST_CASE("LoRAs come with the request that names them and leave with the next",
   const Settings plain = studio.settings("a.png");
   Settings styled = plain;
   styled.loras = {{"style", file, 1.0}};
-  const SessionOptions bare = {.writes_metadata = false};
-  const std::string expected = studio.bytes(plain, bare);
-  CHECK(studio.bytes(styled, bare) != expected);
-  CHECK(studio.bytes(plain, bare) == expected);
+  studio.order.leaves_out_metadata = true;
+  const std::string expected = studio.bytes(plain);
+  CHECK(studio.bytes(styled) != expected);
+  CHECK(studio.bytes(plain) == expected);
 
   report::Problems problems;
   studio.loras->check(styled, {}, problems);
@@ -204,12 +206,12 @@ TEST_CASE(
   styled.loras = {{"style", file, 1.0}};
   Settings stronger = settings;
   stronger.loras = {{"style", file, 3.0}};
-  const SessionOptions plain = {.writes_metadata = false},
-                       graphs = {.writes_metadata = false, .graph_rows = INT64_MAX};
-  Session session(*studio.model, *studio.loras, studio.plugin, graphs, studio.progress);
+  studio.order.leaves_out_metadata = true;
+  Session session(*studio.model, *studio.loras, studio.order, {.graph_rows = INT64_MAX}, {},
+                  studio.progress);
   std::set<std::string> seen;
   for (const Settings& each : {settings, styled, stronger, settings}) {
-    const std::string expected = studio.bytes(each, plain);
+    const std::string expected = studio.bytes(each);
     const int before = graphs_made.recorded;
     JobResult result;
     session.run(each, result);
@@ -233,8 +235,8 @@ TEST_CASE("A job that is stopped leaves no graphs, and the next one makes its ow
     seen = std::max(seen, graphs_made.live);
     return stops && graphs_made.live > 0;
   };
-  Session session(*studio.model, *studio.loras, studio.plugin,
-                  {.graph_rows = INT64_MAX, .is_cancelled = is_cancelled}, studio.progress);
+  Session session(*studio.model, *studio.loras, studio.order, {.graph_rows = INT64_MAX},
+                  {.is_cancelled = is_cancelled}, studio.progress);
   JobResult result;
   test::expect_error(ErrorCode::kCancelled, {"stopped"}, [&] { session.run(settings, result); });
   CHECK(seen > 0);

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "host/generate/session.h"
 #include "host/plan/prepared_generation.h"
 #include "host/plan/prepared_training.h"
 #include "tests/host/train/image_toy.h"
@@ -30,20 +31,20 @@ struct PreparedWorkshop {
     test::write_bytes(folder / "data/metadata.csv", "image,prompt\n0.png,red\n1.png,blue\n");
   }
 
-  GenerationRequest images(std::vector<std::string> outputs) const {
-    GenerationRequest request = {
+  generate::Order images(std::vector<std::string> outputs) const {
+    generate::Order order = {
         .plugin = &plugin,
         .load = model::LoadRequest{
             .model_paths = folder / "model", .dtype = "float32", .device = "cpu"}};
-    request.base.prompt = "a lighthouse";
-    request.base.negative_prompt = "grey";  // the toy encodes no empty text
-    request.base.num_frames = 1;
-    request.base.height = request.base.width = 16;
+    order.base.prompt = "a lighthouse";
+    order.base.negative_prompt = "grey";  // the toy encodes no empty text
+    order.base.num_frames = 1;
+    order.base.height = order.base.width = 16;
     for (const std::string& output : outputs) {
-      request.jobs.push_back({{"jobs.jsonl", request.jobs.size() + 1}, request.base});
-      request.jobs.back().settings.output = folder / output;
+      order.jobs.push_back({{"jobs.jsonl", order.jobs.size() + 1}, order.base});
+      order.jobs.back().settings.output = folder / output;
     }
-    return request;
+    return order;
   }
 
   TrainingRequest training(std::vector<std::string> more, std::string_view command = "train") {
@@ -79,12 +80,13 @@ struct PreparedWorkshop {
 
 TEST_CASE("What is wrong with any job is told before a weight is read", "[prepared]") {
   PreparedWorkshop shop;
-  GenerationRequest request = shop.images({"a.png", "model/transformer/model.safetensors/b.png"});
-  request.jobs[0].settings.height = 15;
-  request.jobs[1].settings.loras = {{"style", shop.folder / "style.safetensors", 1.0}};
-  request.limits.vram = "much";
-  request.tiling = {64, 96};
-  const PreparedGeneration prepared(request, shop.progress, shop.problems);
+  generate::Order order = shop.images({"a.png", "model/transformer/model.safetensors/b.png"});
+  order.jobs[0].settings.height = 15;
+  order.jobs[1].settings.loras = {{"style", shop.folder / "style.safetensors", 1.0}};
+  order.limits.vram = "much";
+  order.is_tiled = true;
+  order.tiles = {64, 96};
+  const PreparedGeneration prepared(order, shop.progress, shop.problems);
   test::expect_error(ErrorCode::kInvalidArgument,
                      {"jobs.jsonl:1: height: 15 is no multiple of 8", "jobs.jsonl:2: output: ",
                       "jobs.jsonl:2: loras", "--vram much is no size", "--tile_stride"},
@@ -105,35 +107,35 @@ TEST_CASE("A job that comes later is checked as those before", "[prepared]") {
 
 TEST_CASE("Nothing is planned on the CPU without a limit, and all stays there", "[prepared]") {
   PreparedWorkshop shop;
-  GenerationRequest request = shop.images({"a.png"});
-  request.keeps_components = true;
-  request.cfg_batch = false;
-  PreparedGeneration prepared(request, shop.progress, shop.problems);
+  generate::Order order = shop.images({"a.png"});
+  order.prompts_file = "jobs.jsonl";
+  order.cfg_batch = false;
+  PreparedGeneration prepared(order, shop.progress, shop.problems);
   prepared.make_plan();
   CHECK(!prepared.planned());
   CHECK(prepared.unplanned().empty());
   prepared.follow_plan();
-  const generate::SessionOptions options = prepared.session_options();
-  CHECK(options.keeps_all);
-  CHECK(!options.batches_cfg);
-  CHECK(!options.tiling);
-  generate::Session session(prepared.model(), prepared.loras(), shop.plugin, options,
+  const generate::Layout layout = prepared.layout();
+  CHECK(layout.keeps_all);
+  CHECK(!layout.batches_cfg);
+  CHECK(layout.graph_rows == 0);
+  generate::Session session(prepared.model(), prepared.loras(), prepared.order(), layout, {},
                             shop.progress);
   generate::JobResult result;
-  session.run(request.jobs[0].settings, result);
+  session.run(order.jobs[0].settings, result);
   CHECK(exists(shop.folder / "a.png"));
 }
 
 TEST_CASE("A limit makes a plan, which a session follows", "[prepared]") {
   PreparedWorkshop shop;
-  GenerationRequest request = shop.images({"a.png"});
-  request.limits.vram = "1GiB";
-  PreparedGeneration prepared(request, shop.progress, shop.problems);
+  generate::Order order = shop.images({"a.png"});
+  order.limits.vram = "1GiB";
+  PreparedGeneration prepared(order, shop.progress, shop.problems);
   REQUIRE(shop.problems.empty());
   prepared.make_plan();
   REQUIRE(prepared.planned());
   prepared.follow_plan();
-  CHECK(prepared.session_options().batches_cfg == cfg_batch_of(*prepared.planned()));
+  CHECK(prepared.layout().batches_cfg == prepared.planned()->result.sized.cfg_batch.front());
 }
 
 TEST_CASE("A run is prepared, trained, and found finished the next time", "[prepared]") {

@@ -73,12 +73,12 @@ TEST_CASE("A model that cannot be run without values is told once", "[size_guard
   const UntriableToy family;
   plugins::Plugin plugin;
   plugin.family = &family;
-  GenerationRequest request = {
+  generate::Order order = {
       .plugin = &plugin,
       .load = model::LoadRequest{
           .model_paths = folder / "model", .dtype = "float32", .device = "simulated:1GiB:4GB/s"}};
-  request.jobs.emplace_back().settings.prompt = "a lighthouse";
-  generate::Settings& settings = request.jobs.front().settings;
+  order.jobs.emplace_back().settings.prompt = "a lighthouse";
+  generate::Settings& settings = order.jobs.front().settings;
   settings.negative_prompt = "grey";
   settings.num_frames = 1;
   settings.height = settings.width = 16;
@@ -86,7 +86,7 @@ TEST_CASE("A model that cannot be run without values is told once", "[size_guard
   std::FILE* file = std::tmpfile();
   progress::Progress progress({.quiet = true, .out = file});
   report::Problems problems;
-  PreparedGeneration prepared(std::move(request), progress, problems);
+  PreparedGeneration prepared(std::move(order), progress, problems);
   problems.throw_if_any();
   prepared.make_plan();
   prepared.follow_plan();

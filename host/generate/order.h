@@ -1,0 +1,71 @@
+// What a user asks of `atelier generate`, whole: read once from the command line, --config and a
+// prompts file, and handed on as it is until the last image is written.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "host/flags/memory_flags.h"
+#include "host/flags/process_flags.h"
+#include "host/generate/jobs.h"
+#include "host/generate/picture_ranks.h"
+#include "host/generate/tiling.h"
+#include "host/lora/registry.h"
+#include "host/model/model_loader.h"
+#include "host/plugins/plugin_loader.h"
+#include "memory/graph_runner.h"
+
+namespace atelier::generate {
+
+// How several processes share the work. Of --cfg_parallel and the flags beside it.
+struct Processes {
+  PictureShares shares = {};
+  std::string dist_backend = "auto";
+  int dist_timeout = 0;  // seconds that one exchange between processes may take; 0: half an hour
+};
+
+// Plain data; std::optional where a plan or the model decides what the user left open.
+struct Order {
+  // ---- the model
+  const plugins::Plugin* plugin = nullptr;      // null: not known, which is a problem already
+  std::optional<model::LoadRequest> load = {};  // nullopt: its flags are malformed, the same
+  lora::Mode lora_mode = lora::Mode::kHot;
+  flags::ProcessSettings process = {};
+
+  // ---- the images
+  Settings base = {};                // what jobs leave out
+  std::vector<Job> jobs = {};        // those that are known
+  std::string prompts_file = {};     // where jobs come from; "-": one by one from stdin
+  bool leaves_out_metadata = false;  // images do not say how they were made
+
+  // ---- memory
+  flags::MemoryLimits limits = {};
+  bool is_tiled = false;
+  Tiling tiles = {};                        // of the VAE, where is_tiled
+  std::optional<bool> cfg_batch = {};       // both halves of guidance in one call of the denoiser
+  std::optional<int64_t> prefetch = {};     // blocks that come ahead; see memory::ResidencyPlan
+  memory::GraphChoice cuda_graphs = memory::GraphChoice::kAuto;
+
+  // ---- several processes, and what is told
+  Processes processes = {};
+  std::string report_memory = {};  // file of the memory timeline; empty: none
+  bool is_quiet = false;           // no progress on stderr
+
+  const ModelFamily* family() const { return plugin != nullptr ? plugin->family : nullptr; }
+  std::optional<Tiling> tiling() const { return is_tiled ? std::optional(tiles) : std::nullopt; }
+  // Whether components stay beside each other from one job to the next, where there is room.
+  bool has_prompts_file() const { return !prompts_file.empty(); }
+  // Whether jobs come that are not among `jobs`.
+  bool reads_stdin() const { return prompts_file == "-"; }
+};
+
+// How a run carries out an order: what the plan decided, or what holds where nothing is planned.
+struct Layout {
+  bool batches_cfg = true;  // both halves of guidance in one call of the denoiser
+  bool keeps_all = false;   // components stay beside each other; see Engine
+  int64_t graph_rows = 0;   // see memory::graph_rows()
+};
+
+}  // namespace atelier::generate
