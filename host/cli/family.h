@@ -23,8 +23,8 @@ const plugins::Plugin* choose_train_family(std::span<const std::string> argument
 
 // What atelier train, or cache, is asked to do: family and configuration, and what the process is
 // told by them. Notes go to stderr. Throws where no family can be told.
-plan::TrainingRequest read_training(std::span<const std::string> arguments,
-                                    std::string_view command, report::Problems& problems);
+plan::TrainingOrder read_training(std::span<const std::string> arguments, std::string_view command,
+                                  report::Problems& problems);
 
 // The arguments, with the family that was chosen where nothing has named one.
 std::vector<std::string> with_family(std::span<const std::string> arguments,

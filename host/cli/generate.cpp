@@ -173,16 +173,15 @@ int generate_with(Group& world, Order order, const std::string& arguments,
   facts.emplace_back("the command line", arguments);
   facts.emplace_back("jobs", std::to_string(prepared->order().jobs.size()));
   // A plan may choose another one on each rank.
-  if (is_shared)
-    facts.emplace_back("--cfg_batch", prepared->layout().batches_cfg ? "on" : "off");
+  if (is_shared) facts.emplace_back("--cfg_batch", prepared->layout().batches_cfg ? "on" : "off");
   add_model(facts, prepared->model());
   compare_ranks(world, facts);
   prepared->model().share_host(distributed::share_machine(world));
   return make_images_beside(world, *prepared, progress);
 }
 
-int generate_with_others(Order order, const distributed::Ranks& ranks,
-                         const std::string& arguments, report::Problems& problems) {
+int generate_with_others(Order order, const distributed::Ranks& ranks, const std::string& arguments,
+                         report::Problems& problems) {
   constexpr std::chrono::minutes kMostWait{30};
   distributed::GroupOptions options = {.exchange = kMostWait};
   const generate::Processes& processes = order.processes;

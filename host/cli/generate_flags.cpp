@@ -63,7 +63,8 @@ flags::Table generate_table(generate::Order& order, const ModelFamily* family) {
             "folder of the LoRAs that lines of a prompts file name: "
             "\"loras\": [{\"name\": \"style\", \"strength\": 0.7}]",
             "FOLDER")
-      .choice("lora_mode", order.lora_mode, {{"hot", lora::Mode::kHot}, {"merge", lora::Mode::kMerge}},
+      .choice("lora_mode", order.lora_mode,
+              {{"hot", lora::Mode::kHot}, {"merge", lora::Mode::kMerge}},
               "hot: a LoRA is part of each product, and another one comes at once; merge: it is "
               "added to the weights in float32, and steps cost what they cost without it")
       .add({.name = "cfg_batch",

@@ -23,8 +23,8 @@
 
 namespace atelier::cli {
 
-plan::TrainingRequest read_training(std::span<const std::string> arguments,
-                                    std::string_view command, report::Problems& problems) {
+plan::TrainingOrder read_training(std::span<const std::string> arguments, std::string_view command,
+                                  report::Problems& problems) {
   const plugins::Plugin* const plugin = choose_train_family(arguments, problems);
   bool is_named = false;
   report::Problems unread;  // told by choose_train_family()
@@ -68,26 +68,24 @@ int train(plan::PreparedTraining& prepared, progress::Progress& progress, Group&
 }
 
 // One of the processes that train together, which may be the only one.
-int train_with(Group& group, plan::TrainingRequest request, report::Problems& problems) {
-  const std::vector<std::string> notes = train::fit_resumed(request.config, group.ranks());
-  const int ranks_of_batch = request.config.sequence_parallel;
+int train_with(Group& group, plan::TrainingOrder order, report::Problems& problems) {
+  const std::vector<std::string> notes = train::fit_resumed(order.config, group.ranks());
+  const int ranks_of_batch = order.config.sequence_parallel;
   if (group.size() % ranks_of_batch != 0)
     problems.add("--sequence_parallel: " + std::to_string(ranks_of_batch) +
                      " processes compute a batch, and there are " + std::to_string(group.size()),
                  "start a multiple of " + std::to_string(ranks_of_batch));
-  train::share_batch(request.config, std::max(1, group.size() / ranks_of_batch), problems);
-  train::check_shards(request.config, group.ranks(), problems);
-  request.config.model.placement.denoiser_parts = train::block_ranks(request.config, group.ranks());
-  request.processes = group.size();
-  request.shard_ranks = train::shard_ranks(request.config, group.ranks());
-  request.machine_ranks = group.ranks().local_size;
-  train::check_output_folder(request.config, problems);
-  progress::Options shown = progress::stderr_options(request.config.log.quiet);
+  train::share_batch(order.config, std::max(1, group.size() / ranks_of_batch), problems);
+  train::check_shards(order.config, group.ranks(), problems);
+  order.config.model.placement.denoiser_parts = train::block_ranks(order.config, group.ranks());
+  order.ranks = group.ranks();
+  train::check_output_folder(order.config, problems);
+  progress::Options shown = progress::stderr_options(order.config.log.quiet);
   if (!group.is_first()) shown.quiet = true;
   progress::Progress progress(shown);
   for (const std::string& note : notes) progress.note(note);
   plan::PreparedTraining prepared = prepare_together(
-      group, [&] { return prepare_training(std::move(request), progress, problems); });
+      group, [&] { return prepare_training(std::move(order), progress, problems); });
   require_same_run(group, prepared.run);
   if (agree_on_placement(group, prepared.run))
     progress.note("another process has less room: all place weights and activations as it plans");
@@ -95,28 +93,26 @@ int train_with(Group& group, plan::TrainingRequest request, report::Problems& pr
   return train(prepared, progress, group);
 }
 
-int train_with_others(plan::TrainingRequest request, report::Problems& problems) {
+int train_with_others(plan::TrainingOrder order, report::Problems& problems) {
   const run::StopSignals signals(run::StopSignals::Kind::kAllFromBegin);
   const distributed::Ranks ranks = distributed::find_ranks(distributed::process_environment());
-  const train::Config& config = request.config;
-  choose_gpu(request.config.model.device, ranks);
+  const train::Config& config = order.config;
+  choose_gpu(order.config.model.device, ranks);
   distributed::GroupOptions options = {.exchange = std::chrono::seconds(config.dist_timeout)};
   // Who asks for a backend can try it with one process.
   options.even_alone = !ranks.launcher.empty() && config.dist_backend != "auto";
   if (!ranks.is_alone() || options.even_alone)
     options.gpu = gpu_of_nccl(config.model.device, config.dist_backend);
-  return distributed::run_with_others(ranks, options, [&](Group& group) {
-    return train_with(group, std::move(request), problems);
-  });
+  return distributed::run_with_others(
+      ranks, options, [&](Group& group) { return train_with(group, std::move(order), problems); });
 }
 
-int plan_only(plan::TrainingRequest request, const PlanOnly& only, report::Problems& problems) {
-  progress::Progress progress(progress::stderr_options(request.config.log.quiet));
-  train::share_batch(request.config, /*processes=*/1, problems);
-  request.is_planned_only = true;
-  request.device_profile = only.device_profile;
-  request.ranks = only.ranks;
-  plan::PreparedTraining prepared = prepare_training(std::move(request), progress, problems);
+int plan_only(plan::TrainingOrder order, const PlanOnly& only, report::Problems& problems) {
+  progress::Progress progress(progress::stderr_options(order.config.log.quiet));
+  train::share_batch(order.config, /*processes=*/1, problems);
+  plan::plan_elsewhere(only.device_profile, order.config.memory.limits, order.config.model);
+  const plan::PreparedTraining prepared =
+      prepare_plan(std::move(order), only.ranks, progress, problems);
   if (prepared.ranks) return print_ranks(*prepared.ranks, only);
   return print_plan(prepared.planned, prepared.unplanned, only);
 }
@@ -126,9 +122,9 @@ int train_or_plan(std::span<const std::string> arguments, const PlanOnly* only) 
   if (train::is_compat_line(arguments)) return run_compat_line(arguments);
   if (flags::wants_help(arguments)) return print_help(train_command(family_for_help(arguments)));
   report::Problems problems;
-  plan::TrainingRequest request = read_training(arguments, "train", problems);
-  return only != nullptr ? plan_only(std::move(request), *only, problems)
-                         : train_with_others(std::move(request), problems);
+  plan::TrainingOrder order = read_training(arguments, "train", problems);
+  return only != nullptr ? plan_only(std::move(order), *only, problems)
+                         : train_with_others(std::move(order), problems);
 }
 
 }  // namespace

@@ -30,8 +30,8 @@ struct SessionHooks {
 // Not thread-safe.
 class Session {
  public:
-  // Carries out jobs of `order`, whose plugin is known, as `layout` says. What is given by reference
-  // outlives the session.
+  // Carries out jobs of `order`, whose plugin is known, as `layout` says. What is given by
+  // reference outlives the session.
   Session(model::LoadedModel& model, LoraSet& loras, const Order& order, const Layout& layout,
           SessionHooks hooks, progress::Progress& progress);
   ~Session();

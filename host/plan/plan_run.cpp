@@ -83,8 +83,8 @@ int64_t lora_bytes(const LoadedModel& model, std::span<const Job> jobs) {
 }
 
 const Job& largest_job(const LoadedModel& model, std::span<const Job> jobs) {
-  return *std::ranges::max_element(
-      jobs, {}, [&](const Job& job) { return area_of(job.settings, model); });
+  return *std::ranges::max_element(jobs, {},
+                                   [&](const Job& job) { return area_of(job.settings, model); });
 }
 
 // Blocks of how many rows are graphs. With a profile of a device that is elsewhere the model's own
@@ -346,24 +346,22 @@ double count_steps(const train::Config& config, int64_t samples) {
 
 }  // namespace
 
-TrainingBasis training_basis(const LoadedModel& model, const TrainingAsked& asked) {
-  const train::Config& config = asked.config;
-  TrainingBasis basis{.config = config, .selection = asked.selection};
-  if (asked.dataset != nullptr) {
-    take_dataset(basis, *asked.dataset, model);
+TrainingBasis training_basis(const train::PreparedRun& run, const train::Config& config,
+                             const distributed::Ranks& ranks) {
+  const LoadedModel& model = *run.model;
+  TrainingBasis basis{.config = &config, .selection = &run.selection, .ranks = ranks};
+  if (run.dataset != nullptr) {
+    take_dataset(basis, *run.dataset, model);
   } else {
     take_cache(basis, config.cache_path, model);
   }
   basis.steps = config.max_train_steps ? static_cast<double>(*config.max_train_steps)
                                        : count_steps(config, basis.samples);
   basis.on_host = config.offload.optimizer;
-  basis.ranks = asked.ranks;
-  basis.shard_ranks = asked.shard_ranks;
-  basis.machine_ranks = asked.machine_ranks;
-  if (!asked.prompts.empty()) {
+  if (!run.prompts.empty()) {
     const Settings& largest = std::ranges::max(
-        asked.prompts, {}, [&](const Settings& prompt) { return pixels_of(prompt, model); });
-    basis.preview = generate::make_request(largest, model.family(), model.model(), /*seed=*/0,
+        run.prompts, {}, [&](const Settings& prompt) { return pixels_of(prompt, model); });
+    basis.preview = generate::make_request(largest, model.family(), run.model->model(), /*seed=*/0,
                                            model.stages().variant);
   }
   return basis;
@@ -371,46 +369,36 @@ TrainingBasis training_basis(const LoadedModel& model, const TrainingAsked& aske
 
 namespace {
 
-// This run with another configuration or model.
-TrainingBasis with(const TrainingBasis& basis, const train::Config& config,
-                   const train::Selection& selection) {
-  return {.config = config,
-          .selection = selection,
-          .target = basis.target,
-          .inputs = basis.inputs,
-          .encoded = basis.encoded,
-          .samples = basis.samples,
-          .steps = basis.steps,
-          .distillation_steps = basis.distillation_steps,
-          .preview = basis.preview,
-          .on_host = basis.on_host,
-          .ranks = basis.ranks,
-          .shard_ranks = basis.shard_ranks,
-          .machine_ranks = basis.machine_ranks};
+// The run of `basis` with another configuration.
+SizedRun size_with(LoadedModel& model, TrainingBasis basis, const train::Config& config,
+                   const PlanBasis& plan_basis) {
+  basis.config = &config;
+  return size_training(model, basis, plan_basis);
 }
 
 std::vector<Alternative> training_alternatives(LoadedModel& model, const TrainingBasis& basis,
                                                const PlanBasis& plan_basis) {
+  const train::Config& config = *basis.config;
   std::vector<Alternative> alternatives = storage_alternatives(
-      model, basis.config.model, untrained(model, basis.selection), [&](LoadedModel& changed) {
+      model, config.model, untrained(model, *basis.selection), [&](LoadedModel& changed) {
         report::Problems problems;
-        const train::Selection selection = train::select_trained(changed, basis.config, problems);
-        return size_training(changed, with(basis, basis.config, selection), plan_basis);
+        const train::Selection selection = train::select_trained(changed, config, problems);
+        TrainingBasis other = basis;
+        other.selection = &selection;
+        return size_training(changed, other, plan_basis);
       });
-  if (basis.config.offload.least_bytes > 0) {
+  if (config.offload.least_bytes > 0) {
     alternatives.push_back({"without --param_size_threshold", [&model, basis, &plan_basis] {
-                              train::Config config = basis.config;
-                              config.offload.least_bytes = 0;
-                              return size_training(model, with(basis, config, basis.selection),
-                                                   plan_basis);
+                              train::Config changed = *basis.config;
+                              changed.offload.least_bytes = 0;
+                              return size_with(model, basis, changed, plan_basis);
                             }});
   }
-  if (basis.config.order.batch_size > 1) {
+  if (config.order.batch_size > 1) {
     alternatives.push_back({"--batch_size 1", [&model, basis, &plan_basis] {
-                              train::Config config = basis.config;
-                              config.order.batch_size = 1;
-                              return size_training(model, with(basis, config, basis.selection),
-                                                   plan_basis);
+                              train::Config changed = *basis.config;
+                              changed.order.batch_size = 1;
+                              return size_with(model, basis, changed, plan_basis);
                             }});
   }
   return alternatives;
@@ -418,18 +406,25 @@ std::vector<Alternative> training_alternatives(LoadedModel& model, const Trainin
 
 }  // namespace
 
-std::optional<Planned> plan_training(LoadedModel& model, const MemoryLimits& limits,
-                                     const TrainingAsked& asked, std::string& reason) {
-  PlanTarget target = plan_target(limits, asked.config.model, model);
-  target.basis.prefetch = asked.prefetch;
+PlanTarget training_target(const train::PreparedRun& run) {
+  const train::Config& config = run.config;
+  PlanTarget target = plan_target(config.memory.limits, config.model, *run.model);
+  if (config.memory.says_prefetch) target.basis.prefetch = config.model.placement.prefetch;
+  return target;
+}
+
+std::optional<Planned> plan_training(const train::PreparedRun& run, const distributed::Ranks& ranks,
+                                     std::string& reason) {
+  PlanTarget target = training_target(run);
   if (!target.has_limit) return std::nullopt;
-  share_host(target, asked.machine_ranks);
-  return plan_unless_impossible(limits, reason, [&] {
-    TrainingBasis basis = training_basis(model, asked);
+  share_host(target, ranks.local_size);
+  return plan_unless_impossible(run.config.memory.limits, reason, [&] {
+    LoadedModel& model = *run.model;
+    TrainingBasis basis = training_basis(run, run.config, ranks);
     const std::vector<Alternative> alternatives = training_alternatives(model, basis, target.basis);
     const SizedRun sized = size_training(model, basis, target.basis);
     // On the device it is faster; where that does not fit, trained weights and optimizer move.
-    if (!basis.on_host && !asked.selection.weights.empty() && !try_plan(sized, target)) {
+    if (!basis.on_host && !run.selection.weights.empty() && !try_plan(sized, target)) {
       basis.on_host = true;
       const SizedRun moved = size_training(model, basis, target.basis);
       if (auto planned = try_plan(moved, target)) return Planned{std::move(*planned), target};

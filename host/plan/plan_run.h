@@ -7,14 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "host/data/dataset.h"
+#include "host/distributed/ranks.h"
 #include "host/generate/order.h"
 #include "host/model/model_loader.h"
 #include "host/plan/planning.h"
 #include "host/plan/report.h"
 #include "host/progress/progress.h"
-#include "host/train/config.h"
-#include "host/train/selection.h"
+#include "host/train/training_run.h"
 
 namespace atelier::plan {
 
@@ -24,28 +23,22 @@ struct Planned {
   std::vector<memory::CurvePoint> curve(int64_t count = 24) const;
 };
 
-struct TrainingAsked {
-  const train::Config& config;
-  const train::Selection& selection;
-  const data::Dataset* dataset = nullptr;        // null: samples come from a cache
-  std::vector<generate::Settings> prompts = {};  // of images on the way
-  std::optional<int64_t> prefetch = std::nullopt;
-  int ranks = 1;          // processes of the run
-  int shard_ranks = 1;    // those that share what is trained, see train::shard_ranks()
-  int machine_ranks = 1;  // those on this machine, which share its host memory
-};
-
 // Plans where there is a limit: of a GPU, a simulated device, or what the user set. nullopt: there
 // is none; or the device set it and the model cannot run without values, which `reason` then says.
-// Throws Error{kOutOfMemory} when nothing fits. Nothing of `model` is loaded. `order` is what it was
-// opened for; `jobs`, at least one, are those that are known, with what they left to the model.
+// Throws Error{kOutOfMemory} when nothing fits. Nothing of `model` is loaded. `order` is what it
+// was opened for; `jobs`, at least one, are those that are known, with what they left to the model.
 std::optional<Planned> plan_generation(model::LoadedModel& model, const generate::Order& order,
                                        std::span<const generate::Job> jobs, std::string& reason);
-std::optional<Planned> plan_training(model::LoadedModel& model, const MemoryLimits& limits,
-                                     const TrainingAsked& asked, std::string& reason);
+// Plans so for a process of a training; `ranks`: those of the run, this one among them.
+std::optional<Planned> plan_training(const train::PreparedRun& run, const distributed::Ranks& ranks,
+                                     std::string& reason);
 
-// What such a plan begins with.
-TrainingBasis training_basis(const model::LoadedModel& model, const TrainingAsked& asked);
+// What such a plan begins with, where `config` stands in the place of the run's own. Both outlive
+// what is returned.
+TrainingBasis training_basis(const train::PreparedRun& run, const train::Config& config,
+                             const distributed::Ranks& ranks);
+// The limits that a training is planned within, and the choices that its user has made.
+PlanTarget training_target(const train::PreparedRun& run);
 
 // Puts what a plan for training says of activations and of the optimizer where the user said
 // nothing.

@@ -36,7 +36,8 @@ void PreparedGeneration::open_model(bool has_limits, report::Problems& problems)
   lengths_.emplace(model_->model(), order_.load->cuts_texts);
   loras_.emplace(*model_, order_.lora_mode, progress_);
   problems.collect([&] { check_graphs(); });
-  model::check_sequence(*model_, order_.processes.shares.sequence, order_.process.attention, problems);
+  model::check_sequence(*model_, order_.processes.shares.sequence, order_.process.attention,
+                        problems);
   if (order_.is_tiled)
     problems.collect([&] {
       generate::check_tiling(order_.tiles, model_->model().latent_spec().spatial_stride);
@@ -71,7 +72,8 @@ void PreparedGeneration::check(generate::Job& job, report::Problems& problems) {
   generate::check_settings(job.settings, order_.family(), job.place, problems, variant);
   generate::check_output(job.settings, job.place, problems);
   if (order_.family() != nullptr)
-    generate::check_shares(order_.processes.shares, job.settings, *order_.family(), variant, job.place, problems);
+    generate::check_shares(order_.processes.shares, job.settings, *order_.family(), variant,
+                           job.place, problems);
   if (order_.family() != nullptr) {
     for (const std::string& odd : generate::odd_images(job.settings, *order_.family(), job.place))
       progress_.warn("warning: " + odd);

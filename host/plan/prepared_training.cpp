@@ -69,44 +69,37 @@ std::vector<std::string> needed_components(const ModelFamily& family, const Conf
 // same.
 class Preparation {
  public:
-  Preparation(TrainingRequest request, progress::Progress& progress, Problems& problems)
-      : family_(request.family),
+  Preparation(TrainingOrder order, progress::Progress& progress, Problems& problems)
+      : family_(order.family),
         progress_(progress),
         problems_(problems),
-        ranks_(std::move(request.ranks)),
-        processes_(request.processes),
-        shard_ranks_(request.shard_ranks),
-        machine_ranks_(request.machine_ranks),
-        run_{.config = std::move(request.config)} {
-    limits_ = config_.memory.limits;
+        ranks_(order.ranks),
+        run_{.config = std::move(order.config)} {
     config_.model.components = needed_components(family_, config_);
     const auto is_trained_denoiser = [&](const ComponentSpec& component) {
       return component.role == Role::kDenoiser && trains(config_, component.name);
     };
     config_.model.placement.denoisers_take_turns =
         std::ranges::count_if(family_.components(), is_trained_denoiser) > 1;
-    plan_elsewhere(request.device_profile, limits_, config_.model);
   }
 
-  PreparedTraining for_training(bool is_planned_only) {
-    const size_t before = problems_.size();
-    problems_.collect([&] { check_limits(limits_); });
-    const bool has_limits = problems_.size() == before;
-    open_model();
-    if (run_.model && limits_.device_profile.empty()) note_places();
-    if (run_.model && config_.stage != Stage::kDataProcess && has_denoiser()) check_trained();
-    open_datasets();
-    check_cached_stages();
-    // What one process cannot hold, several may.
-    if (has_limits && run_.model && ranks_.counts.empty())
-      sizes_.emplace(*run_.model, config_.model, limits_);
-    read_prompts();
-    check_sizes();
-    check_resumed();
-    finish();
+  PreparedTraining for_training() {
+    check_training(/*guards_sizes=*/true);
     PreparedTraining prepared = {.run = std::move(run_)};
-    make_plan(prepared);
-    if (!is_planned_only) follow_plan(prepared);
+    prepared.planned = plan_training(prepared.run, ranks_, prepared.unplanned);
+    follow_plan(prepared);
+    return prepared;
+  }
+
+  // What one process cannot hold, several may.
+  PreparedTraining for_plan(const RanksAsked& asked) {
+    check_training(/*guards_sizes=*/asked.counts.empty());
+    PreparedTraining prepared = {.run = std::move(run_)};
+    if (asked.counts.empty()) {
+      prepared.planned = plan_training(prepared.run, ranks_, prepared.unplanned);
+    } else {
+      prepared.ranks = plan_ranks(prepared.run, asked);
+    }
     return prepared;
   }
 
@@ -117,17 +110,36 @@ class Preparation {
     open_datasets();
     if (run_.model && run_.dataset) {
       problems_.collect([&] {
-        const SizeGuard sizes(*run_.model, config_.model, limits_);
+        const SizeGuard sizes(*run_.model, config_.model, limits());
         sizes.check(*run_.dataset, problems_);
         sizes.tell(progress_);
       });
     }
     finish();
-    if (run_.model) apply_limits(limits_, run_.model->device());
+    if (run_.model) apply_limits(limits(), run_.model->device());
     return std::move(run_);
   }
 
  private:
+  const MemoryLimits& limits() const { return config_.memory.limits; }
+
+  void check_training(bool guards_sizes) {
+    const size_t before = problems_.size();
+    problems_.collect([&] { check_limits(limits()); });
+    const bool has_limits = problems_.size() == before;
+    open_model();
+    if (run_.model && limits().device_profile.empty()) note_places();
+    if (run_.model && config_.stage != Stage::kDataProcess && has_denoiser()) check_trained();
+    open_datasets();
+    check_cached_stages();
+    if (has_limits && run_.model && guards_sizes)
+      sizes_.emplace(*run_.model, config_.model, limits());
+    read_prompts();
+    check_sizes();
+    check_resumed();
+    finish();
+  }
+
   // Without its files, the declarations of the model are there for the other checks.
   void open_model() {
     problems_.collect([&] { run_.model = LoadedModel::open(family_, config_.model); });
@@ -439,23 +451,9 @@ class Preparation {
     if (const std::string note = lengths_->note(); !note.empty()) progress_.note("note: " + note);
   }
 
-  void make_plan(PreparedTraining& prepared) const {
-    const PreparedRun& run = prepared.run;
-    TrainingAsked asked = {run.config, run.selection, run.dataset.get(), run.prompts};
-    asked.ranks = processes_;
-    asked.shard_ranks = shard_ranks_;
-    asked.machine_ranks = machine_ranks_;
-    if (run.config.memory.says_prefetch) asked.prefetch = run.config.model.placement.prefetch;
-    if (!ranks_.counts.empty()) {
-      prepared.ranks = plan_ranks(*run.model, limits_, asked, ranks_);
-      return;
-    }
-    prepared.planned = plan_training(*run.model, limits_, asked, prepared.unplanned);
-  }
-
   // Places weights, activations and the optimizer as they are planned.
   void follow_plan(PreparedTraining& prepared) {
-    if (prepared.run.model) apply_limits(limits_, prepared.run.model->device());
+    apply_limits(prepared.run.config.memory.limits, prepared.run.model->device());
     if (!prepared.unplanned.empty()) {
       progress_.warn("warning: no plan: " + prepared.unplanned);
     } else if (sizes_) {
@@ -472,9 +470,7 @@ class Preparation {
   const ModelFamily& family_;
   progress::Progress& progress_;
   Problems& problems_;
-  const RanksAsked ranks_;
-  const int processes_, shard_ranks_, machine_ranks_;
-  MemoryLimits limits_;
+  const distributed::Ranks ranks_;
   PreparedRun run_;
   Config& config_ = run_.config;
   std::unique_ptr<LoadedModel> without_files_;  // where the model's own cannot be opened
@@ -500,17 +496,21 @@ void place_trained(PreparedRun& run, Problems& problems) {
   run.model->keep_on_device(stay);
 }
 
-PreparedTraining prepare_training(TrainingRequest request, progress::Progress& progress,
+PreparedTraining prepare_training(TrainingOrder order, progress::Progress& progress,
                                   Problems& problems) {
-  const bool is_planned_only = request.is_planned_only;
-  return Preparation(std::move(request), progress, problems).for_training(is_planned_only);
+  return Preparation(std::move(order), progress, problems).for_training();
 }
 
-PreparedRun prepare_encoding(TrainingRequest request, progress::Progress& progress,
+PreparedTraining prepare_plan(TrainingOrder order, const RanksAsked& ranks,
+                              progress::Progress& progress, Problems& problems) {
+  return Preparation(std::move(order), progress, problems).for_plan(ranks);
+}
+
+PreparedRun prepare_encoding(TrainingOrder order, progress::Progress& progress,
                              Problems& problems) {
-  request.config.previews = {};  // none are made
-  request.config.memory.limits.allow_storage = {};
-  return Preparation(std::move(request), progress, problems).for_encoding();
+  order.config.previews = {};  // none are made
+  order.config.memory.limits.allow_storage = {};
+  return Preparation(std::move(order), progress, problems).for_encoding();
 }
 
 }  // namespace atelier::plan

@@ -14,15 +14,11 @@
 
 namespace atelier::plan {
 
-struct TrainingRequest {
+// What a user asks of `atelier train`, or cache.
+struct TrainingOrder {
   const ModelFamily& family;
-  train::Config config;  // that parse_config() has checked
-  bool is_planned_only = false;
-  std::string device_profile = {};  // see MemoryLimits
-  RanksAsked ranks = {};            // plans for these in place of one process
-  int processes = 1;                // that train together; this one plans for itself
-  int shard_ranks = 1;              // of these, see train::shard_ranks()
-  int machine_ranks = 1;            // of the processes, those on this machine
+  train::Config config;           // that parse_config() has checked
+  distributed::Ranks ranks = {};  // the processes that train together, this one among them
 };
 
 struct PreparedTraining {
@@ -33,13 +29,18 @@ struct PreparedTraining {
 };
 
 // Opens model, datasets, prompts and checkpoints, reads no weights, and plans what the run takes.
-// Unless it is planned only, the model is placed as planned and the user told. Throws one error
-// with all that is wrong, `problems` included; throws as plan_training().
-PreparedTraining prepare_training(TrainingRequest request, progress::Progress& progress,
+// The model is placed as planned and the user told. Throws one error with all that is wrong,
+// `problems` included; throws as plan_training().
+PreparedTraining prepare_training(TrainingOrder order, progress::Progress& progress,
                                   report::Problems& problems);
 
+// Does so for the plan alone, which nothing follows. `ranks`: are planned for in the place of one
+// process, where there are any.
+PreparedTraining prepare_plan(TrainingOrder order, const RanksAsked& ranks,
+                              progress::Progress& progress, report::Problems& problems);
+
 // Prepares encoding samples ahead of training, which nothing is planned for.
-train::PreparedRun prepare_encoding(TrainingRequest request, progress::Progress& progress,
+train::PreparedRun prepare_encoding(TrainingOrder order, progress::Progress& progress,
                                     report::Problems& problems);
 
 // Decides where trained weights rest, with the model placed as `run` says. Reads no values.

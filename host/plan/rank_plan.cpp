@@ -66,19 +66,20 @@ std::vector<RankMode> sequence_modes(const RankMode& base, const LinkProfile& li
 
 class Planning {
  public:
-  // `asked`: with its step, which rows with other ranks to a batch say where `says_step`.
-  Planning(LoadedModel& model, const TrainingAsked& asked, bool says_step, const PlanTarget& target,
-           const LinkProfile& links)
-      : model_(model),
-        asked_(asked),
+  // `config`: that of `run` with its step, which rows with other ranks to a batch say where
+  // `says_step`. What is given by reference outlives this.
+  Planning(const train::PreparedRun& run, const train::Config& config, bool says_step,
+           const PlanTarget& target, const LinkProfile& links)
+      : model_(*run.model),
+        config_(config),
         says_step_(says_step),
         target_(target),
         links_(links),
-        basis_(training_basis(model, asked)) {}
+        basis_(training_basis(run, config, /*ranks=*/{})) {}
 
   RanksPlan of(int64_t ranks) const {
     RanksPlan plan{.ranks = ranks};
-    const bool trains_weights = !asked_.selection.weights.empty();
+    const bool trains_weights = !basis_.selection->weights.empty();
     add_rows(plan, taken(plan, plain_modes(ranks, trains_weights, links_)));
     // Rows are shared on top of the best of these, or of what takes least.
     const RankRow base = plan.best ? plan.rows[*plan.best] : least_of(plan);
@@ -96,15 +97,14 @@ class Planning {
 
   // The way that the user's own flags say, where it is none of the others and there may be one.
   void add_own(RanksPlan& plan) const {
-    const train::Config& config = asked_.config;
     const distributed::Ranks ranks = ranks_of(plan.ranks);
     RankMode own = {.ranks = plan.ranks,
-                    .zero_stage = config.shards.stage,
-                    .on_host = config.offload.optimizer,
+                    .zero_stage = config_.shards.stage,
+                    .on_host = config_.offload.optimizer,
                     .group = plan.ranks,
-                    .sequence = config.sequence_parallel};
+                    .sequence = config_.sequence_parallel};
     if (own.zero_stage > 0)
-      own.group = std::max(train::shard_ranks(config, ranks), train::block_ranks(config, ranks));
+      own.group = std::max(train::shard_ranks(config_, ranks), train::block_ranks(config_, ranks));
     const bool is_there =
         std::ranges::any_of(plan.rows, [&](const RankRow& row) { return is_same(row.mode, own); });
     if (is_there || own.group <= 1 || plan.ranks % own.sequence != 0) return;
@@ -129,7 +129,7 @@ class Planning {
 
   // What `atelier train` would say before it loads anything; empty: nothing.
   std::string refusal(const RankMode& mode) const {
-    const train::Config config = shared_settings(asked_.config, mode);
+    const train::Config config = shared_settings(config_, mode);
     report::Problems problems;
     train::check_shards(config, ranks_of(mode.ranks), problems);
     model::check_sequence(model_, mode.sequence, config.process.attention, problems);
@@ -164,10 +164,10 @@ class Planning {
   }
 
   RankRow row_of(const RankMode& mode, const SizedRun& sized) const {
-    RankRow row{.mode = mode, .sharing = sharing_flags(asked_.config, mode)};
+    RankRow row{.mode = mode, .sharing = sharing_flags(config_, mode)};
     row.flags = row.sharing;
-    if (says_step_ && mode.sequence != asked_.config.sequence_parallel)
-      row.flags += " --global_batch_size " + std::to_string(asked_.config.global_batch_size);
+    if (says_step_ && mode.sequence != config_.sequence_parallel)
+      row.flags += " --global_batch_size " + std::to_string(config_.global_batch_size);
     PlanTarget target = target_;
     share_host(target, mode.ranks_of_machine(links_));
     const std::optional<PlannedResult> planned = try_plan(sized, target);
@@ -178,7 +178,7 @@ class Planning {
       return row;
     }
     row.fits = true;
-    const std::string placing = placing_flags(asked_.config, *planned, target);
+    const std::string placing = placing_flags(config_, *planned, target);
     row.flags += (row.flags.empty() || placing.empty() ? "" : " ") + placing;
     row.device_bytes = planned->plan.device_bytes;
     row.host_bytes = planned->plan.host_bytes;
@@ -197,7 +197,7 @@ class Planning {
       row.exposed_seconds += sized.exchanges[phase->strategy].exposed_seconds;
     }
     row.samples_per_second =
-        static_cast<double>(sized.batch_size * asked_.config.order.gradient_accumulation_steps) /
+        static_cast<double>(sized.batch_size * config_.order.gradient_accumulation_steps) /
         row.seconds;
     return row;
   }
@@ -228,7 +228,7 @@ class Planning {
   }
 
   LoadedModel& model_;
-  const TrainingAsked& asked_;
+  const train::Config& config_;
   bool says_step_;
   const PlanTarget& target_;
   const LinkProfile& links_;
@@ -237,14 +237,11 @@ class Planning {
 
 }  // namespace
 
-PlannedRanks plan_ranks(LoadedModel& model, const MemoryLimits& limits, const TrainingAsked& asked,
-                        const RanksAsked& ranks) {
-  PlannedRanks planned{.target = plan_target(limits, asked.config.model, model),
-                       .links = ranks.links};
+PlannedRanks plan_ranks(const train::PreparedRun& run, const RanksAsked& ranks) {
+  PlannedRanks planned{.target = training_target(run), .links = ranks.links};
   if (!planned.target.has_limit)
     throw Error(ErrorCode::kUnsupported, "--ranks: there is no device to plan for",
                 "say one with --device_profile, or a limit with --vram");
-  planned.target.basis.prefetch = asked.prefetch;
   const int64_t most = std::ranges::max(ranks.counts);
   if (most > ranks.links.ranks_per_machine && ranks.links.remote_bytes_per_second == 0)
     throw Error(ErrorCode::kInvalidArgument,
@@ -252,16 +249,11 @@ PlannedRanks plan_ranks(LoadedModel& model, const MemoryLimits& limits, const Tr
                     std::to_string(ranks.links.ranks_per_machine) + ", and --ranks says " +
                     std::to_string(most),
                 "measure on two machines, or say infiniband or ethernet");
-  const bool says_step = asked.config.global_batch_size == 0 && asked.config.resume.empty();
+  const bool says_step = run.config.global_batch_size == 0 && run.config.resume.empty();
   for (const int64_t count : ranks.counts) {
-    const train::Config config = with_step(asked.config, count);
-    const TrainingAsked shared = {.config = config,
-                                  .selection = asked.selection,
-                                  .dataset = asked.dataset,
-                                  .prompts = asked.prompts,
-                                  .prefetch = asked.prefetch};
+    const train::Config config = with_step(run.config, count);
     planned.plans.push_back(
-        Planning(model, shared, says_step, planned.target, planned.links).of(count));
+        Planning(run, config, says_step, planned.target, planned.links).of(count));
   }
   return planned;
 }

@@ -48,8 +48,7 @@ struct PlannedRanks {
 
 // Throws Error{kUnsupported} when there is no device to plan for, and Error{kInvalidArgument} when
 // the links say nothing of as many ranks.
-PlannedRanks plan_ranks(model::LoadedModel& model, const MemoryLimits& limits,
-                        const TrainingAsked& asked, const RanksAsked& ranks);
+PlannedRanks plan_ranks(const train::PreparedRun& run, const RanksAsked& ranks);
 
 std::string rank_table(const PlannedRanks& planned);
 nlohmann::json rank_json(const PlannedRanks& planned);

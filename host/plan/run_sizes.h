@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "host/distributed/ranks.h"
 #include "host/generate/generator.h"
 #include "host/model/model_loader.h"
 #include "host/plan/rank_sizes.h"
@@ -47,8 +48,8 @@ struct GenerationBasis {
 };
 
 struct TrainingBasis {
-  const train::Config& config;
-  const train::Selection& selection;
+  const train::Config* config;  // not null, as the selection; both outlive this
+  const train::Selection* selection;
   MediaTarget target = {1, 1024, 1024};  // of the largest sample
   // What the largest sample reads beside the target, images without values, and the longest text;
   // empty: not known.
@@ -60,7 +61,7 @@ struct TrainingBasis {
   int64_t distillation_steps = 1;                           // the most of a sample
   std::optional<generate::Request> preview = std::nullopt;  // the largest image on the way
   bool on_host = false;  // trained tensors are moved on the host, see OffloadSettings::optimizer
-  int ranks = 1, shard_ranks = 1, machine_ranks = 1;  // see TrainingAsked
+  distributed::Ranks ranks = {};  // of the run, this one among them
 };
 
 // A run with what the planner's choices mean for it.

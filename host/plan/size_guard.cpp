@@ -309,10 +309,12 @@ void SizeGuard::check(const data::Dataset& dataset, const train::Config& config,
   BytesOfSize step;
   const auto measure_steps = [&] {
     for (const int64_t side : sides_of(model_)) {
-      const SizedRun sized = size_training(
-          model_,
-          {.config = least, .selection = selection, .target = {1, side, side}, .on_host = on_host},
-          basis_);
+      const SizedRun sized = size_training(model_,
+                                           {.config = &least,
+                                            .selection = &selection,
+                                            .target = {1, side, side},
+                                            .on_host = on_host},
+                                           basis_);
       const auto& strategies = sized.run.phases.back().strategies;
       const auto cheapest = std::ranges::min(strategies, {}, &memory::Strategy::device_bytes);
       step.add(area_of(side), static_cast<double>(cheapest.device_bytes));

@@ -19,6 +19,7 @@
 #include "host/report/text.h"
 #include "host/train/config_checks.h"
 #include "host/train/objective.h"
+#include "host/train/sharded_placement.h"
 
 namespace atelier::plan {
 namespace {
@@ -52,7 +53,7 @@ class TrainingSizes {
         training_(training),
         basis_(basis),
         stages_(model.stages()),
-        cached_(train::cached_stages(stages_.encoding, training.config.trained_names())),
+        cached_(train::cached_stages(stages_.encoding, training.config->trained_names())),
         dry_(model, basis.like, basis.counts_scratch),
         encoded_(training.encoded) {}
 
@@ -64,7 +65,7 @@ class TrainingSizes {
     SizedRun sized;
     sized.main_phase = "train";
     sized.on_host = mode.on_host || sends_away_trained();
-    sized.batch_size = training_.config.order.batch_size;
+    sized.batch_size = training_.config->order.batch_size;
     sized.run.prefetch = basis_.prefetch;
     sized.run.components = size_components(model_, basis_, /*prepares_levels=*/false);
     for (memory::PlannedComponent& component : sized.run.components) {
@@ -73,13 +74,13 @@ class TrainingSizes {
       if (component.parts == 1 && !trains_weights_of(component.name))
         component.host_sharers = links_ != nullptr
                                      ? static_cast<int>(mode_.ranks_of_machine(*links_))
-                                     : training_.machine_ranks;
+                                     : training_.ranks.local_size;
     }
     sent_ = sent_gradients();
     sized.run.phases = encoding_;
     for (PlannedPhase& phase : sized.run.phases)
       phase.passes = std::ceil(phase.passes / static_cast<double>(mode_.ranks));
-    if (training_.config.stage == train::Stage::kDataProcess) return sized;
+    if (training_.config->stage == train::Stage::kDataProcess) return sized;
     sized.run.phases.push_back(train_phase(sized, sized.on_host));
     if (training_.preview) sized.run.phases.push_back(preview_phase(sized.on_host));
     return sized;
@@ -91,7 +92,7 @@ class TrainingSizes {
     if (std::exchange(has_measured_, true)) return;
     if (config().stage != train::Stage::kTrain) add_encoding();
     if (config().stage == train::Stage::kDataProcess) return;
-    dry_.train(training_.selection, config().lora.rank);
+    dry_.train(*training_.selection, config().lora.rank);
     trained_ = trained();
     for (const model::RangedDenoiser& denoiser : denoisers_)
       of_denoisers_.push_back({measure(config().order.batch_size, denoiser),
@@ -112,15 +113,15 @@ class TrainingSizes {
   bool is_sharded(const memory::PlannedComponent& component) const {
     return links_ != nullptr && mode_.ranks > 1 && mode_.zero_stage == 3 &&
            !component.storages.front().blocks.empty() &&
-           train::running_components(model_, training_.selection).contains(component.name);
+           train::running_components(model_, *training_.selection).contains(component.name);
   }
 
-  const train::Config& config() const { return training_.config; }
+  const train::Config& config() const { return *training_.config; }
 
   // Weights that are trained themselves rest where the optimizer is; LoRA factors stay on the
   // device.
   bool trains_weights_of(const std::string& component) const {
-    const auto& weights = training_.selection.weights;
+    const auto& weights = training_.selection->weights;
     return std::any_of(weights.begin(), weights.end(),
                        [&](const auto& trained) { return trained.component == component; });
   }
@@ -129,7 +130,7 @@ class TrainingSizes {
     return basis_.placement.offload.contains(component);
   }
   bool sends_away_trained() const {
-    const auto& weights = training_.selection.weights;
+    const auto& weights = training_.selection->weights;
     return std::any_of(weights.begin(), weights.end(),
                        [&](const auto& trained) { return is_sent_away(trained.component); });
   }
@@ -142,7 +143,7 @@ class TrainingSizes {
   // Small weights of blocks that rest on the host are computed with in a copy that stays.
   void count_kept(memory::PlannedComponent& component) const {
     std::set<const Weight*> small;
-    for (const auto& trained : training_.selection.weights) {
+    for (const auto& trained : training_.selection->weights) {
       if (bytes_of(*trained.weight, trained.component) < config().offload.least_bytes)
         small.insert(trained.weight);
     }
@@ -232,13 +233,13 @@ class TrainingSizes {
   }
 
   void forget_gradients() {
-    for (const auto& layer : training_.selection.layers) {
+    for (const auto& layer : training_.selection->layers) {
       for (ops::Adapter& adapter : layer.linear->adapters) {
         adapter.a.mutable_grad() = Tensor();
         adapter.b.mutable_grad() = Tensor();
       }
     }
-    for (const auto& trained : training_.selection.weights) {
+    for (const auto& trained : training_.selection->weights) {
       if (trained.weight->state().leaf().defined())
         at::Tensor(trained.weight->state().leaf()).mutable_grad() = Tensor();
     }
@@ -250,12 +251,12 @@ class TrainingSizes {
     const auto add = [&](const std::string& name, const Tensor& leaf) {
       group.parameters.push_back({name, leaf});
     };
-    for (const auto& layer : training_.selection.layers) {
+    for (const auto& layer : training_.selection->layers) {
       const std::string name = layer.component + "." + layer.path;
       add(name + ".lora_A", layer.linear->adapters.back().a);
       add(name + ".lora_B", layer.linear->adapters.back().b);
     }
-    for (const auto& [component, path, weight] : training_.selection.weights)
+    for (const auto& [component, path, weight] : training_.selection->weights)
       add(component + "." + path,
           dry_.tensor(weight->sizes(), weight->drawn_dtype(model_.dtype(component))));
     return {std::move(group)};
@@ -268,7 +269,7 @@ class TrainingSizes {
     // Weights by component: their gradients in a step.
     std::map<std::string, double> gradients_of = {};
   };
-  bool is_of_factors() const { return training_.selection.weights.empty(); }
+  bool is_of_factors() const { return training_.selection->weights.empty(); }
 
   // How one rank has its part of it. Factors are whole where the base is sharded.
   RankMode holding_mode(bool on_host) const {
@@ -297,7 +298,7 @@ class TrainingSizes {
         static_cast<double>(optim::make_optimizer(groups, config().optimizer)->state_bytes());
     double whole = 0, factors = 0, largest = 0, copied = 0;
     std::map<std::string, double> gradients;
-    const size_t num_factors = 2 * training_.selection.layers.size();
+    const size_t num_factors = 2 * training_.selection->layers.size();
     for (size_t i = 0; i < groups.front().parameters.size(); ++i) {
       const Tensor& leaf = groups.front().parameters[i].leaf;
       const auto numbers = static_cast<double>(leaf.numel());
@@ -343,9 +344,10 @@ class TrainingSizes {
     }
     std::vector<Tensor> leaves;
     const std::vector<optim::Parameter> parameters = groups().front().parameters;
-    const size_t num_factors = 2 * training_.selection.layers.size();
+    const size_t num_factors = 2 * training_.selection->layers.size();
     for (size_t i = 0; i < parameters.size(); ++i) {
-      if (i < num_factors || !divided.contains(training_.selection.weights[i - num_factors].weight))
+      if (i < num_factors ||
+          !divided.contains(training_.selection->weights[i - num_factors].weight))
         leaves.push_back(parameters[i].leaf);
     }
     const distributed::FlatLayout layout(leaves,
@@ -415,7 +417,7 @@ class TrainingSizes {
 
   PlannedPhase train_phase(SizedRun& sized, bool on_host) {
     PlannedPhase phase{.name = "train"};
-    const auto components = train::running_components(model_, training_.selection);
+    const auto components = train::running_components(model_, *training_.selection);
     phase.components = {components.begin(), components.end()};
     phase.passes = training_.steps;
     for (const ActivationBudget& budget : possible_budgets(config())) {
@@ -547,7 +549,7 @@ class TrainingSizes {
 
   // Images on the way, as train::Preview makes them: everything that training needs stays.
   PlannedPhase preview_phase(bool on_host) {
-    const auto stays = train::running_components(model_, training_.selection);
+    const auto stays = train::running_components(model_, *training_.selection);
     DryGeneration generator(dry_, model_, stays);
     generate::Request request = *training_.preview;
     generator.encode_ahead(request);
@@ -639,7 +641,7 @@ class TrainingSizes {
   train::CachedStages cached_;
   DryModel dry_;
   const std::vector<model::RangedDenoiser> denoisers_ =
-      train::running_denoisers(model_, training_.selection);
+      train::running_denoisers(model_, *training_.selection);
   struct Passes {
     DryModel::TrainingPass pass, larger;  // larger: of one more sample
   };
@@ -656,11 +658,12 @@ class TrainingSizes {
 }  // namespace
 
 SizedRun size_training(LoadedModel& model, const TrainingBasis& training, const PlanBasis& basis) {
-  const RankMode mode = {.ranks = training.ranks,
-                         .zero_stage = training.config.shards.stage,
+  const train::Config& config = *training.config;
+  const RankMode mode = {.ranks = training.ranks.size,
+                         .zero_stage = config.shards.stage,
                          .on_host = training.on_host,
-                         .group = training.shard_ranks,
-                         .sequence = training.config.sequence_parallel};
+                         .group = train::shard_ranks(config, training.ranks),
+                         .sequence = config.sequence_parallel};
   return TrainingSizes(model, training, basis).sized(mode, /*links=*/nullptr);
 }
 

@@ -106,7 +106,7 @@ struct SizesWorkshop {
   GenerationBasis generation;
   train::Config config;
   train::Selection selection;
-  int ranks = 1, machine_ranks = 1;  // that train
+  distributed::Ranks ranks;  // that train
 
   SizesWorkshop() {
     test::write_toy_model(folder / "model");
@@ -139,12 +139,11 @@ struct SizesWorkshop {
     selection = train::select_trained(*model, config, problems);
     problems.throw_if_any();
     return size_training(*model,
-                         {.config = config,
-                          .selection = selection,
+                         {.config = &config,
+                          .selection = &selection,
                           .target = {1, 32, 32},
                           .distillation_steps = std::max<int64_t>(1, distillation_steps),
-                          .ranks = ranks,
-                          .machine_ranks = machine_ranks},
+                          .ranks = ranks},
                          basis);
   }
 };
@@ -166,7 +165,7 @@ Names names_of(const SizedRun& sized) {
 
 TEST_CASE("Processes of a machine share its host memory", "[plan]") {
   SizesWorkshop shop;
-  shop.ranks = shop.machine_ranks = 4;
+  shop.ranks = {.size = 4, .local_size = 4};
   const SizedRun sized = shop.train({"dit"});
   REQUIRE_FALSE(sized.run.components.empty());
   for (const memory::PlannedComponent& component : sized.run.components)
@@ -331,9 +330,9 @@ TEST_CASE("A process plans its own rows, and its own batches of a step", "[plan]
   const Strategy alone = step();
   CHECK(alone.repeats == 3);
   report::Problems problems;
-  shop.ranks = 4;
+  shop.ranks.size = 4;
   shop.config.sequence_parallel = 2;
-  train::share_batch(shop.config, shop.ranks / shop.config.sequence_parallel, problems);
+  train::share_batch(shop.config, shop.ranks.size / shop.config.sequence_parallel, problems);
   REQUIRE(shop.config.order.gradient_accumulation_steps == 6);  // of all processes
   const Strategy shared = step();
   CHECK(shared.repeats == 3);
