@@ -24,6 +24,7 @@ class AdamW : public OptimizerBase {
  public:
   AdamW(const std::vector<Group>& groups, const Options& options);
   void step(double lr, const at::Tensor& grad_scale, const at::Tensor& is_skipped) override;
+  int64_t step_bytes() const override;
   bool has_parts() const override { return true; }
   void step_part(std::span<const size_t> places, double lr, const at::Tensor& grad_scale,
                  const at::Tensor& is_skipped) override;
@@ -32,6 +33,7 @@ class AdamW : public OptimizerBase {
   using Batches = std::vector<std::vector<size_t>>;
 
   Blockwise add_quantized(const Slot& slot, const std::string& what, bool is_signed);
+  int64_t copied_bytes(size_t i) const;
   bool needs_copies(size_t i) const;
   bool fits_batch(const std::vector<size_t>& batch, size_t i) const;
   void add_to_batches(size_t i, Batches& batches) const;
@@ -77,6 +79,26 @@ Blockwise AdamW::add_quantized(const Slot& slot, const std::string& what, bool i
   const at::Tensor absmax = at::zeros({blocks}, slot.step.options());
   return {add_zeros_like(slot, what, at::kByte),
           add_part(slot, what + "_absmax", absmax, /*per=*/kQuantizedBlock), is_signed};
+}
+
+// Float32 copies of a 16-bit gradient, of a value without a master, and of 8-bit moments, that exist
+// while a parameter is moved.
+int64_t AdamW::copied_bytes(size_t i) const {
+  const Slot& slot = slots_[i];
+  int64_t copies = slot.dtype != at::kFloat ? 1 : 0;
+  if (slot.leaf.scalar_type() != at::kFloat && !slot.master.defined()) copies += 1;
+  if (moments_[i].is_quantized()) copies += 2;
+  return copies * static_cast<int64_t>(sizeof(float)) * slot.leaf.numel();
+}
+
+int64_t AdamW::step_bytes() const {
+  int64_t most = 0;
+  for (const std::vector<size_t>& batch : batches_) {
+    int64_t bytes = 0;
+    for (const size_t i : batch) bytes += copied_bytes(i);
+    most = std::max(most, bytes);
+  }
+  return most;
 }
 
 bool AdamW::needs_copies(size_t i) const {

@@ -106,6 +106,8 @@ class Optimizer {
 
   // Bytes of state beside the leaves.
   virtual int64_t state_bytes() const = 0;
+  // Most bytes that a step holds beside leaves, gradients and state, at one time.
+  virtual int64_t step_bytes() const = 0;
 
   // What is worth a line in the log: Prodigy's d. Reads back from the device.
   virtual std::map<std::string, double> metrics() const { return {}; }

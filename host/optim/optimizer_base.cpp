@@ -175,6 +175,12 @@ int64_t OptimizerBase::state_bytes() const {
   return bytes;
 }
 
+int64_t OptimizerBase::step_bytes() const {
+  int64_t largest = 0;
+  for (const Slot& slot : slots_) largest = std::max(largest, slot.leaf.numel());
+  return 3 * static_cast<int64_t>(sizeof(float)) * largest;
+}
+
 void copy_state(const std::string& what, const NamedTensors& from, const NamedTensors& to) {
   std::vector<std::string> missing, unexpected, other;
   std::string first_other;

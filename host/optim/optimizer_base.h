@@ -51,6 +51,9 @@ class OptimizerBase : public Optimizer {
   Pieces pieces() const override { return pieces_; }
   void load_state(const NamedTensors& state) override;
   int64_t state_bytes() const override;
+  // One parameter is moved after the other, by float32 copies of its gradient and value, and an
+  // update.
+  int64_t step_bytes() const override;
 
  protected:
   // Throws Error{kUnsupported} for leaves that cannot be moved.

@@ -31,20 +31,8 @@ using memory::Strategy;
 using model::LoadedModel;
 
 constexpr int64_t kUnknownTokens = 256;  // of a text that is not there to be counted
-// Numbers that AdamW moves at one time where it works on float32 copies.
-constexpr double kMovedAtOnce = 1 << 25;
 // Bytes a second that an optimizer on the host reads and writes.
 constexpr double kHostBytesPerSecond = 20e9;
-
-// What AdamW makes of each number while it moves it: float32 copies of a 16-bit gradient, of a
-// value without a master, and of 8-bit moments.
-double copied_bytes(const optim::Options& options, at::ScalarType leaf) {
-  double bytes = 0.0;
-  if (leaf != at::kFloat) bytes += 4.0;
-  if (leaf != at::kFloat && options.master_weights != optim::MasterWeights::kFp32) bytes += 4.0;
-  if (options.kind == optim::Kind::kAdamW8bit) bytes += 8.0;
-  return bytes;
-}
 
 class TrainingSizes {
  public:
@@ -265,7 +253,7 @@ class TrainingSizes {
   // Bytes of what is trained. Values of weights are the components'.
   struct Trained {
     double numbers = 0, factors = 0, gradients = 0, state = 0;
-    double moving = 0;  // most that one call of the optimizer makes for itself
+    double moving = 0;  // see optim::Optimizer::step_bytes()
     // Weights by component: their gradients in a step.
     std::map<std::string, double> gradients_of = {};
   };
@@ -294,9 +282,10 @@ class TrainingSizes {
   Trained trained() const {
     const std::vector<optim::Group> groups = this->groups();
     Trained sum;
-    sum.state =
-        static_cast<double>(optim::make_optimizer(groups, config().optimizer)->state_bytes());
-    double whole = 0, factors = 0, largest = 0, copied = 0;
+    const auto optimizer = optim::make_optimizer(groups, config().optimizer);
+    sum.state = static_cast<double>(optimizer->state_bytes());
+    sum.moving = static_cast<double>(optimizer->step_bytes());
+    double factors = 0;
     std::map<std::string, double> gradients;
     const size_t num_factors = 2 * training_.selection->layers.size();
     for (size_t i = 0; i < groups.front().parameters.size(); ++i) {
@@ -304,24 +293,12 @@ class TrainingSizes {
       const auto numbers = static_cast<double>(leaf.numel());
       gradients[train::component_of(groups.front().parameters[i].name)] +=
           static_cast<double>(leaf.nbytes());
-      if (i < num_factors) {
-        factors += numbers;
-        continue;
-      }
-      whole += numbers;
-      largest = std::max(largest, numbers);
-      copied = std::max(copied, copied_bytes(config().optimizer, leaf.scalar_type()));
+      sum.numbers += numbers;
+      if (i < num_factors) factors += numbers;
     }
     sum.gradients = gradients_of_step(gradients);
     sum.gradients_of = gradients;
-    sum.numbers = factors + whole;
     sum.factors = 4.0 * factors;
-    const bool is_in_batches = config().optimizer.kind == optim::Kind::kAdamW ||
-                               config().optimizer.kind == optim::Kind::kAdamW8bit;
-    sum.moving = is_in_batches ? std::max(copied_bytes(config().optimizer, at::kFloat) *
-                                              std::min(factors, kMovedAtOnce),
-                                          copied * std::min(whole, std::max(largest, kMovedAtOnce)))
-                               : 12.0 * largest;
     return sum;
   }
 

@@ -9,6 +9,7 @@
 #include "atelier/error.h"
 
 #include "host/optim/blockwise.h"
+#include "memory/live_bytes.h"
 #include "support/catch.h"
 
 namespace atelier::optim {
@@ -311,6 +312,30 @@ TEST_CASE("The state takes the bytes that the documentation says", "[optim]") {
   CHECK(bytes(Kind::kAdamW8bit, at::kFloat, kFp32) == 2 * size + 2 * 4 * size / 256 + 4);
   CHECK(bytes(Kind::kAdafactor, at::kFloat, kFp32) == 4 * (64 + 128) + 4);
   CHECK(bytes(Kind::kProdigy, at::kFloat, kFp32) == 16 * size + 4 + 3 * 8);
+}
+
+TEST_CASE("A step holds what its optimizer says", "[optim]") {
+  for (const Variant& variant : variants()) {
+    CAPTURE(int(variant.kind), variant.dtype, int(variant.master_weights));
+    Group group;
+    for (int i = 0; i < 3; ++i) {
+      const at::Tensor leaf = at::randn({512, 256}).to(variant.dtype).requires_grad_();
+      leaf.mutable_grad() = at::ones_like(leaf);
+      group.parameters.push_back({"p" + std::to_string(i), leaf});
+    }
+    const auto optimizer = make_optimizer({group}, options_of(variant));
+    optimizer->step(1e-3, kOne, kZero);  // makes what stays
+    int64_t measured = 0;
+    {
+      const memory::LiveBytes bytes(at::kCPU);
+      optimizer->step(1e-3, kOne, kZero);
+      measured = bytes.peak();
+    }
+    constexpr int64_t kScalars = 16 << 10;
+    CHECK(measured <= optimizer->step_bytes() + kScalars);
+    if (variant.kind == Kind::kAdamW || variant.kind == Kind::kAdamW8bit)
+      CHECK(measured >= optimizer->step_bytes());
+  }
 }
 
 TEST_CASE("Every optimizer goes down a bowl", "[optim]") {
