@@ -27,13 +27,13 @@
 #include "host/device/cuda.h"
 #include "host/distributed/peers.h"
 #include "host/files/mapped_file.h"
+#include "host/foreign/compat_line.h"
 #include "host/plugins/guard.h"
 #include "host/plugins/plugin_call.h"
 #include "host/report/error_line.h"
 #include "host/report/problems.h"
 #include "host/report/say_once.h"
 #include "host/report/sizes.h"
-#include "host/train/compat_line.h"
 
 namespace {
 
@@ -149,7 +149,7 @@ int run(std::span<const std::string> arguments) {
     std::printf("atelier %s\n%s\n", ATELIER_SDK_VERSION, ATELIER_ABI);
     return 0;
   }
-  if (atelier::train::is_compat_line(arguments)) return atelier::cli::run_compat_line(arguments);
+  if (atelier::foreign::is_compat_line(arguments)) return atelier::cli::run_compat_line(arguments);
   std::vector<std::string> names;
   for (const atelier::cli::Command& command : atelier::cli::commands()) {
     if (arguments.front() == command.name) {

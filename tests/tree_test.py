@@ -25,7 +25,8 @@ MAY_INCLUDE = {
 # what each one holds.
 HOST_ORDER = """
     report progress random device distributed media files flags inputs plugins weights model
-    lora data optim run generate train plan conformance inspect cli main.cpp
+    lora data optim run generate samples order foreign parameters train
+    plan conformance inspect cli main.cpp
 """.split()
 # Where a family may be named, beside its own folder.
 FAMILIES_ALLOWED = ("tests/", "docs/", "examples/", "bench/", "plugins/CMakeLists.txt", "tools/demo", "README.md")

@@ -15,7 +15,7 @@
 #include "host/report/problems.h"
 #include "host/report/sizes.h"
 #include "host/run/stop.h"
-#include "host/train/samples.h"
+#include "host/samples/samples.h"
 
 namespace atelier::cli {
 namespace {
@@ -23,8 +23,8 @@ namespace {
 using distributed::Group;
 using progress::Progress;
 using report::format_bytes;
+using samples::Samples;
 using train::PreparedRun;
-using train::Samples;
 
 long long number(int64_t value) {
   return value;

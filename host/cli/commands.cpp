@@ -2,8 +2,8 @@
 
 #include <cstdio>
 
+#include "host/order/training.h"
 #include "host/report/error_line.h"
-#include "host/train/config.h"
 
 namespace atelier::cli {
 namespace {
@@ -36,11 +36,11 @@ int print_help(const flags::CommandSpec& command) {
 }
 
 flags::CommandSpec train_command(const ModelFamily* family) {
-  return train::train_command(family);
+  return order::train_command(family);
 }
 
 flags::CommandSpec cache_command(const ModelFamily* family) {
-  return train::train_command(family, "cache");
+  return order::train_command(family, "cache");
 }
 
 std::vector<flags::CommandSpec> command_specs(const ModelFamily* family) {

@@ -1,6 +1,6 @@
 // A command line of another trainer, pasted behind "atelier": answered with the one to run instead,
 // or, behind "atelier launch", run as that one.
-#include "host/train/compat_line.h"
+#include "host/foreign/compat_line.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -15,16 +15,17 @@ namespace atelier::cli {
 
 namespace {
 
-train::CompatLine read_line(std::span<const std::string> words, report::Problems& problems) {
+foreign::CompatLine read_line(std::span<const std::string> words, report::Problems& problems) {
   const std::string plugin_path = flags::peek_flag(words, "plugin_path").value_or("");
   std::vector<std::string> families;
   for (const plugins::PluginFile& file : plugins::list_plugins(plugin_path)) {
     if (file.problem.empty()) families.push_back(file.family);
   }
   const ModelFamily* family = nullptr;
-  if (const std::string name = train::family_of_line(words, families); !name.empty())
+  if (const std::string name = foreign::family_of_line(words, families); !name.empty())
     problems.collect([&] { family = plugins::open_plugin(name, plugin_path).family; });
-  train::CompatLine line = train::rewrite_line(words, family, generate_command(family), problems);
+  foreign::CompatLine line =
+      foreign::rewrite_line(words, family, generate_command(family), problems);
   for (const std::string& note : line.notes)
     std::fprintf(stderr, "note: %s\n", report::printable(note).c_str());
   return line;
@@ -34,8 +35,8 @@ train::CompatLine read_line(std::span<const std::string> words, report::Problems
 
 int run_compat_line(std::span<const std::string> words) {
   report::Problems problems;
-  const train::CompatLine line = read_line(words, problems);
-  std::puts(train::shell_text(line.command).c_str());
+  const foreign::CompatLine line = read_line(words, problems);
+  std::puts(foreign::shell_text(line.command).c_str());
   std::fflush(stdout);
   problems.throw_if_any();
   return 0;
@@ -44,7 +45,7 @@ int run_compat_line(std::span<const std::string> words) {
 int launch_compat_line(std::span<const std::string> words) {
   report::Problems problems;
   const std::vector<std::string> command = read_line(words, problems).command;
-  std::fprintf(stderr, "%s\n", train::shell_text(command).c_str());
+  std::fprintf(stderr, "%s\n", foreign::shell_text(command).c_str());
   problems.throw_if_any();
   const auto program = std::ranges::find(command, "atelier");
   for (const std::string& variable : std::span(command.begin(), program)) {

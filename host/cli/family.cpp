@@ -4,8 +4,8 @@
 
 #include "host/cli/commands.h"
 #include "host/model/family_choice.h"
-#include "host/train/config.h"
-#include "host/train/config_file.h"
+#include "host/order/config_file.h"
+#include "host/order/training.h"
 
 namespace atelier::cli {
 namespace {
@@ -35,7 +35,7 @@ std::optional<std::string> generate_setting(std::span<const std::string> argumen
   ignored.collect([&] {
     if (!file) return;
     for (const flags::GivenValue& value :
-         train::read_config_file(*file, generate_command(nullptr), ignored)) {
+         order::read_config_file(*file, generate_command(nullptr), ignored)) {
       if (value.name == name) found = value.text;
     }
   });
@@ -56,7 +56,7 @@ const plugins::Plugin* choose_train_family(std::span<const std::string> argument
   report::Problems unread;
   const model::FamilyRequest request = request_of([&](const char* name) {
     std::optional<std::string> text;
-    unread.collect([&] { text = train::peek_setting(arguments, name); });
+    unread.collect([&] { text = order::peek_setting(arguments, name); });
     return text;
   });
   if (!request.plugin && !unread.empty()) unread.throw_if_any();
@@ -67,9 +67,9 @@ const ModelFamily* family_for_help(std::span<const std::string> arguments) {
   const ModelFamily* family = nullptr;
   report::Problems ignored;
   ignored.collect([&] {
-    if (const auto name = train::peek_setting(arguments, "plugin"))
+    if (const auto name = order::peek_setting(arguments, "plugin"))
       family =
-          plugins::open_plugin(*name, train::peek_setting(arguments, "plugin_path").value_or(""))
+          plugins::open_plugin(*name, order::peek_setting(arguments, "plugin_path").value_or(""))
               .family;
   });
   return family;

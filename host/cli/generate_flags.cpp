@@ -10,8 +10,8 @@
 #include "host/generate/settings.h"
 #include "host/model/model_flags.h"
 #include "host/model/stages.h"
+#include "host/order/config_file.h"
 #include "host/run/memory_timeline.h"
-#include "host/train/config_file.h"
 
 namespace atelier::cli {
 
@@ -138,7 +138,7 @@ generate::Order read_order(std::span<const std::string> arguments, const plugins
   const auto command = generate_command(family);
   std::vector<flags::GivenValue> below;
   if (const auto file = flags::peek_flag(arguments, "config"))
-    problems.collect([&] { below = train::read_config_file(*file, command, problems); });
+    problems.collect([&] { below = order::read_config_file(*file, command, problems); });
   const flags::ParsedFlags parsed = flags::parse_flags(command, arguments, below, problems);
   const auto inputs = family ? family->inputs() : std::span<const InputSpec>();
   order.base = generate::settings_of(parsed, inputs, problems);

@@ -10,8 +10,8 @@
 #include "host/files/file_reader.h"
 #include "host/flags/launcher_file.h"
 #include "host/flags/table.h"
+#include "host/foreign/compat_line.h"
 #include "host/report/error_line.h"
-#include "host/train/compat_line.h"
 
 namespace atelier::cli {
 namespace {
@@ -164,7 +164,7 @@ flags::CommandSpec launch_command() {
 }
 
 int run_launch(std::span<const std::string> arguments) {
-  if (train::is_compat_line(arguments)) return launch_compat_line(arguments);
+  if (foreign::is_compat_line(arguments)) return launch_compat_line(arguments);
   const auto dashes = std::ranges::find(arguments, "--");
   const std::span<const std::string> own(arguments.begin(), dashes);
   if (flags::wants_help(own)) return print_help(launch_command());

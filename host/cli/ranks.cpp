@@ -75,7 +75,7 @@ distributed::Facts facts_of(const train::PreparedRun& run) {
   add_dataset(facts, "dataset", run.dataset);
   add_dataset(facts, "validation dataset", run.validation);
   facts.emplace_back("resumed step", run.resumed ? std::to_string(run.resumed->step) : "");
-  if (run.config.stage == train::Stage::kTrain)
+  if (run.config.stage == order::Stage::kTrain)
     facts.emplace_back("cache", fingerprint_of_cache(run));
   return facts;
 }
@@ -133,12 +133,12 @@ void compare_ranks(distributed::Group& group, const distributed::Facts& facts,
 }
 
 void require_same_run(distributed::Group& group, const train::PreparedRun& run) {
-  const train::Config& config = run.config;
+  const order::Training& config = run.config;
   std::vector<SharedFolder> folders;
-  if (config.stage != train::Stage::kDataProcess)
+  if (config.stage != order::Stage::kDataProcess)
     folders.push_back({"output_path", config.output.output_path});
   if (!config.dry_run)
-    folders.push_back({"cache_path", config.cache_path, config.stage == train::Stage::kTrain});
+    folders.push_back({"cache_path", config.cache_path, config.stage == order::Stage::kTrain});
   compare_ranks(group, group.size() > 1 ? facts_of(run) : distributed::Facts(), folders);
 }
 

@@ -10,16 +10,16 @@
 #include "host/device/cuda.h"
 #include "host/distributed/group.h"
 #include "host/distributed/handshake.h"
+#include "host/foreign/compat_line.h"
+#include "host/parameters/sharded_placement.h"
 #include "host/plan/prepared_training.h"
 #include "host/progress/progress.h"
 #include "host/report/problems.h"
 #include "host/report/say_once.h"
 #include "host/run/memory_timeline.h"
 #include "host/run/stop.h"
-#include "host/train/compat_line.h"
 #include "host/train/global_batch.h"
 #include "host/train/run_checks.h"
-#include "host/train/sharded_placement.h"
 
 namespace atelier::cli {
 
@@ -28,9 +28,10 @@ plan::TrainingOrder read_training(std::span<const std::string> arguments, std::s
   const plugins::Plugin* const plugin = choose_train_family(arguments, problems);
   bool is_named = false;
   report::Problems unread;  // told by choose_train_family()
-  unread.collect([&] { is_named = train::peek_setting(arguments, "plugin").has_value(); });
-  train::Config config = train::parse_config(with_family(arguments, plugin, is_named),
-                                             plugin ? plugin->family : nullptr, problems, command);
+  unread.collect([&] { is_named = order::peek_setting(arguments, "plugin").has_value(); });
+  order::Training config =
+      order::parse_config(with_family(arguments, plugin, is_named),
+                          plugin ? plugin->family : nullptr, problems, command);
   for (const std::string& note : config.notes) {
     if (!config.log.quiet) report::say_once("note: " + note + "\n");
   }
@@ -76,8 +77,9 @@ int train_with(Group& group, plan::TrainingOrder order, report::Problems& proble
                      " processes compute a batch, and there are " + std::to_string(group.size()),
                  "start a multiple of " + std::to_string(ranks_of_batch));
   train::share_batch(order.config, std::max(1, group.size() / ranks_of_batch), problems);
-  train::check_shards(order.config, group.ranks(), problems);
-  order.config.model.placement.denoiser_parts = train::block_ranks(order.config, group.ranks());
+  parameters::check_shards(order.config, group.ranks(), problems);
+  order.config.model.placement.denoiser_parts =
+      parameters::block_ranks(order.config, group.ranks());
   order.ranks = group.ranks();
   train::check_output_folder(order.config, problems);
   progress::Options shown = progress::stderr_options(order.config.log.quiet);
@@ -96,7 +98,7 @@ int train_with(Group& group, plan::TrainingOrder order, report::Problems& proble
 int train_with_others(plan::TrainingOrder order, report::Problems& problems) {
   const run::StopSignals signals(run::StopSignals::Kind::kAllFromBegin);
   const distributed::Ranks ranks = distributed::find_ranks(distributed::process_environment());
-  const train::Config& config = order.config;
+  const order::Training& config = order.config;
   choose_gpu(order.config.model.device, ranks);
   distributed::GroupOptions options = {.exchange = std::chrono::seconds(config.dist_timeout)};
   // Who asks for a backend can try it with one process.
@@ -119,7 +121,7 @@ int plan_only(plan::TrainingOrder order, const PlanOnly& only, report::Problems&
 
 // `only`: null to train, otherwise the plan is printed and nothing is trained.
 int train_or_plan(std::span<const std::string> arguments, const PlanOnly* only) {
-  if (train::is_compat_line(arguments)) return run_compat_line(arguments);
+  if (foreign::is_compat_line(arguments)) return run_compat_line(arguments);
   if (flags::wants_help(arguments)) return print_help(train_command(family_for_help(arguments)));
   report::Problems problems;
   plan::TrainingOrder order = read_training(arguments, "train", problems);

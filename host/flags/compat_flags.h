@@ -25,7 +25,7 @@ enum class CompatFate {
   kIdle,     // `text` says why it is not needed
   kLost,     // the same, but the run is another one without it
   kModel,    // a file of the model; `text` says what to use
-  kRead,     // its value decides, see train/compat_line.cpp; `text` says what to use
+  kRead,     // its value decides, see foreign/compat_line.cpp; `text` says what to use
 };
 
 struct CompatFlag {

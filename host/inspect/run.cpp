@@ -12,14 +12,14 @@
 #include "host/files/file_reader.h"
 #include "host/files/folder.h"
 #include "host/media/clip_writer.h"
+#include "host/order/config_file.h"
+#include "host/order/training.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/report/error_line.h"
 #include "host/report/problems.h"
 #include "host/run/manifest.h"
 #include "host/run/run_folder.h"
-#include "host/train/cache_manifest.h"
-#include "host/train/config.h"
-#include "host/train/config_file.h"
+#include "host/samples/cache_manifest.h"
 
 namespace atelier::inspect {
 
@@ -48,7 +48,7 @@ bool is_state_folder(const std::string& path) {
 }
 
 bool is_cache_folder(const std::string& path) {
-  return files::is_file(train::Manifest::path(path));
+  return files::is_file(samples::Manifest::path(path));
 }
 
 bool is_run_folder(const std::string& path) {
@@ -112,14 +112,14 @@ Thing inspect_run(const std::string& path) {
 Thing inspect_cache(const std::string& path) {
   Thing out = {{"path", path}, {"kind", "encoded samples"}};
   try {
-    const train::Manifest manifest = train::Manifest::read(path);
+    const samples::Manifest manifest = samples::Manifest::read(path);
     out["family"] = manifest.family;
     out["samples"] = manifest.items.size();
     for (const auto& [stage, is_cached] : manifest.cached)
       out[stage == "text" ? "texts" : stage] = is_cached;
     out["complete"] = manifest.is_complete;
     std::set<MediaTarget> targets;
-    for (const train::CacheItem& item : manifest.items) targets.insert(item.target);
+    for (const samples::CacheItem& item : manifest.items) targets.insert(item.target);
     out["sizes"] = Thing::array();
     for (const auto& [frames, height, width] : targets) {
       out["sizes"].push_back({height, width});
@@ -134,12 +134,12 @@ Thing inspect_cache(const std::string& path) {
 Thing inspect_settings(const std::string& path) {
   report::Problems unknown;  // without the family, its own flags are among them
   std::vector<flags::GivenValue> values =
-      train::read_config_file(path, train::train_command(nullptr), unknown);
+      order::read_config_file(path, order::train_command(nullptr), unknown);
   Thing out = {{"path", path}, {"kind", "settings"}};
   report::Problems problems;
   problems.collect([&] {
     if (const ModelFamily* family = family_of(values))
-      values = train::read_config_file(path, train::train_command(family), problems);
+      values = order::read_config_file(path, order::train_command(family), problems);
   });
   out["count"] = values.size();
   out["settings"] = Thing::object();

@@ -20,12 +20,12 @@ constexpr int64_t kThere = 3;
 
 }  // namespace
 
-bool says_activations(const train::Config& config) {
+bool says_activations(const order::Training& config) {
   return config.activation_budget.has_value() &&
          config.activation_budget->kind != ActivationBudget::Kind::kAuto;
 }
 
-std::vector<ActivationBudget> possible_budgets(const train::Config& config) {
+std::vector<ActivationBudget> possible_budgets(const order::Training& config) {
   using Kind = ActivationBudget::Kind;
   if (says_activations(config)) return {*config.activation_budget};
   std::vector<ActivationBudget> budgets;

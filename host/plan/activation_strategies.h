@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "host/order/training.h"
 #include "host/plan/dry_model.h"
-#include "host/train/config.h"
 #include "memory/activation_budget.h"
 #include "memory/activation_plan.h"
 #include "memory/planner.h"
@@ -13,9 +13,9 @@
 namespace atelier::plan {
 
 // Whether the user says what is kept.
-bool says_activations(const train::Config& config);
+bool says_activations(const order::Training& config);
 // The budgets that may be chosen, fast ones first.
-std::vector<memory::ActivationBudget> possible_budgets(const train::Config& config);
+std::vector<memory::ActivationBudget> possible_budgets(const order::Training& config);
 
 // Whether it keeps a part.
 bool is_part(const memory::ActivationBudget& budget);

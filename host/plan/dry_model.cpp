@@ -209,7 +209,7 @@ void DryModel::take_back() {
   }
 }
 
-void DryModel::train(const train::Selection& selection, int64_t rank) {
+void DryModel::train(const parameters::Selection& selection, int64_t rank) {
   const int64_t before = bytes_.now();
   std::set<const Weight*> tables;  // whose gradients LibTorch does not make of meta tensors
   for (const model::LoadedPart& part : model_.parts()) {
@@ -218,13 +218,13 @@ void DryModel::train(const train::Selection& selection, int64_t rank) {
         tables.insert(table->weight.get());
     });
   }
-  for (const train::Selection::TrainedWeight& trained : selection.weights) {
+  for (const parameters::Selection::TrainedWeight& trained : selection.weights) {
     if (tables.contains(trained.weight)) continue;
     const at::ScalarType dtype = trained.weight->drawn_dtype(model_.dtype(trained.component));
     trained.weight->set(at::empty(trained.weight->sizes(), meta(dtype)));
     trained.weight->state().set_trainable(true);
   }
-  for (const train::Selection::AdaptedLayer& layer : selection.layers) {
+  for (const parameters::Selection::AdaptedLayer& layer : selection.layers) {
     ops::Adapter adapter;
     adapter.a = at::empty({rank, layer.linear->in_features()}, meta(at::kFloat));
     adapter.b = at::empty({layer.linear->out_features(), rank}, meta(at::kFloat));

@@ -14,7 +14,7 @@
 #include "atelier/host/dry_run.h"
 
 #include "host/model/model_loader.h"
-#include "host/train/selection.h"
+#include "host/parameters/selection.h"
 #include "memory/device_profile.h"
 #include "memory/meta_bytes.h"
 #include "memory/recompute.h"
@@ -64,7 +64,7 @@ class DryModel {
   at::DeviceType like() const { return like_; }
 
   // Makes what a run trains leaves, and puts LoRA factors of `rank` into its layers.
-  void train(const train::Selection& selection, int64_t rank);
+  void train(const parameters::Selection& selection, int64_t rank);
 
   // A meta tensor.
   at::Tensor tensor(at::IntArrayRef sizes, at::ScalarType dtype) const;

@@ -15,8 +15,8 @@
 #include "host/model/stages.h"
 #include "host/report/problems.h"
 #include "host/report/sizes.h"
-#include "host/train/cache_manifest.h"
-#include "host/train/encoding_store.h"
+#include "host/samples/cache_manifest.h"
+#include "host/samples/encoding_store.h"
 #include "host/train/objective.h"
 
 namespace atelier::plan {
@@ -129,7 +129,8 @@ std::optional<Planned> plan_unless_impossible(const MemoryLimits& limits, std::s
 }
 
 // Components whose own weights are not trained.
-std::vector<std::string> untrained(const LoadedModel& model, const train::Selection& selection) {
+std::vector<std::string> untrained(const LoadedModel& model,
+                                   const parameters::Selection& selection) {
   std::vector<std::string> names;
   for (const model::LoadedPart& part : model.parts()) {
     const std::string& name = part.detection.component;
@@ -281,8 +282,8 @@ void take_dataset(TrainingBasis& basis, const data::Dataset& dataset, const Load
 
 // What a stage has made of a sample, without values; empty: nothing, or it cannot be read, which
 // training tells.
-Conditioning cached_shapes(const train::EncodingStore& store, const EncodeStage& stage,
-                           const train::CacheItem& item, at::ScalarType dtype) {
+Conditioning cached_shapes(const samples::EncodingStore& store, const EncodeStage& stage,
+                           const samples::CacheItem& item, at::ScalarType dtype) {
   Conditioning made;
   const auto key = item.keys.find(stage.name);
   if (key == item.keys.end()) return made;
@@ -301,11 +302,11 @@ double numbers_of(const Conditioning& made) {
 
 // The largest of the samples that are there already, with the longest text, and how many.
 void take_cache(TrainingBasis& basis, const std::string& folder, const LoadedModel& model) {
-  const train::Manifest manifest = train::Manifest::read(folder);
-  const train::EncodingStore store(folder);
+  const samples::Manifest manifest = samples::Manifest::read(folder);
+  const samples::EncodingStore store(folder);
   double most = 0;
   Conditioning text, others;
-  for (const train::CacheItem& item : manifest.items) {
+  for (const samples::CacheItem& item : manifest.items) {
     basis.distillation_steps =
         std::max(basis.distillation_steps, train::distillation_steps(item.values));
     Conditioning made;
@@ -331,11 +332,11 @@ void take_cache(TrainingBasis& basis, const std::string& folder, const LoadedMod
     basis.encoded.merge(others);
   }
   basis.samples = std::max<int64_t>(
-      1, std::ranges::count(manifest.items, false, &train::CacheItem::is_alternative));
+      1, std::ranges::count(manifest.items, false, &samples::CacheItem::is_alternative));
 }
 
 // The steps of a whole run, however many they are.
-double count_steps(const train::Config& config, int64_t samples) {
+double count_steps(const order::Training& config, int64_t samples) {
   const data::OrderOptions& order = config.order;
   const double in_a_step =
       std::max(1.0, static_cast<double>(order.batch_size) *
@@ -346,7 +347,7 @@ double count_steps(const train::Config& config, int64_t samples) {
 
 }  // namespace
 
-TrainingBasis training_basis(const train::PreparedRun& run, const train::Config& config,
+TrainingBasis training_basis(const train::PreparedRun& run, const order::Training& config,
                              const distributed::Ranks& ranks) {
   const LoadedModel& model = *run.model;
   TrainingBasis basis{.config = &config, .selection = &run.selection, .ranks = ranks};
@@ -370,7 +371,7 @@ TrainingBasis training_basis(const train::PreparedRun& run, const train::Config&
 namespace {
 
 // The run of `basis` with another configuration.
-SizedRun size_with(LoadedModel& model, TrainingBasis basis, const train::Config& config,
+SizedRun size_with(LoadedModel& model, TrainingBasis basis, const order::Training& config,
                    const PlanBasis& plan_basis) {
   basis.config = &config;
   return size_training(model, basis, plan_basis);
@@ -378,25 +379,26 @@ SizedRun size_with(LoadedModel& model, TrainingBasis basis, const train::Config&
 
 std::vector<Alternative> training_alternatives(LoadedModel& model, const TrainingBasis& basis,
                                                const PlanBasis& plan_basis) {
-  const train::Config& config = *basis.config;
+  const order::Training& config = *basis.config;
   std::vector<Alternative> alternatives = storage_alternatives(
       model, config.model, untrained(model, *basis.selection), [&](LoadedModel& changed) {
         report::Problems problems;
-        const train::Selection selection = train::select_trained(changed, config, problems);
+        const parameters::Selection selection =
+            parameters::select_trained(changed, config, problems);
         TrainingBasis other = basis;
         other.selection = &selection;
         return size_training(changed, other, plan_basis);
       });
   if (config.offload.least_bytes > 0) {
     alternatives.push_back({"without --param_size_threshold", [&model, basis, &plan_basis] {
-                              train::Config changed = *basis.config;
+                              order::Training changed = *basis.config;
                               changed.offload.least_bytes = 0;
                               return size_with(model, basis, changed, plan_basis);
                             }});
   }
   if (config.order.batch_size > 1) {
     alternatives.push_back({"--batch_size 1", [&model, basis, &plan_basis] {
-                              train::Config changed = *basis.config;
+                              order::Training changed = *basis.config;
                               changed.order.batch_size = 1;
                               return size_with(model, basis, changed, plan_basis);
                             }});
@@ -407,7 +409,7 @@ std::vector<Alternative> training_alternatives(LoadedModel& model, const Trainin
 }  // namespace
 
 PlanTarget training_target(const train::PreparedRun& run) {
-  const train::Config& config = run.config;
+  const order::Training& config = run.config;
   PlanTarget target = plan_target(config.memory.limits, config.model, *run.model);
   if (config.memory.says_prefetch) target.basis.prefetch = config.model.placement.prefetch;
   return target;
@@ -434,7 +436,7 @@ std::optional<Planned> plan_training(const train::PreparedRun& run, const distri
   });
 }
 
-void apply_to_training(const Planned& planned, train::Config& config) {
+void apply_to_training(const Planned& planned, order::Training& config) {
   apply_plan(planned.result.plan, config.model);
   const memory::PhaseChoice* phase = planned.result.plan.phase("train");
   if (phase == nullptr) return;

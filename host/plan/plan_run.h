@@ -35,14 +35,14 @@ std::optional<Planned> plan_training(const train::PreparedRun& run, const distri
 
 // What such a plan begins with, where `config` stands in the place of the run's own. Both outlive
 // what is returned.
-TrainingBasis training_basis(const train::PreparedRun& run, const train::Config& config,
+TrainingBasis training_basis(const train::PreparedRun& run, const order::Training& config,
                              const distributed::Ranks& ranks);
 // The limits that a training is planned within, and the choices that its user has made.
 PlanTarget training_target(const train::PreparedRun& run);
 
 // Puts what a plan for training says of activations and of the optimizer where the user said
 // nothing.
-void apply_to_training(const Planned& planned, train::Config& config);
+void apply_to_training(const Planned& planned, order::Training& config);
 // Whether all components have room beside each other, so that none needs to leave for another.
 bool everything_stays(const Planned& planned);
 // How an order is carried out. `planned`: nullopt where nothing was planned.

@@ -19,24 +19,24 @@
 #include "host/model/media_defaults.h"
 #include "host/model/sequence_check.h"
 #include "host/model/stages.h"
+#include "host/order/preview_prompts.h"
+#include "host/parameters/trained.h"
 #include "host/plan/size_guard.h"
 #include "host/report/text.h"
 #include "host/train/objective.h"
-#include "host/train/preview_prompts.h"
 #include "host/train/row_check.h"
 #include "host/train/run_checks.h"
-#include "host/train/trained.h"
 
 namespace atelier::plan {
 namespace {
 
 using model::LoadedModel;
+using order::Stage;
+using order::Training;
 using report::Problems;
-using train::Config;
 using train::PreparedRun;
-using train::Stage;
 
-bool trains(const Config& config, std::string_view component) {
+bool trains(const Training& config, std::string_view component) {
   for (const std::string& name : config.trained_names()) {
     if (name.substr(0, name.find('.')) == component) return true;
   }
@@ -45,7 +45,7 @@ bool trains(const Config& config, std::string_view component) {
 
 // The components that this stage uses; empty: all that the family requires. Of several denoisers
 // those that are trained are enough, and where none is, all are used.
-std::vector<std::string> needed_components(const ModelFamily& family, const Config& config) {
+std::vector<std::string> needed_components(const ModelFamily& family, const Training& config) {
   if (!config.previews.prompts_file.empty()) return {};
   const auto is_trained_denoiser = [&](const ComponentSpec& component) {
     return component.role == Role::kDenoiser && trains(config, component.name);
@@ -182,7 +182,7 @@ class Preparation {
   // What is trained, and what it begins with.
   void check_trained() {
     LoadedModel& model = *run_.model;
-    run_.selection = train::select_trained(model, config_, problems_);
+    run_.selection = parameters::select_trained(model, config_, problems_);
     place_trained(run_, problems_);
     open_preset();
     if (!config_.lora.base_models.empty()) {
@@ -191,8 +191,9 @@ class Preparation {
         progress_.warn("warning: " + std::string(warning));
     }
     if (!config_.lora.checkpoint.empty() && !config_.lora.base_models.empty())
-      problems_.collect(
-          [&] { train::check_lora_checkpoint(model, run_.selection, config_.lora, problems_); });
+      problems_.collect([&] {
+        parameters::check_lora_checkpoint(model, run_.selection, config_.lora, problems_);
+      });
     const auto is_trained_in_half = [&](const model::LoadedPart& part) {
       const std::string& component = part.detection.component;
       return model.dtype(component) == at::kHalf && run_.selection.trains(component);
@@ -203,15 +204,15 @@ class Preparation {
     open_starting_weights();
     problems_.collect([&] {
       train::timesteps_of(model, config_.timesteps,
-                          train::running_denoisers(model, run_.selection));
+                          parameters::running_denoisers(model, run_.selection));
     });
     check_distilled_levels();
   }
 
   // Direct distillation goes through all noise levels, so every denoiser has to take part.
   void check_distilled_levels() {
-    if (config_.task != train::Task::kDirectDistill) return;
-    const auto denoisers = train::running_denoisers(*run_.model, run_.selection);
+    if (config_.task != order::Task::kDirectDistill) return;
+    const auto denoisers = parameters::running_denoisers(*run_.model, run_.selection);
     const double high = denoisers.front().range.high, low = denoisers.back().range.low;
     if (low <= 0.0 && high >= 1.0) return;
     problems_.add(
@@ -223,9 +224,9 @@ class Preparation {
 
   // The LoRA that is part of the frozen model.
   void open_preset() {
-    const train::LoraSettings& lora = config_.lora;
+    const order::LoraSettings& lora = config_.lora;
     if (lora.preset_path.empty() || lora.preset_model.empty()) return;
-    if (!train::running_components(*run_.model, run_.selection).contains(lora.preset_model)) {
+    if (!parameters::running_components(*run_.model, run_.selection).contains(lora.preset_model)) {
       problems_.add("--preset_lora_model: " + lora.preset_model + " does not run in a step",
                     "name a denoiser that does, or a component that is trained");
       return;
@@ -370,10 +371,10 @@ class Preparation {
   }
 
   void check_cached_stages() {
-    const train::CachedStages cached =
-        train::cached_stages(stages().encoding, config_.trained_names());
+    const samples::CachedStages cached =
+        samples::cached_stages(stages().encoding, config_.trained_names());
     if (run_.dataset == nullptr && config_.dataset.dataset_base_path.empty() &&
-        !train::are_all_cached(cached))
+        !samples::are_all_cached(cached))
       problems_.add("--dataset_base_path: a cache alone does not do where an encoder is trained",
                     "give the dataset");
   }
@@ -384,7 +385,7 @@ class Preparation {
     if (file.empty()) return;
     generate::Settings base;
     problems_.collect([&] {
-      if (const auto size = train::preview_target(config_, run_.dataset.get())) {
+      if (const auto size = order::preview_target(config_, run_.dataset.get())) {
         base.num_frames = size->frames;
         base.height = size->height;
         base.width = size->width;
@@ -401,7 +402,7 @@ class Preparation {
       if (run_.model) generate::fill_target(base, *run_.model);
     });
     if (problems_.size() > before) return;
-    for (generate::Job& job : train::read_sample_prompts(file, base, family_.inputs(), problems_))
+    for (generate::Job& job : order::read_sample_prompts(file, base, family_.inputs(), problems_))
       check_prompt(job);
   }
 
@@ -472,7 +473,7 @@ class Preparation {
   Problems& problems_;
   const distributed::Ranks ranks_;
   PreparedRun run_;
-  Config& config_ = run_.config;
+  Training& config_ = run_.config;
   std::unique_ptr<LoadedModel> without_files_;  // where the model's own cannot be opened
   std::optional<generate::TextLengths> lengths_;
   std::optional<SizeGuard> sizes_;

@@ -17,7 +17,7 @@ namespace atelier::plan {
 // What a user asks of `atelier train`, or cache.
 struct TrainingOrder {
   const ModelFamily& family;
-  train::Config config;           // that parse_config() has checked
+  order::Training config;         // that parse_config() has checked
   distributed::Ranks ranks = {};  // the processes that train together, this one among them
 };
 

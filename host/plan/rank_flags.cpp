@@ -13,7 +13,7 @@ namespace {
 using memory::ActivationBudget;
 using memory::ComponentChoice;
 using memory::Place;
-using train::Config;
+using order::Training;
 
 // Words between spaces.
 class Words {
@@ -45,18 +45,18 @@ std::string budget_text(const ActivationBudget& budget) {
   return {};
 }
 
-void add_activations(Words& words, const Config& asked, const Config& told) {
+void add_activations(Words& words, const Training& asked, const Training& told) {
   if (told.use_gradient_checkpointing && !asked.use_gradient_checkpointing)
     return words.add("--use_gradient_checkpointing");
   // Nothing is computed again where nobody says so.
   constexpr ActivationBudget kUnsaid;
-  const auto text_of = [&](const Config& config) {
+  const auto text_of = [&](const Training& config) {
     return budget_text(config.activation_budget.value_or(kUnsaid));
   };
   if (text_of(told) != text_of(asked)) words.add("--activation_memory_budget " + text_of(told));
 }
 
-void add_storages(Words& words, const Config& asked, const Config& told) {
+void add_storages(Words& words, const Training& asked, const Training& told) {
   if (told.model.storage == asked.model.storage) return;
   std::string entries;
   for (const auto& [component, storage] : told.model.storage)
@@ -97,7 +97,7 @@ Said planned_of(const ComponentChoice& choice, const Said& said, bool keeps_plac
   return planned;
 }
 
-void add_places(Words& words, const Config& asked, const PlannedResult& planned,
+void add_places(Words& words, const Training& asked, const PlannedResult& planned,
                 const PlanTarget& target) {
   const model::Placement& placement = asked.model.placement;
   std::string places, residents;
@@ -120,8 +120,8 @@ void add_places(Words& words, const Config& asked, const PlannedResult& planned,
 
 }  // namespace
 
-Config with_step(const Config& asked, int64_t ranks) {
-  Config config = asked;
+Training with_step(const Training& asked, int64_t ranks) {
+  Training config = asked;
   if (asked.global_batch_size > 0 || ranks == 1) return config;
   const int64_t parts = ranks % asked.sequence_parallel == 0 ? asked.sequence_parallel : 1;
   if (asked.resume.empty()) config.order.gradient_accumulation_steps *= ranks / parts;
@@ -130,8 +130,8 @@ Config with_step(const Config& asked, int64_t ranks) {
   return config;
 }
 
-Config shared_settings(const Config& asked, const RankMode& mode) {
-  Config config = asked;
+Training shared_settings(const Training& asked, const RankMode& mode) {
+  Training config = asked;
   config.shards.stage = mode.zero_stage;
   // A group of another number is the user's.
   if (mode.zero_stage > 0 && config.shards.group != std::to_string(mode.group))
@@ -141,8 +141,8 @@ Config shared_settings(const Config& asked, const RankMode& mode) {
   return config;
 }
 
-std::string sharing_flags(const Config& asked, const RankMode& mode) {
-  const Config told = shared_settings(asked, mode);
+std::string sharing_flags(const Training& asked, const RankMode& mode) {
+  const Training told = shared_settings(asked, mode);
   Words words;
   if (told.shards.stage != asked.shards.stage)
     words.add("--zero_stage " + std::to_string(told.shards.stage));
@@ -154,9 +154,9 @@ std::string sharing_flags(const Config& asked, const RankMode& mode) {
   return words.text();
 }
 
-std::string placing_flags(const Config& asked, const PlannedResult& planned,
+std::string placing_flags(const Training& asked, const PlannedResult& planned,
                           const PlanTarget& target) {
-  Config told = asked;
+  Training told = asked;
   apply_to_training({planned, target}, told);
   Words words;
   add_activations(words, asked, told);

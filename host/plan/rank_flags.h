@@ -3,26 +3,26 @@
 
 #include <string>
 
+#include "host/order/training.h"
 #include "host/plan/planning.h"
 #include "host/plan/rank_sizes.h"
-#include "host/train/config.h"
 
 namespace atelier::plan {
 
 // A training of `asked` by so many ranks with its step written down, as train::share_batch() makes
 // it for them: every way to share it is planned for the same samples a step.
-train::Config with_step(const train::Config& asked, int64_t ranks);
+order::Training with_step(const order::Training& asked, int64_t ranks);
 
 // A training of `asked` that is shared as `mode` says.
-train::Config shared_settings(const train::Config& asked, const RankMode& mode);
+order::Training shared_settings(const order::Training& asked, const RankMode& mode);
 
 // The flags that say so beside those of `asked`, in whose place they stand where both say
 // something; empty: none is needed.
-std::string sharing_flags(const train::Config& asked, const RankMode& mode);
+std::string sharing_flags(const order::Training& asked, const RankMode& mode);
 
 // The flags that say what its plan takes beside that: what is kept of activations, where blocks
 // rest, and in which storage. With both the same is planned.
-std::string placing_flags(const train::Config& asked, const PlannedResult& planned,
+std::string placing_flags(const order::Training& asked, const PlannedResult& planned,
                           const PlanTarget& target);
 
 }  // namespace atelier::plan

@@ -7,11 +7,11 @@
 
 #include "host/model/components.h"
 #include "host/model/sequence_check.h"
+#include "host/order/training_checks.h"
+#include "host/parameters/sharded_placement.h"
 #include "host/plan/rank_flags.h"
 #include "host/report/sizes.h"
 #include "host/report/text.h"
-#include "host/train/config_checks.h"
-#include "host/train/sharded_placement.h"
 #include "memory/planner.h"
 
 namespace atelier::plan {
@@ -68,7 +68,7 @@ class Planning {
  public:
   // `config`: that of `run` with its step, which rows with other ranks to a batch say where
   // `says_step`. What is given by reference outlives this.
-  Planning(const train::PreparedRun& run, const train::Config& config, bool says_step,
+  Planning(const train::PreparedRun& run, const order::Training& config, bool says_step,
            const PlanTarget& target, const LinkProfile& links)
       : model_(*run.model),
         config_(config),
@@ -104,7 +104,8 @@ class Planning {
                     .group = plan.ranks,
                     .sequence = config_.sequence_parallel};
     if (own.zero_stage > 0)
-      own.group = std::max(train::shard_ranks(config_, ranks), train::block_ranks(config_, ranks));
+      own.group = std::max(parameters::shard_ranks(config_, ranks),
+                           parameters::block_ranks(config_, ranks));
     const bool is_there =
         std::ranges::any_of(plan.rows, [&](const RankRow& row) { return is_same(row.mode, own); });
     if (is_there || own.group <= 1 || plan.ranks % own.sequence != 0) return;
@@ -129,9 +130,9 @@ class Planning {
 
   // What `atelier train` would say before it loads anything; empty: nothing.
   std::string refusal(const RankMode& mode) const {
-    const train::Config config = shared_settings(config_, mode);
+    const order::Training config = shared_settings(config_, mode);
     report::Problems problems;
-    train::check_shards(config, ranks_of(mode.ranks), problems);
+    parameters::check_shards(config, ranks_of(mode.ranks), problems);
     model::check_sequence(model_, mode.sequence, config.process.attention, problems);
     try {
       problems.throw_if_any();
@@ -228,7 +229,7 @@ class Planning {
   }
 
   LoadedModel& model_;
-  const train::Config& config_;
+  const order::Training& config_;
   bool says_step_;
   const PlanTarget& target_;
   const LinkProfile& links_;
@@ -251,7 +252,7 @@ PlannedRanks plan_ranks(const train::PreparedRun& run, const RanksAsked& ranks) 
                 "measure on two machines, or say infiniband or ethernet");
   const bool says_step = run.config.global_batch_size == 0 && run.config.resume.empty();
   for (const int64_t count : ranks.counts) {
-    const train::Config config = with_step(run.config, count);
+    const order::Training config = with_step(run.config, count);
     planned.plans.push_back(
         Planning(run, config, says_step, planned.target, planned.links).of(count));
   }

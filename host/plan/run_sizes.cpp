@@ -94,7 +94,7 @@ void take_requests(PlannedComponent& component, const PlanBasis& basis, bool is_
 
 }  // namespace
 
-int64_t batches_of_rank(const train::Config& config, const RankMode& mode) {
+int64_t batches_of_rank(const order::Training& config, const RankMode& mode) {
   const int64_t batches = config.order.gradient_accumulation_steps;
   return config.global_batch_size == 0 ? batches : (batches + mode.batches() - 1) / mode.batches();
 }

@@ -10,9 +10,9 @@
 #include "host/distributed/ranks.h"
 #include "host/generate/generator.h"
 #include "host/model/model_loader.h"
+#include "host/order/training.h"
+#include "host/parameters/selection.h"
 #include "host/plan/rank_sizes.h"
-#include "host/train/config.h"
-#include "host/train/selection.h"
 #include "memory/activation_budget.h"
 #include "memory/device_profile.h"
 #include "memory/planner.h"
@@ -20,7 +20,7 @@
 namespace atelier::plan {
 
 // Batches of an optimizer step that one rank makes.
-int64_t batches_of_rank(const train::Config& config, const RankMode& mode);
+int64_t batches_of_rank(const order::Training& config, const RankMode& mode);
 
 // What is given before anything is planned.
 struct PlanBasis {
@@ -48,8 +48,8 @@ struct GenerationBasis {
 };
 
 struct TrainingBasis {
-  const train::Config* config;  // not null, as the selection; both outlive this
-  const train::Selection* selection;
+  const order::Training* config;  // not null, as the selection; both outlive this
+  const parameters::Selection* selection;
   MediaTarget target = {1, 1024, 1024};  // of the largest sample
   // What the largest sample reads beside the target, images without values, and the longest text;
   // empty: not known.

@@ -64,8 +64,8 @@ constexpr const char* kSmallerTraining =
 // Among all that a plan may choose, or a flag may say without changing what is learnt, the
 // configuration that takes the least of the device: nothing stays there that can be computed again
 // or, with `on_host`, wait on the host.
-train::Config least_config(const train::Config& config, bool on_host) {
-  train::Config least = config;
+order::Training least_config(const order::Training& config, bool on_host) {
+  order::Training least = config;
   least.activation_budget.reset();
   least.use_gradient_checkpointing = true;
   least.offloads_activations = on_host;
@@ -298,14 +298,14 @@ void SizeGuard::check(const data::Dataset& dataset, report::Problems& problems) 
                  [&](const Size& size) { return encode->second.at(size.pixels()); }, problems, {});
 }
 
-void SizeGuard::check(const data::Dataset& dataset, const train::Config& config,
-                      const train::Selection& selection, report::Problems& problems) {
+void SizeGuard::check(const data::Dataset& dataset, const order::Training& config,
+                      const parameters::Selection& selection, report::Problems& problems) {
   if (work_.empty()) return;
   const size_t before = problems.size();
-  if (config.stage != train::Stage::kTrain) check(dataset, problems);
-  if (config.stage == train::Stage::kDataProcess || problems.size() > before) return;
+  if (config.stage != order::Stage::kTrain) check(dataset, problems);
+  if (config.stage == order::Stage::kDataProcess || problems.size() > before) return;
   const bool on_host = !is_host_;
-  const train::Config least = least_config(config, on_host);
+  const order::Training least = least_config(config, on_host);
   BytesOfSize step;
   const auto measure_steps = [&] {
     for (const int64_t side : sides_of(model_)) {

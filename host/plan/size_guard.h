@@ -13,11 +13,11 @@
 #include "host/generate/settings.h"
 #include "host/generate/tiling.h"
 #include "host/model/model_loader.h"
+#include "host/order/training.h"
+#include "host/parameters/selection.h"
 #include "host/plan/planning.h"
 #include "host/progress/progress.h"
 #include "host/report/problems.h"
-#include "host/train/config.h"
-#include "host/train/selection.h"
 
 namespace atelier::plan {
 
@@ -54,8 +54,8 @@ class SizeGuard {
   // Checks rows that are encoded, or looked at without being trained on. `options` names the flags.
   void check(const data::Dataset& dataset, report::Problems& problems) const;
   // Checks rows that are trained on.
-  void check(const data::Dataset& dataset, const train::Config& config,
-             const train::Selection& selection, report::Problems& problems);
+  void check(const data::Dataset& dataset, const order::Training& config,
+             const parameters::Selection& selection, report::Problems& problems);
 
  private:
   struct Limit {

@@ -12,14 +12,14 @@
 #include "host/distributed/gradients.h"
 #include "host/model/sequence_check.h"
 #include "host/model/stages.h"
+#include "host/order/training_checks.h"
+#include "host/parameters/sharded_placement.h"
 #include "host/plan/activation_strategies.h"
 #include "host/plan/dry_generation.h"
 #include "host/plan/phases.h"
 #include "host/plan/run_sizes.h"
 #include "host/report/text.h"
-#include "host/train/config_checks.h"
 #include "host/train/objective.h"
-#include "host/train/sharded_placement.h"
 
 namespace atelier::plan {
 namespace {
@@ -41,7 +41,7 @@ class TrainingSizes {
         training_(training),
         basis_(basis),
         stages_(model.stages()),
-        cached_(train::cached_stages(stages_.encoding, training.config->trained_names())),
+        cached_(samples::cached_stages(stages_.encoding, training.config->trained_names())),
         dry_(model, basis.like, basis.counts_scratch),
         encoded_(training.encoded) {}
 
@@ -68,7 +68,7 @@ class TrainingSizes {
     sized.run.phases = encoding_;
     for (PlannedPhase& phase : sized.run.phases)
       phase.passes = std::ceil(phase.passes / static_cast<double>(mode_.ranks));
-    if (training_.config->stage == train::Stage::kDataProcess) return sized;
+    if (training_.config->stage == order::Stage::kDataProcess) return sized;
     sized.run.phases.push_back(train_phase(sized, sized.on_host));
     if (training_.preview) sized.run.phases.push_back(preview_phase(sized.on_host));
     return sized;
@@ -78,8 +78,8 @@ class TrainingSizes {
   // What does not depend on the ranks.
   void measure_passes() {
     if (std::exchange(has_measured_, true)) return;
-    if (config().stage != train::Stage::kTrain) add_encoding();
-    if (config().stage == train::Stage::kDataProcess) return;
+    if (config().stage != order::Stage::kTrain) add_encoding();
+    if (config().stage == order::Stage::kDataProcess) return;
     dry_.train(*training_.selection, config().lora.rank);
     trained_ = trained();
     for (const model::RangedDenoiser& denoiser : denoisers_)
@@ -101,10 +101,10 @@ class TrainingSizes {
   bool is_sharded(const memory::PlannedComponent& component) const {
     return links_ != nullptr && mode_.ranks > 1 && mode_.zero_stage == 3 &&
            !component.storages.front().blocks.empty() &&
-           train::running_components(model_, *training_.selection).contains(component.name);
+           parameters::running_components(model_, *training_.selection).contains(component.name);
   }
 
-  const train::Config& config() const { return *training_.config; }
+  const order::Training& config() const { return *training_.config; }
 
   // Weights that are trained themselves rest where the optimizer is; LoRA factors stay on the
   // device.
@@ -182,8 +182,8 @@ class TrainingSizes {
   }
 
   // The largest one, as it is read from the cache and from the dataset.
-  train::TrainSample sample(const Detection& denoiser) const {
-    train::TrainSample sample;
+  samples::TrainSample sample(const Detection& denoiser) const {
+    samples::TrainSample sample;
     sample.target = training_.target;
     sample.values = {{"seed", 0}, {"num_inference_steps", training_.distillation_steps}};
     sample.cond = encoded_;
@@ -207,12 +207,12 @@ class TrainingSizes {
   // Forward and backward pass of a batch of `count` samples, as a step makes them, at a level of
   // `denoiser`.
   void step(int64_t count, const model::RangedDenoiser& denoiser, BlockRunner& runner) {
-    const train::Timesteps timesteps =
+    const samples::Timesteps timesteps =
         train::timesteps_of(model_, config().timesteps, std::span(&denoiser, 1));
     train::Objective objective(model_, denoisers_, runner, timesteps, config().seed, at::kMeta);
     const std::vector<train::PlacedSample> batch(static_cast<size_t>(count),
                                                  {sample(denoiser.part), 0});
-    const Tensor sum = config().task == train::Task::kDirectDistill
+    const Tensor sum = config().task == order::Task::kDirectDistill
                            ? objective.direct_distillation(batch)
                            : objective.flow_matching(batch, /*step=*/0);
     const Tensor loss = sum / static_cast<double>(count);
@@ -291,7 +291,7 @@ class TrainingSizes {
     for (size_t i = 0; i < groups.front().parameters.size(); ++i) {
       const Tensor& leaf = groups.front().parameters[i].leaf;
       const auto numbers = static_cast<double>(leaf.numel());
-      gradients[train::component_of(groups.front().parameters[i].name)] +=
+      gradients[order::component_of(groups.front().parameters[i].name)] +=
           static_cast<double>(leaf.nbytes());
       sum.numbers += numbers;
       if (i < num_factors) factors += numbers;
@@ -394,7 +394,7 @@ class TrainingSizes {
 
   PlannedPhase train_phase(SizedRun& sized, bool on_host) {
     PlannedPhase phase{.name = "train"};
-    const auto components = train::running_components(model_, *training_.selection);
+    const auto components = parameters::running_components(model_, *training_.selection);
     phase.components = {components.begin(), components.end()};
     phase.passes = training_.steps;
     for (const ActivationBudget& budget : possible_budgets(config())) {
@@ -483,7 +483,7 @@ class TrainingSizes {
 
   // Whether a step is of one of several denoisers. One of distillation runs them all.
   bool draws_denoiser() const {
-    return denoisers_.size() > 1 && config().task != train::Task::kDirectDistill;
+    return denoisers_.size() > 1 && config().task != order::Task::kDirectDistill;
   }
 
   // How likely a step is of each denoiser.
@@ -526,7 +526,7 @@ class TrainingSizes {
 
   // Images on the way, as train::Preview makes them: everything that training needs stays.
   PlannedPhase preview_phase(bool on_host) {
-    const auto stays = train::running_components(model_, *training_.selection);
+    const auto stays = parameters::running_components(model_, *training_.selection);
     DryGeneration generator(dry_, model_, stays);
     generate::Request request = *training_.preview;
     generator.encode_ahead(request);
@@ -615,10 +615,10 @@ class TrainingSizes {
   const TrainingBasis& training_;
   const PlanBasis& basis_;
   const model::Stages& stages_;
-  train::CachedStages cached_;
+  samples::CachedStages cached_;
   DryModel dry_;
   const std::vector<model::RangedDenoiser> denoisers_ =
-      train::running_denoisers(model_, *training_.selection);
+      parameters::running_denoisers(model_, *training_.selection);
   struct Passes {
     DryModel::TrainingPass pass, larger;  // larger: of one more sample
   };
@@ -635,11 +635,11 @@ class TrainingSizes {
 }  // namespace
 
 SizedRun size_training(LoadedModel& model, const TrainingBasis& training, const PlanBasis& basis) {
-  const train::Config& config = *training.config;
+  const order::Training& config = *training.config;
   const RankMode mode = {.ranks = training.ranks.size,
                          .zero_stage = config.shards.stage,
                          .on_host = training.on_host,
-                         .group = train::shard_ranks(config, training.ranks),
+                         .group = parameters::shard_ranks(config, training.ranks),
                          .sequence = config.sequence_parallel};
   return TrainingSizes(model, training, basis).sized(mode, /*links=*/nullptr);
 }

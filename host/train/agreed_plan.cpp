@@ -5,12 +5,14 @@
 
 namespace atelier::train {
 
+using order::Training;
+
 using memory::ActivationBudget;
 using nlohmann::json;
 
 namespace {
 
-json to_json(const Config& config) {
+json to_json(const Training& config) {
   const model::Placement& placement = config.model.placement;
   json result = {{"offload", placement.offload},
                  {"offload_others", placement.offload_others},
@@ -26,7 +28,7 @@ json to_json(const Config& config) {
   return result;
 }
 
-void from_json(const json& from, Config& config) {
+void from_json(const json& from, Training& config) {
   model::Placement& placement = config.model.placement;
   from["offload"].get_to(placement.offload);
   from["offload_others"].get_to(placement.offload_others);
@@ -47,7 +49,7 @@ void from_json(const json& from, Config& config) {
 
 }  // namespace
 
-std::string placement_text(const Config& config, int64_t room) {
+std::string placement_text(const Training& config, int64_t room) {
   return json{{"room", room}, {"placement", to_json(config)}}.dump();
 }
 
@@ -56,7 +58,7 @@ const std::string& tightest_placement(const std::vector<std::string>& texts) {
       texts, {}, [](const std::string& text) { return json::parse(text)["room"].get<int64_t>(); });
 }
 
-bool take_placement(const std::string& text, Config& config) {
+bool take_placement(const std::string& text, Training& config) {
   const json placement = json::parse(text)["placement"];
   if (placement == to_json(config)) return false;
   from_json(placement, config);

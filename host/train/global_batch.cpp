@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <string>
 
-#include "host/train/sharded_placement.h"
+#include "host/parameters/sharded_placement.h"
 
 namespace atelier::train {
 
-void share_batch(Config& config, int processes, report::Problems& problems) {
+using order::Training;
+
+void share_batch(Training& config, int processes, report::Problems& problems) {
   int64_t& batches = config.order.gradient_accumulation_steps;
   const int64_t batch_size = config.order.batch_size;
   if (batch_size < 1) return;  // which is told with its flag
@@ -23,7 +25,7 @@ void share_batch(Config& config, int processes, report::Problems& problems) {
   config.rewrite_toml("global_batch_size", std::to_string(samples));
 }
 
-std::vector<std::string> fit_resumed(Config& config, const distributed::Ranks& ranks) {
+std::vector<std::string> fit_resumed(Training& config, const distributed::Ranks& ranks) {
   std::vector<std::string> notes;
   const auto falls_back = [&](const std::string& flag, const std::string& was,
                               const std::string& now) {
@@ -31,7 +33,7 @@ std::vector<std::string> fit_resumed(Config& config, const distributed::Ranks& r
                     std::to_string(ranks.size) + " processes: --" + flag + " " + now + " is used");
   };
   std::string& group = config.shards.group;
-  if (config.inherited.contains("zero_group") && !makes_whole_groups(config, ranks)) {
+  if (config.inherited.contains("zero_group") && !parameters::makes_whole_groups(config, ranks)) {
     falls_back("zero_group", group, "all");
     group = "all";
     config.rewrite_toml("zero_group", "\"all\"");

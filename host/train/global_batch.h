@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "host/distributed/ranks.h"
+#include "host/order/training.h"
 #include "host/report/problems.h"
-#include "host/train/config.h"
 
 namespace atelier::train {
 
@@ -14,10 +14,10 @@ namespace atelier::train {
 // from here on. Of several, the configuration keeps the number of samples, so that a run that is
 // resumed by more or by fewer learns from the same steps; one that a single process began keeps its
 // own, too. A --global_batch_size that batches do not make up becomes a problem.
-void share_batch(Config& config, int processes, report::Problems& problems);
+void share_batch(order::Training& config, int processes, report::Problems& problems);
 
 // A resumed run may go on with another number of processes: what it alone says, and what does not
 // divide them, becomes the preset (--zero_group all, --sequence_parallel 1). Gives a note on each.
-std::vector<std::string> fit_resumed(Config& config, const distributed::Ranks& ranks);
+std::vector<std::string> fit_resumed(order::Training& config, const distributed::Ranks& ranks);
 
 }  // namespace atelier::train

@@ -18,6 +18,10 @@
 
 namespace atelier::train {
 
+using samples::Timestep;
+using samples::Timesteps;
+using samples::TrainSample;
+
 namespace fs = std::filesystem;
 using memory::seconds_now;
 using report::print;

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "host/run/metrics.h"
+#include "host/samples/timesteps.h"
 #include "host/train/agreement.h"
 #include "host/train/objective.h"
 #include "host/train/run_state.h"
 #include "host/train/step_memory.h"
-#include "host/train/timesteps.h"
 #include "host/train/train_step.h"
 #include "memory/device_meter.h"
 
@@ -22,8 +22,9 @@ namespace atelier::train {
 // Changes nothing of the run. Not thread-safe; everything that it is given outlives it.
 class Monitor {
  public:
-  Monitor(const RunParts& parts, RunState& state, Objective& objective, const Timesteps& timesteps,
-          const Agreement& agreement, const StepMemory& memory);
+  Monitor(const RunParts& parts, RunState& state, Objective& objective,
+          const samples::Timesteps& timesteps, const Agreement& agreement,
+          const StepMemory& memory);
 
   // Opens the files of metrics. What they have of steps behind the one that is resumed is cut off.
   void open();
@@ -61,15 +62,15 @@ class Monitor {
   std::optional<Error> attempt(F&& work);
   void check_validation();
   void write(const std::map<std::string, double>& values, int64_t step);
-  at::Tensor validation_losses(const std::vector<Timestep>& grid);
+  at::Tensor validation_losses(const std::vector<samples::Timestep>& grid);
   void show(const Preview::Shown& shown);
   void show_of_others(const std::vector<Preview::Shown>& drawn);
 
   const RunParts parts_;
-  const Config& config_;
+  const order::Training& config_;
   RunState& state_;
   Objective& objective_;
-  const Timesteps& timesteps_;
+  const samples::Timesteps& timesteps_;
   const Agreement& agreement_;
   const StepMemory& memory_;
   Attempt::End ended_ = Attempt::End::kWhole;  // work, as far as all processes know

@@ -15,6 +15,12 @@
 
 namespace atelier::train {
 
+using samples::RowValues;
+using samples::Timestep;
+using samples::TimestepOptions;
+using samples::Timesteps;
+using samples::TrainSample;
+
 using at::Tensor;
 
 namespace {

@@ -15,14 +15,14 @@
 
 #include "host/model/model_loader.h"
 #include "host/random/noise.h"
-#include "host/train/samples.h"
-#include "host/train/timesteps.h"
+#include "host/samples/samples.h"
+#include "host/samples/timesteps.h"
 
 namespace atelier::train {
 
 // A sample of a step, and the number of its place there: it keys the sample's random numbers.
 struct PlacedSample {
-  TrainSample sample;
+  samples::TrainSample sample;
   uint32_t slot = 0;
   at::Tensor noise = {};  // of its step, on the host; undefined: made when it is needed
 };
@@ -31,8 +31,9 @@ struct PlacedSample {
 ScheduleDefaults training_schedule(const model::LoadedModel& model);
 
 // The noise levels of `denoisers` as the options draw them. Throws as Timesteps.
-Timesteps timesteps_of(const model::LoadedModel& model, const TimestepOptions& options,
-                       std::span<const model::RangedDenoiser> denoisers);
+samples::Timesteps timesteps_of(const model::LoadedModel& model,
+                                const samples::TimestepOptions& options,
+                                std::span<const model::RangedDenoiser> denoisers);
 
 // Samples whose latents have one shape. Not thread-safe. `model` and `runner` outlive it.
 class Objective {
@@ -41,7 +42,7 @@ class Objective {
   // where it works; absent: where the model does. In a dry run nothing has values, and nothing is
   // loaded.
   Objective(model::LoadedModel& model, std::vector<model::RangedDenoiser> denoisers,
-            BlockRunner& runner, const Timesteps& timesteps, uint64_t seed,
+            BlockRunner& runner, const samples::Timesteps& timesteps, uint64_t seed,
             std::optional<at::Device> device = std::nullopt);
 
   // Makes what copies of a sample of `step` to the device would wait for: pinned memory and, with
@@ -76,12 +77,13 @@ class Objective {
                                  std::span<const int64_t> calls = {});
   // How often direct distillation runs each denoiser for a row that says enough. Safe to call from
   // several threads.
-  std::vector<int64_t> distillation_calls(const RowValues& values) const;
+  std::vector<int64_t> distillation_calls(const samples::RowValues& values) const;
 
   // mean((prediction - target)^2 * mask) of one sample at each level, [levels], float32, with noise
   // of `noise_seed`, `slot` and the level's number.
-  at::Tensor at_levels(const TrainSample& sample, std::span<const Timestep> levels,
-                       uint64_t noise_seed, uint32_t slot);
+  at::Tensor at_levels(const samples::TrainSample& sample,
+                       std::span<const samples::Timestep> levels, uint64_t noise_seed,
+                       uint32_t slot);
 
  private:
   // A sample on the compute device.
@@ -95,16 +97,16 @@ class Objective {
 
     at::Tensor loss(const at::Tensor& error) const;
   };
-  Prepared prepare(const TrainSample& sample);
-  at::Tensor predict(std::span<const Prepared> samples, std::span<const Timestep> levels,
+  Prepared prepare(const samples::TrainSample& sample);
+  at::Tensor predict(std::span<const Prepared> samples, std::span<const samples::Timestep> levels,
                      const std::vector<at::Tensor>& noise);
   int64_t tokens_of(const at::Tensor& latents) const;
   at::Tensor noise(const random::NoiseKey& key, at::IntArrayRef shape) const;
   random::NoiseKey noise_key(const PlacedSample& placed, int64_t step) const;
-  at::Tensor initial_noise(const TrainSample& sample, at::IntArrayRef shape) const;
+  at::Tensor initial_noise(const samples::TrainSample& sample, at::IntArrayRef shape) const;
 
   struct Distilled;  // a sample on its way
-  std::vector<float> distillation_sigmas(const RowValues& values) const;
+  std::vector<float> distillation_sigmas(const samples::RowValues& values) const;
   Distilled begin_distilled(const PlacedSample& placed);
   at::Tensor velocity(const Conditioning& cond, const at::Tensor& x, float sigma,
                       const model::RangedDenoiser& denoiser);
@@ -112,15 +114,15 @@ class Objective {
   model::LoadedModel& model_;
   const std::vector<model::RangedDenoiser> denoisers_;
   BlockRunner& runner_;
-  const Timesteps& timesteps_;
+  const samples::Timesteps& timesteps_;
   at::Device device_;
   ScheduleDefaults schedule_;
   uint64_t noise_seed_, timestep_seed_, denoiser_seed_;
 };
 
 // Steps that direct distillation makes for a row; 1 where it does not say.
-int64_t distillation_steps(const RowValues& values);
+int64_t distillation_steps(const samples::RowValues& values);
 // What is wrong with the values of a row for direct distillation; empty: nothing.
-std::string distillation_problem(const RowValues& values);
+std::string distillation_problem(const samples::RowValues& values);
 
 }  // namespace atelier::train

@@ -3,17 +3,22 @@
 #include <algorithm>
 
 #include "host/model/stages.h"
+#include "host/samples/samples.h"
 #include "host/train/objective.h"
-#include "host/train/samples.h"
 
 namespace atelier::train {
 
 namespace {
 
+using order::Stage;
+using order::Task;
+using order::Training;
+using samples::CachedStages;
+
 // Whether this run encodes texts, or takes all of them from the cache.
-bool encodes_texts(const Config& config, std::span<const EncodeStage> stages) {
+bool encodes_texts(const Training& config, std::span<const EncodeStage> stages) {
   if (config.stage != Stage::kTrain) return true;
-  const CachedStages cached = cached_stages(stages, config.trained_names());
+  const CachedStages cached = samples::cached_stages(stages, config.trained_names());
   return std::ranges::any_of(stages, [&](const EncodeStage& stage) {
     return model::is_prompted(stage) && !cached.find(stage.name)->second;
   });
@@ -21,7 +26,7 @@ bool encodes_texts(const Config& config, std::span<const EncodeStage> stages) {
 
 }  // namespace
 
-data::RowCheck row_check(const Config& config, std::span<const EncodeStage> stages,
+data::RowCheck row_check(const Training& config, std::span<const EncodeStage> stages,
                          generate::TextLengths& lengths, bool is_trained_on) {
   const bool counts_texts = encodes_texts(config, stages);
   return [&config, &lengths, counts_texts, is_trained_on](const data::Item& row,

@@ -5,14 +5,14 @@
 
 #include "host/data/dataset.h"
 #include "host/generate/text_lengths.h"
-#include "host/train/config.h"
+#include "host/order/training.h"
 
 namespace atelier::train {
 
 // For Dataset::open: texts that are too long, what is left of a row whose caption is dropped as
 // well, and, with `is_trained_on`, columns that the task needs. `lengths` is not asked when no text
 // is encoded; it and `config` outlive the check. `stages`: of the model.
-data::RowCheck row_check(const Config& config, std::span<const EncodeStage> stages,
+data::RowCheck row_check(const order::Training& config, std::span<const EncodeStage> stages,
                          generate::TextLengths& lengths, bool is_trained_on);
 
 }  // namespace atelier::train

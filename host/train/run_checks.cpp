@@ -10,13 +10,17 @@
 #include "host/files/file_operations.h"
 #include "host/files/file_reader.h"
 #include "host/model/fingerprint.h"
+#include "host/order/config_file.h"
+#include "host/parameters/piece_files.h"
 #include "host/report/open_failure.h"
 #include "host/run/durable.h"
 #include "host/run/occupants.h"
-#include "host/train/config_file.h"
-#include "host/train/piece_files.h"
 
 namespace atelier::train {
+
+using order::Stage;
+using order::Training;
+using parameters::Selection;
 
 namespace fs = std::filesystem;
 
@@ -27,7 +31,7 @@ using report::Problems;
 
 // Whether the folder's config.toml is, to the byte, what this run would write; that is empty where
 // mistakes were found.
-bool began_here(const Config& config) {
+bool began_here(const Training& config) {
   if (config.effective_toml.empty()) return true;
   const std::string path = run::path_in(config.output.output_path, run::kConfigName);
   std::error_code failure;
@@ -37,7 +41,7 @@ bool began_here(const Config& config) {
 using Counts = std::map<std::string, int64_t>;
 
 // The tensors that this run trains, and of how many numbers they are.
-Counts trained_counts(const Selection& selection, const Config& config) {
+Counts trained_counts(const Selection& selection, const Training& config) {
   Counts counts;
   for (const auto& trained : selection.weights)
     counts[trained.component + "." + trained.path] = trained.weight->numel();
@@ -63,7 +67,7 @@ std::string first_difference(const Counts& ours, const Counts& theirs) {
 class ResumeChecks {
  public:
   ResumeChecks(const run::SavedState& saved_state, model::LoadedModel& model,
-               const Selection& selection, const Config& config, Problems& problems)
+               const Selection& selection, const Training& config, Problems& problems)
       : saved_state_(saved_state),
         model_(model),
         selection_(selection),
@@ -81,7 +85,7 @@ class ResumeChecks {
     check_trained();
     refuse_if_changed("optimizer_type");
     if (!selection_.weights.empty()) refuse_if_changed("master_weights");
-    if (config_.ema_decay > 0 && !has_part(saved_state_, "ema")) refuse("ema_decay");
+    if (config_.ema_decay > 0 && !parameters::has_part(saved_state_, "ema")) refuse("ema_decay");
   }
 
  private:
@@ -90,8 +94,8 @@ class ResumeChecks {
   Values values_of(const std::string& toml) const {
     Values values;
     Problems ignored;  // told where the configuration was read
-    for (flags::GivenValue& value :
-         parse_config_text(toml, "config.toml", train_command(&model_.family()), ignored))
+    for (flags::GivenValue& value : order::parse_config_text(
+             toml, "config.toml", order::train_command(&model_.family()), ignored))
       values[value.name] = std::move(value.text);
     return values;
   }
@@ -118,7 +122,7 @@ class ResumeChecks {
     const std::string theirs = saved_state_.facts.value("model", "");
     if (theirs.empty() || theirs == fingerprint_of(model_, selection_)) return;
     std::string ours;
-    for (const model::RangedDenoiser& denoiser : running_denoisers(model_, selection_))
+    for (const model::RangedDenoiser& denoiser : parameters::running_denoisers(model_, selection_))
       ours += (ours.empty() ? "" : ", ") +
               display_path(model_.find_part(denoiser.name())->checkpoint.name());
     problems_.add("--resume: " + display_path(saved_state_.folder) +
@@ -132,7 +136,7 @@ class ResumeChecks {
     for (const auto& trained : selection_.weights)
       ours.insert(trained.weight->drawn_dtype(model_.dtype(trained.component)));
     bool has_dtype = false;
-    for (const auto& [name, saved] : values_of_part(saved_state_, "trained")) {
+    for (const auto& [name, saved] : parameters::values_of_part(saved_state_, "trained")) {
       theirs[name] = saved.numel;
       has_dtype |= ours.contains(saved.dtype);
     }
@@ -152,14 +156,14 @@ class ResumeChecks {
   const run::SavedState& saved_state_;
   model::LoadedModel& model_;
   const Selection& selection_;
-  const Config& config_;
+  const Training& config_;
   Problems& problems_;
   Values ours_, theirs_;
 };
 
 }  // namespace
 
-void check_output_folder(const Config& config, Problems& problems) {
+void check_output_folder(const Training& config, Problems& problems) {
   const std::string& folder = config.output.output_path;
   std::error_code failure;
   const fs::file_status status = fs::status(folder, failure);
@@ -196,7 +200,7 @@ void check_output_folder(const Config& config, Problems& problems) {
 
 std::string fingerprint_of(const model::LoadedModel& model, const Selection& selection) {
   std::string all;
-  for (const model::RangedDenoiser& denoiser : running_denoisers(model, selection)) {
+  for (const model::RangedDenoiser& denoiser : parameters::running_denoisers(model, selection)) {
     if (!all.empty()) all += ',';
     all += model::fingerprint(*model.find_part(denoiser.name()));
   }
@@ -204,7 +208,7 @@ std::string fingerprint_of(const model::LoadedModel& model, const Selection& sel
 }
 
 void check_resume(const run::SavedState& saved_state, model::LoadedModel& model,
-                  const Selection& selection, const Config& config, Problems& problems) {
+                  const Selection& selection, const Training& config, Problems& problems) {
   ResumeChecks(saved_state, model, selection, config, problems).run();
 }
 

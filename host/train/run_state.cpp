@@ -8,22 +8,28 @@
 
 #include "formats/escape.h"
 #include "host/distributed/handshake.h"
-#include "host/train/piece_files.h"
+#include "host/parameters/piece_files.h"
 #include "host/train/run_checks.h"
 
 namespace atelier::train {
+
+using order::Task;
+using order::Training;
+using parameters::PieceOwner;
+using parameters::Selection;
+using parameters::TrainedTensors;
 
 namespace fs = std::filesystem;
 
 namespace {
 
-std::unique_ptr<optim::Optimizer> make_optimizer(TrainedTensors& trained, const Config& config) {
+std::unique_ptr<optim::Optimizer> make_optimizer(TrainedTensors& trained, const Training& config) {
   const auto beside = trained.placement().allocate_beside();
   return optim::make_optimizer(trained.moved(), config.optimizer, trained.placement().sum());
 }
 
 // What the order of samples and their random numbers depend on.
-std::string order_facts(const Config& config) {
+std::string order_facts(const Training& config) {
   return c10::str("seed ", config.seed, " batch ", config.order.batch_size, " accumulation ",
                   config.order.gradient_accumulation_steps, " repeat ",
                   config.order.dataset_repeat);
@@ -32,11 +38,11 @@ std::string order_facts(const Config& config) {
 }  // namespace
 
 std::string find_weights_to_write(const run::SavedState& saved_state, const Selection& selection,
-                                  const Config& config) {
+                                  const Training& config) {
   const std::string name = saved_state.facts.value("weights", "");
   if (name.empty()) return {};
   const std::string stem = (fs::path(config.output.output_path) / name).string();
-  const auto files = weight_files(selection, stem);
+  const auto files = parameters::weight_files(selection, stem);
   const bool are_there = std::all_of(files.begin(), files.end(), [](const auto& file) {
     std::error_code ignored;
     return fs::exists(file.path, ignored);
@@ -60,7 +66,7 @@ RunState::RunState(const RunParts& parts, Selection selection)
   }
   const memory::HostScope host;
   std::vector<std::string> turns;
-  for (const auto& denoiser : running_denoisers(model, trained_.selection()))
+  for (const auto& denoiser : parameters::running_denoisers(model, trained_.selection()))
     turns.push_back(denoiser.name());
   if (turns.size() < 2 || parts.config.task == Task::kDirectDistill) turns.clear();
   ema_.emplace(trained_.moved(), parts.config.ema_decay, ema_device_, turns);
@@ -87,10 +93,13 @@ void RunState::resume(const run::SavedState& saved_state) {
   agree_on(saved_state);
   distributed::do_together(parts_.group, [&] {
     const PieceOwner owner = trained_.placement().owner();
-    trained_.load(read_part(saved_state, "trained", trained_.values(), trained_.pieces(), owner));
-    optimizer_->load_state(
-        read_part(saved_state, "optimizer", optimizer_->state(), optimizer_->pieces(), owner));
-    if (ema_) ema_->load_state(read_part(saved_state, "ema", ema_->state(), ema_->pieces(), owner));
+    trained_.load(
+        parameters::read_part(saved_state, "trained", trained_.values(), trained_.pieces(), owner));
+    optimizer_->load_state(parameters::read_part(saved_state, "optimizer", optimizer_->state(),
+                                                 optimizer_->pieces(), owner));
+    if (ema_)
+      ema_->load_state(
+          parameters::read_part(saved_state, "ema", ema_->state(), ema_->pieces(), owner));
     return "";
   });
   if (!trained_.placement().has_wholes()) trained_.placement().publish();  // when all have read
@@ -187,12 +196,12 @@ run::SavedStateFiles RunState::files_to_save() const {
   const PieceOwner owner = trained_.placement().owner();
   if (parts_.folder) files.texts["config.toml"] = parts_.config.effective_toml;
   if (!trained_.placement().has_wholes()) {
-    add_part(files, "trained", trained_.values(), trained_.pieces(), owner);
+    parameters::add_part(files, "trained", trained_.values(), trained_.pieces(), owner);
   } else if (parts_.folder) {
     files.tensors["trained.safetensors"] = trained_.values();
   }
-  add_part(files, "optimizer", optimizer_->state(), optimizer_->pieces(), owner);
-  if (ema_) add_part(files, "ema", ema_->state(), ema_->pieces(), owner);
+  parameters::add_part(files, "optimizer", optimizer_->state(), optimizer_->pieces(), owner);
+  if (ema_) parameters::add_part(files, "ema", ema_->state(), ema_->pieces(), owner);
   return files;
 }
 

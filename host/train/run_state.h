@@ -11,26 +11,26 @@
 #include "host/model/model_loader.h"
 #include "host/optim/ema.h"
 #include "host/optim/optimizer.h"
+#include "host/order/training.h"
+#include "host/parameters/selection.h"
+#include "host/parameters/trained.h"
 #include "host/progress/progress.h"
 #include "host/run/memory_timeline.h"
 #include "host/run/run_folder.h"
+#include "host/samples/samples.h"
 #include "host/train/agreement.h"
-#include "host/train/config.h"
 #include "host/train/preview.h"
-#include "host/train/samples.h"
-#include "host/train/selection.h"
-#include "host/train/trained.h"
 
 namespace atelier::train {
 
 // What a run works on; everything outlives the trainer.
 struct RunParts {
   model::LoadedModel& model;
-  const Config& config;
-  const Samples& samples;
-  const Samples* validation;  // null: none
-  Preview* preview;           // null: no images during training
-  run::RunFolder* folder;     // null: another rank writes
+  const order::Training& config;
+  const samples::Samples& samples;
+  const samples::Samples* validation;  // null: none
+  Preview* preview;                    // null: no images during training
+  run::RunFolder* folder;              // null: another rank writes
   progress::Progress& progress;
   run::MemoryTimeline* timeline = nullptr;  // of the first steps; null: none
   distributed::Group* group = nullptr;      // of the run's processes; null: this one is alone
@@ -46,17 +46,18 @@ struct RunParts {
 
 // The name of the weights that belong to `saved_state` and do not lie in the run's folder,
 // "step-500": the run was stopped before they were written. Empty: they are there.
-std::string find_weights_to_write(const run::SavedState& saved_state, const Selection& selection,
-                                  const Config& config);
+std::string find_weights_to_write(const run::SavedState& saved_state,
+                                  const parameters::Selection& selection,
+                                  const order::Training& config);
 
 // Trained tensors, optimizer, averages and counters; and their files. Not thread-safe.
 class RunState {
  public:
   // The denoiser and every component of `selection` are loaded.
-  RunState(const RunParts& parts, Selection selection);
+  RunState(const RunParts& parts, parameters::Selection selection);
 
-  TrainedTensors& trained() { return trained_; }
-  const TrainedTensors& trained() const { return trained_; }
+  parameters::TrainedTensors& trained() { return trained_; }
+  const parameters::TrainedTensors& trained() const { return trained_; }
   optim::Optimizer& optimizer() { return *optimizer_; }
   RunCounters& counters() { return counters_; }
   const RunCounters& counters() const { return counters_; }
@@ -112,7 +113,7 @@ class RunState {
   distributed::Group* sharing() const;
 
   const RunParts parts_;
-  TrainedTensors trained_;
+  parameters::TrainedTensors trained_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<memory::TransferDevice> own_device_;  // of a model that nothing of is streamed
   memory::TransferDevice* ema_device_ = nullptr;        // null: parameters are on the host

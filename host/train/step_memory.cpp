@@ -8,14 +8,17 @@
 #include "atelier/host/weight_state.h"
 
 #include "host/distributed/group.h"
+#include "host/order/training_checks.h"
 #include "host/report/problems.h"
 #include "host/report/sizes.h"
 #include "host/report/text.h"
-#include "host/train/config_checks.h"
 
 namespace atelier::train {
 
 namespace {
+
+using order::Training;
+using parameters::TrainedTensors;
 
 std::string describe(const memory::ActivationPlan& plan) {
   const std::string peak = "activations of blocks: at most " + report::bytes_text(plan.peak_bytes);
@@ -58,7 +61,7 @@ bool is_tighter(const memory::ActivationBudget& a, const memory::ActivationBudge
 
 }  // namespace
 
-StepMemory::StepMemory(model::LoadedModel& model, const Config& config, TrainedTensors& trained,
+StepMemory::StepMemory(model::LoadedModel& model, const Training& config, TrainedTensors& trained,
                        progress::Progress& progress, run::MemoryTimeline* timeline)
     : model_(model), config_(config), trained_(trained), progress_(progress) {
   BlockRunner* blocks = &model.runner();
@@ -71,10 +74,10 @@ StepMemory::StepMemory(model::LoadedModel& model, const Config& config, TrainedT
 BlockRunner& StepMemory::keeping_runner(BlockRunner& inner) {
   offloader_ = make_offloader();
   std::vector<std::string> run = config_.trained_names();
-  for (const std::string& component : running_components(model_, trained_.selection()))
+  for (const std::string& component : parameters::running_components(model_, trained_.selection()))
     run.push_back(component);
   const bool streams = std::any_of(run.begin(), run.end(), [&](const std::string& name) {
-    return model_.is_streamed(component_of(name));
+    return model_.is_streamed(order::component_of(name));
   });
   const auto on_gradients = [this](const Block& block) { trained_.placement().end_block(block); };
   if (!config_.activation_budget && (config_.use_gradient_checkpointing || streams))

@@ -12,10 +12,10 @@
 #include "host/model/memory_holders.h"
 #include "host/model/model_loader.h"
 #include "host/optim/optimizer.h"
+#include "host/order/training.h"
+#include "host/parameters/trained.h"
 #include "host/progress/progress.h"
 #include "host/run/memory_timeline.h"
-#include "host/train/config.h"
-#include "host/train/trained.h"
 #include "memory/activation_runner.h"
 #include "memory/recompute.h"
 
@@ -30,8 +30,9 @@ namespace atelier::train {
 class StepMemory {
  public:
   // `timeline`: is given a sample after each block; null: there is none.
-  StepMemory(model::LoadedModel& model, const Config& config, TrainedTensors& trained,
-             progress::Progress& progress, run::MemoryTimeline* timeline);
+  StepMemory(model::LoadedModel& model, const order::Training& config,
+             parameters::TrainedTensors& trained, progress::Progress& progress,
+             run::MemoryTimeline* timeline);
   StepMemory(const StepMemory&) = delete;  // its runners point at each other
   StepMemory& operator=(const StepMemory&) = delete;
 
@@ -60,8 +61,8 @@ class StepMemory {
   model::Holder activation_holder(const memory::DeviceBytes& device) const;
 
   model::LoadedModel& model_;
-  const Config& config_;
-  TrainedTensors& trained_;
+  const order::Training& config_;
+  parameters::TrainedTensors& trained_;
   progress::Progress& progress_;
   std::unique_ptr<memory::TransferDevice> transfer_;  // for activations, where the model has none
   std::shared_ptr<memory::Offloader> offloader_;

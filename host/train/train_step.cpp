@@ -10,6 +10,12 @@
 
 namespace atelier::train {
 
+using order::Task;
+using order::Training;
+using parameters::HostGradients;
+using parameters::ParameterPlacement;
+using parameters::TrainedTensors;
+
 using at::Tensor;
 
 namespace {
@@ -26,7 +32,7 @@ std::vector<Tensor> leaves_of(const TrainedTensors& trained) {
 
 }  // namespace
 
-TrainStep::TrainStep(const Config& config, TrainedTensors& trained, optim::Optimizer& optimizer,
+TrainStep::TrainStep(const Training& config, TrainedTensors& trained, optim::Optimizer& optimizer,
                      Objective& objective, StepMemory& memory, int64_t total_steps,
                      run::MemoryTimeline* timeline, distributed::Group* group)
     : config_(config),

@@ -12,11 +12,11 @@
 #include "host/distributed/gradients.h"
 #include "host/optim/lr_schedule.h"
 #include "host/optim/optimizer.h"
+#include "host/order/training.h"
+#include "host/parameters/trained.h"
 #include "host/run/memory_timeline.h"
-#include "host/train/config.h"
 #include "host/train/objective.h"
 #include "host/train/step_memory.h"
-#include "host/train/trained.h"
 
 namespace atelier::train {
 
@@ -41,9 +41,10 @@ struct StepResult {
 // Not thread-safe; everything that it is given outlives it.
 class TrainStep {
  public:
-  TrainStep(const Config& config, TrainedTensors& trained, optim::Optimizer& optimizer,
-            Objective& objective, StepMemory& memory, int64_t total_steps,
-            run::MemoryTimeline* timeline, distributed::Group* group = nullptr);
+  TrainStep(const order::Training& config, parameters::TrainedTensors& trained,
+            optim::Optimizer& optimizer, Objective& objective, StepMemory& memory,
+            int64_t total_steps, run::MemoryTimeline* timeline,
+            distributed::Group* group = nullptr);
 
   // Makes step `step`, from 0. The loss is the mean over all samples of the step; when it or a
   // gradient is not finite, the optimizer moves nothing. After an exception: give_up().
@@ -68,8 +69,8 @@ class TrainStep {
   double learning_rate(int64_t step) const;
   void begin_phase(const char* name, int64_t step);
 
-  const Config& config_;
-  TrainedTensors& trained_;
+  const order::Training& config_;
+  parameters::TrainedTensors& trained_;
   optim::Optimizer& optimizer_;
   Objective& objective_;
   StepMemory& memory_;

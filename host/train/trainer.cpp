@@ -17,22 +17,27 @@ namespace atelier::train {
 
 namespace {
 
+using order::Task;
+using order::Training;
+using parameters::Selection;
+using samples::Samples;
+
 constexpr int64_t kStepsAhead = 4;  // that are read and decoded before they are needed
 
-data::Order make_order(const Samples& samples, const Config& config) {
+data::Order make_order(const Samples& samples, const Training& config) {
   const std::vector<int64_t> shapes = samples.shapes();
   data::OrderOptions options = config.order;
   options.seed = config.seed;
   return data::Order(shapes, options);
 }
 
-int64_t count_steps(const data::Order& order, const Config& config) {
+int64_t count_steps(const data::Order& order, const Training& config) {
   const int64_t all = order.steps_per_epoch() * config.num_epochs;
   return config.max_train_steps.value_or(all);
 }
 
 // What batches are dealt by: tokens that the denoiser computes.
-std::vector<int64_t> costs_of(const Samples& samples, const Config& config) {
+std::vector<int64_t> costs_of(const Samples& samples, const Training& config) {
   std::vector<int64_t> costs = samples.tokens();
   if (config.task != Task::kDirectDistill) return costs;
   for (size_t i = 0; i < costs.size(); ++i) costs[i] *= distillation_steps(samples.values(i));
@@ -62,7 +67,7 @@ data::MicroBatch largest_batch(std::span<const int64_t> shapes, std::span<const 
 
 }  // namespace
 
-int64_t count_steps(const Samples& samples, const Config& config) {
+int64_t count_steps(const Samples& samples, const Training& config) {
   return count_steps(make_order(samples, config), config);
 }
 
@@ -75,9 +80,11 @@ Trainer::Trainer(const RunParts& parts, Selection selection, std::function<doubl
       settles_at_once_(parts.model.device().is_cpu() && !parts.model.is_simulated()),
       state_(parts, std::move(selection)),
       memory_(parts.model, parts.config, state_.trained(), parts.progress, parts.timeline),
-      timesteps_(timesteps_of(parts.model, parts.config.timesteps,
-                              running_denoisers(parts.model, state_.trained().selection()))),
-      objective_(parts.model, running_denoisers(parts.model, state_.trained().selection()),
+      timesteps_(
+          timesteps_of(parts.model, parts.config.timesteps,
+                       parameters::running_denoisers(parts.model, state_.trained().selection()))),
+      objective_(parts.model,
+                 parameters::running_denoisers(parts.model, state_.trained().selection()),
                  memory_.runner(), timesteps_, parts.config.seed),
       step_(parts.config, state_.trained(), state_.optimizer(), objective_, memory_, total_steps_,
             parts.timeline, parts.group),

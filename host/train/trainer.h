@@ -8,19 +8,19 @@
 #include <vector>
 
 #include "host/data/order.h"
+#include "host/samples/timesteps.h"
 #include "host/train/agreement.h"
 #include "host/train/monitor.h"
 #include "host/train/objective.h"
 #include "host/train/run_state.h"
 #include "host/train/step_memory.h"
-#include "host/train/timesteps.h"
 #include "host/train/train_step.h"
 #include "memory/clock.h"
 
 namespace atelier::train {
 
 // Optimizer steps of the whole run.
-int64_t count_steps(const Samples& samples, const Config& config);
+int64_t count_steps(const samples::Samples& samples, const order::Training& config);
 
 // Not thread-safe.
 //
@@ -30,7 +30,7 @@ int64_t count_steps(const Samples& samples, const Config& config);
 class Trainer {
  public:
   // The denoiser and every component of `selection` are loaded. `now`: see Agreement.
-  Trainer(const RunParts& parts, Selection selection,
+  Trainer(const RunParts& parts, parameters::Selection selection,
           std::function<double()> now = memory::seconds_now);
 
   // Continues from `saved_state`, which check_resume() has let through.
@@ -73,14 +73,14 @@ class Trainer {
   int leave() const;
 
   const RunParts parts_;
-  const Config& config_;
+  const order::Training& config_;
   data::Order order_;
   const std::vector<int64_t> costs_;  // of each sample
   int64_t total_steps_;
   bool settles_at_once_;  // there is no device that could go on meanwhile
   RunState state_;
   StepMemory memory_;
-  Timesteps timesteps_;
+  samples::Timesteps timesteps_;
   Objective objective_;
   TrainStep step_;
   Agreement agreement_;

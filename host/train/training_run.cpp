@@ -20,6 +20,11 @@
 namespace atelier::train {
 namespace {
 
+using order::Stage;
+using order::Training;
+using samples::Samples;
+using samples::Share;
+
 namespace fs = std::filesystem;
 using progress::Progress;
 
@@ -110,7 +115,7 @@ class TrainingRun {
     const bool draws_for_others = share.in_lockstep && !writes();
     preview_.emplace(model_, run_.prompts,
                      draws_for_others ? std::string() : file_in_folder(run::kPreviewsName),
-                     running_components(model_, run_.selection), progress_, share);
+                     parameters::running_components(model_, run_.selection), progress_, share);
     preview_->encode_ahead();
   }
 
@@ -151,7 +156,7 @@ class TrainingRun {
   void load_components() {
     if (in_lockstep()) meet_peers();
     merge_preset();
-    const std::set<std::string> components = running_components(model_, run_.selection);
+    const std::set<std::string> components = parameters::running_components(model_, run_.selection);
     const auto stop_if_asked = [] {
       if (run::StopSignals::is_requested())
         throw Error(ErrorCode::kCancelled, "stopped by a signal");
@@ -191,7 +196,7 @@ class TrainingRun {
   }
 
   PreparedRun& run_;
-  const Config& config_;
+  const Training& config_;
   model::LoadedModel& model_;
   run::MemoryTimeline* timeline_;  // null: none
   Progress& progress_;
@@ -236,8 +241,9 @@ Samples open_samples(const PreparedRun& run, const std::shared_ptr<const data::D
   const bool drops_captions = run.config.caption_dropout_rate > 0;
   if (dataset == nullptr) return Samples::of_cache(folder, *run.model, drops_captions);
   return Samples::of_dataset(
-      dataset, *run.model, cached_stages(run.model->stages().encoding, run.config.trained_names()),
-      folder, drops_captions);
+      dataset, *run.model,
+      samples::cached_stages(run.model->stages().encoding, run.config.trained_names()), folder,
+      drops_captions);
 }
 
 }  // namespace atelier::train

@@ -11,26 +11,26 @@
 #include "host/generate/settings.h"
 #include "host/lora/registry.h"
 #include "host/model/model_loader.h"
+#include "host/order/training.h"
+#include "host/parameters/selection.h"
+#include "host/parameters/starting_weights.h"
 #include "host/progress/progress.h"
 #include "host/run/memory_timeline.h"
 #include "host/run/run_folder.h"
-#include "host/train/config.h"
-#include "host/train/samples.h"
-#include "host/train/selection.h"
-#include "host/train/starting_weights.h"
+#include "host/samples/samples.h"
 
 namespace atelier::train {
 
 // Everything that is known before a weight is read.
 struct PreparedRun {
-  Config config;
+  order::Training config;
   std::unique_ptr<model::LoadedModel> model = {};
-  Selection selection = {};
+  parameters::Selection selection = {};
   // Null: samples come from the cache alone; there is no validation.
   std::shared_ptr<const data::Dataset> dataset = {}, validation = {};
   std::vector<generate::Settings> prompts = {};  // of images on the way
   std::optional<run::SavedState> resumed = {};   // nullopt: from the beginning
-  std::optional<StartingWeights> starting_weights = {};
+  std::optional<parameters::StartingWeights> starting_weights = {};
   std::unique_ptr<lora::Registry> preset = {};  // of --preset_lora_path; null: none
 };
 
@@ -50,12 +50,13 @@ RunEnd run_training(PreparedRun& run, run::MemoryTimeline* timeline, progress::P
 // Encodes what `samples`, of open_samples(), lack; the processes of `group` share the work, and
 // each has the samples as they are then. `group`: null where this process is alone. Returns false
 // when a signal to one of them ended it.
-bool fill_samples(PreparedRun& run, Samples& samples,
+bool fill_samples(PreparedRun& run, samples::Samples& samples,
                   const std::shared_ptr<const data::Dataset>& dataset, const std::string& folder,
                   progress::Progress& progress, distributed::Group* group);
 
 // The samples of `dataset`, or of the cache in `folder` when it is null.
-Samples open_samples(const PreparedRun& run, const std::shared_ptr<const data::Dataset>& dataset,
-                     const std::string& folder);
+samples::Samples open_samples(const PreparedRun& run,
+                              const std::shared_ptr<const data::Dataset>& dataset,
+                              const std::string& folder);
 
 }  // namespace atelier::train

@@ -7,6 +7,6 @@ set(ATELIER_SETTINGS_SOURCES
   host/flags/help.cpp
   host/report/error_line.cpp
   host/report/problems.cpp
-  host/train/config_file.cpp
-  host/train/kohya_dataset.cpp
+  host/order/config_file.cpp
+  host/foreign/kohya_dataset.cpp
   sdk/src/error.cpp)

@@ -13,10 +13,10 @@
 #include "fuzz/entries.h"
 #include "fuzz/promise.h"
 #include "host/flags/flags.h"
+#include "host/foreign/kohya_dataset.h"
+#include "host/order/config_file.h"
 #include "host/report/error_line.h"
 #include "host/report/problems.h"
-#include "host/train/config_file.h"
-#include "host/train/kohya_dataset.h"
 
 namespace atelier::formats {
 
@@ -63,7 +63,7 @@ void read_config(const std::string& text) {
   report::Problems problems;
   try {
     for (const flags::GivenValue& value :
-         train::parse_config_text(text, "a.toml", command, problems)) {
+         order::parse_config_text(text, "a.toml", command, problems)) {
       promise(flags::find_flag(command, value.name) != nullptr, "a value is that of a flag");
       promise(value.place.starts_with("a.toml:"), "a value has its line");
       promise(find_invalid_utf8(value.text) == std::string_view::npos, "a value is UTF-8");
@@ -84,7 +84,7 @@ void read_dataset(std::string_view bytes) {
       pwrite(file, bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size());
   promise(is_written, "a file in memory can be written");
   report::Problems problems;
-  for (const auto& [flag, value] : train::read_kohya_dataset(path, problems)) {
+  for (const auto& [flag, value] : foreign::read_kohya_dataset(path, problems)) {
     promise(!flag.empty(), "a value is that of a flag");
     promise(find_invalid_utf8(value) == std::string_view::npos, "a value is UTF-8");
   }

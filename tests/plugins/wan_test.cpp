@@ -6,7 +6,7 @@
 #include "atelier/model_family.h"
 
 #include "host/model/config_check.h"
-#include "host/train/timesteps.h"
+#include "host/samples/timesteps.h"
 #include "host/weights/published_tensors.h"
 #include "host/weights/weight_binding.h"
 #include "support/models.h"
@@ -406,11 +406,11 @@ TEST_CASE("Experts have the noise levels that published scripts draw from", "[sc
     const SigmaRange high = family().sigma_range(parts[0].part),
                      low = family().sigma_range(parts[1].part);
     const ScheduleDefaults schedule = family().training_schedule(parts[0].part);
-    const auto levels = [&](const train::TimestepOptions& options,
+    const auto levels = [&](const samples::TimestepOptions& options,
                             const std::vector<SigmaRange>& ranges, double part) {
       std::vector<float> drawn;
-      const train::Timesteps timesteps(schedule, options, {}, ranges);
-      for (const train::Timestep& level : timesteps.grid(std::llround(1000 * part)))
+      const samples::Timesteps timesteps(schedule, options, {}, ranges);
+      for (const samples::Timestep& level : timesteps.grid(std::llround(1000 * part)))
         drawn.push_back(level.sigma);
       return drawn;
     };
@@ -418,7 +418,7 @@ TEST_CASE("Experts have the noise levels that published scripts draw from", "[sc
           levels({.max_timestep_boundary = boundary}, {SigmaRange{}}, boundary));
     CHECK(levels({}, {low}, 1 - boundary) ==
           levels({.min_timestep_boundary = boundary}, {SigmaRange{}}, 1 - boundary));
-    CHECK(train::Timesteps(schedule, {}, {}, {high, low}).shares().front() == Approx(boundary));
+    CHECK(samples::Timesteps(schedule, {}, {}, {high, low}).shares().front() == Approx(boundary));
   }
   // What has one denoiser has all levels, as its scripts do.
   for (const Published& published : kPublished) {

@@ -41,7 +41,7 @@ TEST_CASE("A training step sends its samples to the device, and nobody waits", "
   const auto model = test::open_toy(folder.path());
   DryModel dry(*model, at::kCUDA);
   dry.train({.layers = {{"dit", "blocks.1.down", find_linear(*model, "blocks.1.down")}}}, 4);
-  const train::Timesteps timesteps({}, {});
+  const samples::Timesteps timesteps({}, {});
   DirectRunner runner;
   train::Objective objective(*model, model->stages().denoisers, runner, timesteps, /*seed=*/1,
                              at::kMeta);

@@ -65,7 +65,7 @@ struct PreparedWorkshop {
     arguments.insert(arguments.end(), more.begin(), more.end());
     TrainingOrder order = {
         .family = test::image_toy(),
-        .config = train::parse_config(arguments, &test::image_toy(), problems, command)};
+        .config = order::parse_config(arguments, &test::image_toy(), problems, command)};
     problems.throw_if_any();
     return order;
   }
@@ -180,7 +180,7 @@ TEST_CASE("A run whose cache is not filled does not train from it", "[prepared]"
   const train::PreparedRun encoding =
       prepare_encoding(shop.training({"--cache_path", shop.folder / "cache"}, "cache"),
                        shop.progress, shop.problems);
-  train::Samples samples =
+  samples::Samples samples =
       train::open_samples(encoding, encoding.dataset, encoding.config.cache_path);
   CHECK(samples.missing() > 0);
   REQUIRE(samples.fill(*encoding.model, 0, shop.progress, [] { return false; }));
@@ -218,7 +218,7 @@ TEST_CASE("Training without a denoiser is refused, and nothing is sized", "[prep
                                               "--trainable_models",
                                               "text_encoder"};
   TrainingOrder order = {.family = toy,
-                         .config = train::parse_config(arguments, &toy, shop.problems, "train")};
+                         .config = order::parse_config(arguments, &toy, shop.problems, "train")};
   shop.problems.throw_if_any();
   test::expect_error(ErrorCode::kNotFound, {"there is no denoiser to train with", "--model_paths"},
                      [&] { prepare_training(std::move(order), shop.progress, shop.problems); });

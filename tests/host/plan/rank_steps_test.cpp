@@ -138,7 +138,7 @@ struct OneOfMany : test::RunToy {
   double trained_bytes(int64_t parts) {
     open();
     std::vector<at::Tensor> leaves;
-    const train::TrainedTensors trained(*model, selection(), config);
+    const parameters::TrainedTensors trained(*model, selection(), config);
     for (const optim::Group& group : trained.groups()) {
       for (const optim::Parameter& parameter : group.parameters) leaves.push_back(parameter.leaf);
     }
@@ -268,8 +268,8 @@ TEST_CASE("Moved values are on their way until the block that needs them runs", 
   one.config.trainable_models = {"dit.blocks.1"};
   one.config.shards = {.stage = 1, .group = "all"};
   const std::shared_ptr<Group> group = one.meet(8);
-  train::TrainedTensors trained(*one.model, one.selection(), one.config, group.get());
-  train::ParameterPlacement& placement = trained.placement();
+  parameters::TrainedTensors trained(*one.model, one.selection(), one.config, group.get());
+  parameters::ParameterPlacement& placement = trained.placement();
   IdleRunner idle;
   BlockRunner& runner = placement.runner(idle);
   const std::vector<Block*> blocks = one.model->model().blocks("dit");
@@ -353,7 +353,7 @@ TEST_CASE("On the host a rank holds twelve bytes of each bfloat16 number that it
   one.config.offload.optimizer = true;
   one.config.optimizer.kind = kind;
   const std::shared_ptr<Group> group = one.meet(8);
-  const train::TrainedTensors trained(*one.model, one.selection(), one.config, group.get());
+  const parameters::TrainedTensors trained(*one.model, one.selection(), one.config, group.get());
   REQUIRE(trained.placement().is_on_host());
   const auto optimizer =
       optim::make_optimizer(trained.moved(), one.config.optimizer, trained.placement().sum());

@@ -104,8 +104,8 @@ struct SizesWorkshop {
   std::unique_ptr<model::LoadedModel> model;
   PlanBasis basis{.profile = memory::known_profile("h200").value()};
   GenerationBasis generation;
-  train::Config config;
-  train::Selection selection;
+  order::Training config;
+  parameters::Selection selection;
   distributed::Ranks ranks;  // that train
 
   SizesWorkshop() {
@@ -125,7 +125,7 @@ struct SizesWorkshop {
     generation.request.target = {1, 32, 32};
     generation.request.sigmas = {1.0F, 0.9F, 0.6F, 0.4F, 0.0F};
     generation.request.cfg_scale = 4;
-    config.stage = train::Stage::kTrain;
+    config.stage = order::Stage::kTrain;
     config.lora.rank = 4;
     seen = {};
   }
@@ -134,9 +134,9 @@ struct SizesWorkshop {
   SizedRun train(const std::vector<std::string>& components, int64_t distillation_steps = 0) {
     config.lora.base_models = components;
     config.lora.target_modules = {"q", "down"};
-    config.task = distillation_steps > 0 ? train::Task::kDirectDistill : train::Task::kSft;
+    config.task = distillation_steps > 0 ? order::Task::kDirectDistill : order::Task::kSft;
     report::Problems problems;
-    selection = train::select_trained(*model, config, problems);
+    selection = parameters::select_trained(*model, config, problems);
     problems.throw_if_any();
     return size_training(*model,
                          {.config = &config,

@@ -5,8 +5,10 @@
 namespace atelier::train {
 namespace {
 
-Config placed() {
-  Config config;
+using order::Training;
+
+Training placed() {
+  Training config;
   config.model.placement = {.offload = {{"dit", memory::Place::kHost}},
                             .resident_blocks = {{"dit", 3}},
                             .resident_denoiser_blocks = 2,
@@ -20,8 +22,8 @@ Config placed() {
 }  // namespace
 
 TEST_CASE("A process takes the placement of another one", "[agreed_plan]") {
-  const Config theirs = placed();
-  Config mine;
+  const Training theirs = placed();
+  Training mine;
   mine.use_gradient_checkpointing = true;
   mine.seed = 7;
   CHECK(take_placement(placement_text(theirs, 10), mine));
@@ -37,14 +39,14 @@ TEST_CASE("A process takes the placement of another one", "[agreed_plan]") {
   CHECK(mine.seed == 7);
   CHECK(!take_placement(placement_text(theirs, 20), mine));
 
-  CHECK(take_placement(placement_text(Config(), 10), mine));
+  CHECK(take_placement(placement_text(Training(), 10), mine));
   CHECK(mine.model.placement.offload.empty());
   CHECK(!mine.model.placement.resident_denoiser_blocks);
   CHECK(!mine.activation_budget);
 }
 
 TEST_CASE("The process with the least room decides", "[agreed_plan]") {
-  const Config one, other = placed();
+  const Training one, other = placed();
   const std::vector<std::string> texts = {placement_text(one, 30), placement_text(other, 20),
                                           placement_text(one, 20)};
   CHECK(tightest_placement(texts) == texts[1]);

@@ -4,13 +4,13 @@
 
 using namespace atelier;
 using Catch::Matchers::Contains;
-using train::Config;
+using order::Training;
 using train::share_batch;
 
 namespace {
 
-Config config_of(int64_t batch_size, int64_t accumulation, int global) {
-  Config config;
+Training config_of(int64_t batch_size, int64_t accumulation, int global) {
+  Training config;
   config.order.batch_size = batch_size;
   config.order.gradient_accumulation_steps = accumulation;
   config.global_batch_size = global;
@@ -19,7 +19,7 @@ Config config_of(int64_t batch_size, int64_t accumulation, int global) {
   return config;
 }
 
-int64_t batches_of(Config& config, int processes) {
+int64_t batches_of(Training& config, int processes) {
   report::Problems problems;
   share_batch(config, processes, problems);
   problems.throw_if_any();
@@ -29,13 +29,13 @@ int64_t batches_of(Config& config, int processes) {
 }  // namespace
 
 TEST_CASE("A step has the batches of every process, and the configuration keeps their samples") {
-  Config config = config_of(2, 3, 0);
+  Training config = config_of(2, 3, 0);
   REQUIRE(batches_of(config, 4) == 12);
   REQUIRE(config.effective_toml == "seed = 42\nglobal_batch_size = 24\nbatch_size = 2\n");
 }
 
 TEST_CASE("One process alone has its own batches, and its configuration is what it was") {
-  Config config = config_of(2, 3, 0);
+  Training config = config_of(2, 3, 0);
   const std::string before = config.effective_toml;
   REQUIRE(batches_of(config, 1) == 3);
   REQUIRE(config.effective_toml == before);
@@ -43,26 +43,26 @@ TEST_CASE("One process alone has its own batches, and its configuration is what 
 
 TEST_CASE("--global_batch_size holds for any number of processes") {
   for (const int processes : {1, 2, 4}) {
-    Config config = config_of(2, 3, 8);
+    Training config = config_of(2, 3, 8);
     REQUIRE(batches_of(config, processes) == 4);
   }
 }
 
 TEST_CASE("A run that one process began keeps its samples with more of them") {
-  Config config = config_of(2, 3, 0);
+  Training config = config_of(2, 3, 0);
   config.resume = "run";
   REQUIRE(batches_of(config, 4) == 3);
 }
 
 TEST_CASE("Samples that batches do not make up are refused") {
-  Config config = config_of(3, 1, 8);
+  Training config = config_of(3, 1, 8);
   report::Problems problems;
   share_batch(config, 2, problems);
   REQUIRE_THROWS_WITH(problems.throw_if_any(), Contains("--global_batch_size: 8 samples"));
 }
 
 TEST_CASE("A batch size that is refused elsewhere shares out nothing") {
-  Config config = config_of(0, 3, 8);
+  Training config = config_of(0, 3, 8);
   REQUIRE(batches_of(config, 2) == 3);
 }
 
@@ -76,8 +76,8 @@ distributed::Ranks ranks_of(int size) {
   return ranks;
 }
 
-Config resumed_by(const std::string& group, int sequence) {
-  Config config;
+Training resumed_by(const std::string& group, int sequence) {
+  Training config;
   config.shards = {.stage = 2, .group = group};
   config.sequence_parallel = sequence;
   config.effective_toml = "seed = 42\nzero_group = \"" + group +
@@ -90,7 +90,7 @@ Config resumed_by(const std::string& group, int sequence) {
 
 TEST_CASE(
     "Groups that a resumed run had and these processes do not make up fall back, with notes") {
-  Config config = resumed_by("4", 2);
+  Training config = resumed_by("4", 2);
   const std::vector<std::string> notes = train::fit_resumed(config, ranks_of(3));
   REQUIRE(notes == std::vector<std::string>{
                        "--zero_group 4 of the resumed run does not divide 3 processes: "
@@ -103,7 +103,7 @@ TEST_CASE(
 }
 
 TEST_CASE("Groups that divide the processes stay as the resumed run had them") {
-  Config config = resumed_by("2", 2);
+  Training config = resumed_by("2", 2);
   const std::string before = config.effective_toml;
   REQUIRE(train::fit_resumed(config, ranks_of(4)).empty());
   REQUIRE(config.shards.group == "2");
@@ -112,7 +112,7 @@ TEST_CASE("Groups that divide the processes stay as the resumed run had them") {
 }
 
 TEST_CASE("Groups that the user says are left for the checks to refuse") {
-  Config config = resumed_by("4", 2);
+  Training config = resumed_by("4", 2);
   config.inherited.clear();
   REQUIRE(train::fit_resumed(config, ranks_of(3)).empty());
   REQUIRE(config.shards.group == "4");

@@ -11,6 +11,8 @@
 namespace atelier::train {
 namespace {
 
+using samples::Timesteps;
+
 using test::HookScope;
 
 struct MonitorBench : test::RunToy {

@@ -11,6 +11,12 @@
 namespace atelier::train {
 namespace {
 
+using samples::RowValues;
+using samples::Timestep;
+using samples::Timesteps;
+using samples::TrainSample;
+using samples::Weighting;
+
 using test::toy_sample;
 using test::TrainToy;
 

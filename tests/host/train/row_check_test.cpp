@@ -6,6 +6,10 @@
 namespace atelier::train {
 namespace {
 
+using order::Stage;
+using order::Task;
+using order::Training;
+
 using test::Folder;
 using test::image_toy;
 
@@ -21,7 +25,7 @@ class Rows {
     config_.dataset.extra_inputs = {"style"};
   }
 
-  Config& config() { return config_; }
+  Training& config() { return config_; }
 
   void add(size_t style, size_t prompt) {
     table_ += "a.png," + std::string(style, 's') + "," + std::string(prompt, 'p') + "\n";
@@ -51,7 +55,7 @@ class Rows {
  private:
   Folder folder_;
   std::unique_ptr<model::LoadedModel> model_;
-  Config config_;
+  Training config_;
   std::string table_ = "image,style,prompt\n";
 };
 

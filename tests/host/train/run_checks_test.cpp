@@ -7,6 +7,9 @@
 namespace atelier::train {
 namespace {
 
+using order::Stage;
+using order::Training;
+
 namespace fs = std::filesystem;
 
 // What is wrong, one a line; empty: nothing.
@@ -21,7 +24,7 @@ std::string text_of(const report::Problems& problems) {
 
 struct OutputFolder {
   test::Folder folder;
-  Config config;
+  Training config;
 
   OutputFolder() {
     config.output.output_path = folder / "run";

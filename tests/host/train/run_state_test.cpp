@@ -8,6 +8,8 @@
 namespace atelier::train {
 namespace {
 
+using samples::Timesteps;
+
 namespace fs = std::filesystem;
 
 // A run's state, and steps that change it.

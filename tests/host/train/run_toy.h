@@ -12,7 +12,7 @@ namespace atelier::test {
 
 // Three images of 16x16 and their texts. What is said goes to a file.
 struct RunToy : TrainToy {
-  std::unique_ptr<train::Samples> samples;
+  std::unique_ptr<samples::Samples> samples;
   std::FILE* said_file = std::tmpfile();
   progress::Progress progress{{.quiet = false, .out = said_file}};
 
@@ -26,9 +26,9 @@ struct RunToy : TrainToy {
     config.dataset.dataset_base_path = folder / "data";
     config.dataset.dataset_metadata_path = folder / "data/metadata.csv";
     open();
-    samples = std::make_unique<train::Samples>(train::Samples::of_dataset(
+    samples = std::make_unique<samples::Samples>(samples::Samples::of_dataset(
         open_toy_dataset(config.dataset), *model,
-        train::cached_stages(image_toy().encode_stages(), {}), folder / "cache", false));
+        samples::cached_stages(image_toy().encode_stages(), {}), folder / "cache", false));
     REQUIRE(samples->fill(*model, 0, progress, [] { return false; }));
   }
   ~RunToy() { std::fclose(said_file); }

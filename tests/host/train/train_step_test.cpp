@@ -14,6 +14,9 @@
 namespace atelier::train {
 namespace {
 
+using order::Training;
+using samples::Timesteps;
+
 using test::StepBench;
 using test::toy_step;
 using test::TrainToy;
@@ -29,7 +32,7 @@ struct Reference {
   std::vector<at::Tensor> leaves;
   std::unique_ptr<torch::optim::AdamW> optimizer;
 
-  explicit Reference(const Config& config) {
+  explicit Reference(const Training& config) {
     toy.config = config;
     toy.open();
     for (const auto& trained : toy.selection().weights) {

@@ -78,7 +78,7 @@ class SignalScope {
 // A model of files whose denoiser is loaded. What is trained: config.trainable_models, config.lora.
 struct TrainToy {
   Folder folder;
-  train::Config config;
+  order::Training config;
   std::unique_ptr<model::LoadedModel> model;
   progress::Progress progress{progress::Options{.quiet = true}};
 
@@ -100,9 +100,9 @@ struct TrainToy {
                                                     .placement = std::move(placement)});
     model->load_component("dit");
   }
-  train::Selection selection() {
+  parameters::Selection selection() {
     report::Problems problems;
-    train::Selection selection = train::select_trained(*model, config, problems);
+    parameters::Selection selection = parameters::select_trained(*model, config, problems);
     problems.throw_if_any();
     return selection;
   }
@@ -118,9 +118,9 @@ struct TrainToy {
 };
 
 // A sample of latents [48, 1, 4, 4], as encoders of that dtype give it.
-inline train::TrainSample toy_sample(int seed, at::ScalarType dtype = at::kFloat) {
+inline samples::TrainSample toy_sample(int seed, at::ScalarType dtype = at::kFloat) {
   at::manual_seed(seed);
-  train::TrainSample sample;
+  samples::TrainSample sample;
   sample.cond["prompt_embeds"] = at::randn({5, kToyWidth}).to(dtype);
   sample.cond["latents"] = at::randn({kToyChannels, 1, 4, 4}).to(dtype);
   return sample;
@@ -144,10 +144,10 @@ inline train::StepData toy_step(int count, int batch_size, int seed = 100,
 // Everything that a step needs.
 struct StepBench {
   TrainToy& toy;
-  train::TrainedTensors trained;
+  parameters::TrainedTensors trained;
   std::unique_ptr<optim::Optimizer> optimizer;
   train::StepMemory memory;
-  train::Timesteps timesteps;
+  samples::Timesteps timesteps;
   train::Objective objective;
   train::TrainStep step;
 

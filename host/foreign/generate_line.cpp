@@ -1,0 +1,294 @@
+// Lines of scripts that make images or clips, said as atelier generate.
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+
+#include "host/foreign/line_words.h"
+#include "host/report/text.h"
+
+namespace atelier::foreign {
+namespace {
+
+using flags::CompatFlag;
+using flags::FlagKind;
+using flags::FlagSpec;
+using Fate = flags::CompatFate;
+
+// What a script does where its line says nothing, and is done otherwise here.
+struct ScriptPreset {
+  std::string_view script;  // part of its name
+  std::string_view flag, value;
+};
+
+constexpr ScriptPreset kScriptPresets[] = {
+    {"_generate_", "height", "256"},
+    {"_generate_", "width", "256"},
+    {"_generate_image", "num_inference_steps", "25"},
+    {"generate.py", "height", "720"},
+    {"generate.py", "width", "1280"},
+    {"_minimal_inference", "num_inference_steps", "36"},
+    {"_minimal_inference", "cfg_scale", "3.5"},
+    {"_minimal_inference", "flow_shift", "6"},
+    {"_minimal_inference", "system_prompt", ""},
+};
+
+// Flags with values that go together: --lora_weight A B --lora_multiplier 1 0.5.
+struct LoraFlags {
+  std::string_view files, strengths;
+  bool is_of_high_noise;
+};
+
+constexpr LoraFlags kLoraFlags[] = {
+    {"lora_weight", "lora_multiplier", false},
+    {"lora_weight_high_noise", "lora_multiplier_high_noise", true},
+    {"lora_weights", "", false},
+};
+
+const Given* find_given(const std::vector<Given>& given, std::string_view name) {
+  const auto it = std::ranges::find(given, name, &Given::name);
+  return it == given.end() ? nullptr : &*it;
+}
+
+class GenerateLine final : public LineWords {
+ public:
+  using LineWords::LineWords;
+
+  CompatLine run(std::span<const std::string> words, bool has_flags) {
+    std::string script;
+    const std::vector<Given> given = take_front(words, &script);
+    if (has_flags) {
+      has_experts_ = find_given(given, "dit_high_noise") != nullptr;
+      for (const Given& flag : given) take_flag(flag);
+      for (const LoraFlags& flags : kLoraFlags) take_loras(given, flags);
+      finish(script);
+    } else {
+      problems_.add(script + " takes no flags: its settings stand in the script",
+                    "write them as flags of atelier generate; atelier generate --help lists them");
+    }
+    check(has_flags);
+    return {command(), std::move(notes_)};
+  }
+
+ private:
+  void take_precision(const Given& flag, const std::string& name) override {
+    take_choice(flag, *find_spec(name));
+  }
+
+  void take_flag(const Given& flag) {
+    if (is_of_lora(flag.name)) return;
+    if (take_pair(flag) || take_expert(flag) || take_words(flag)) return;
+    if (const FlagSpec* own = find_spec(flag.name)) return take_choice(flag, *own);
+    const CompatFlag* known = flags::find_compat_flag(flag.name, flags::kSampler);
+    if (known == nullptr) {
+      unknown_.push_back("--" + flag.name);
+      return;
+    }
+    switch (known->fate) {
+      case Fate::kRenamed:
+        return take_renamed(flag, std::string(known->text));
+      case Fate::kFixed:
+        return take_fixed(flag, std::string(known->text.substr(2)));
+      case Fate::kModel:
+        return add_model_file(flag);
+      case Fate::kIdle:
+        return leave_out(flag.shown, known->text);
+      case Fate::kRead:  // where to put weights, which is planned
+        return leave_out(flag.shown, known->text);
+      case Fate::kLost:
+        return lose(flag.shown, known->text);
+    }
+  }
+
+  static bool is_of_lora(std::string_view name) {
+    return std::ranges::any_of(kLoraFlags, [&](const LoraFlags& flags) {
+      return flags.files == name || flags.strengths == name;
+    });
+  }
+
+  void take_choice(const Given& flag, const FlagSpec& own) {
+    const bool is_bare = own.kind == FlagKind::kFlag && flag.values.empty();
+    const std::string word = flags::known_word(flag.value(), own.choices);
+    if (!word.empty() || flag.name != own.name)
+      return rename(flag.shown, own.name, word.empty() ? flag.value() : word);
+    set(own.name, is_bare ? "true" : flag.value());
+  }
+
+  void take_renamed(const Given& flag, const std::string& name) {
+    if (name == "output") return take_output(flag);
+    if (name == "model_paths") return add_model_file(flag);
+    if (const FlagSpec* own = find_spec(name)) return take_choice(flag, *own);
+    lose(flag.shown, "the family has no input " + name);
+  }
+
+  // "storage dit=fp8", of which there may be several.
+  void take_fixed(const Given& flag, const std::string& text) {
+    const size_t space = text.find(' ');
+    const std::string name = text.substr(0, space);
+    std::string value = space == std::string::npos ? "true" : text.substr(space + 1);
+    const std::string* there = find(name);
+    if (there != nullptr && name == "storage" && there->find(value) == std::string::npos)
+      value = *there + "," + value;
+    rename(flag.shown, name, value);
+    if (flag.name == "renorm_cfg") set("cfg_renorm_ratio", flag.value());
+  }
+
+  // A folder there is a file here.
+  void take_output(const Given& flag) {
+    const std::filesystem::path path(flag.value());
+    if (path.has_extension()) return rename(flag.shown, "output", flag.value());
+    folder_ = flag;
+  }
+
+  // "--video_size 480 832", height first, and "--size 832*480".
+  bool take_pair(const Given& flag) {
+    const bool is_width_first = flag.name == "size";
+    if (!is_width_first && flag.name != "image_size" && flag.name != "video_size") return false;
+    std::vector<std::string> sides = flag.values;
+    const std::string text = flag.value();
+    if (const size_t star = text.find_first_of("*x"); is_width_first && star != std::string::npos)
+      sides = {text.substr(star + 1), text.substr(0, star)};
+    if (sides.size() != 2) {
+      problems_.add(flag.shown + ": two numbers are expected");
+      return true;
+    }
+    set("height", sides[0]);
+    set("width", sides[1]);
+    note(flag.shown + " is --height " + sides[0] + " --width " + sides[1] + " here");
+    return true;
+  }
+
+  // Two denoisers: the one of more noise is the family's first.
+  bool take_expert(const Given& flag) {
+    const std::vector<std::string> names = denoisers();
+    if (!has_experts_ || names.size() < 2) {
+      if (flag.name != "dit_high_noise") return false;
+      lose(flag.shown, "the family has one denoiser");
+      return true;
+    }
+    if (flag.name == "dit" || flag.name == "dit_high_noise") {
+      add_model_file(flag, names[flag.name == "dit" ? 1 : 0]);
+      return true;
+    }
+    if (flag.name != "guidance_scale") return false;
+    rename(flag.shown, "cfg_scale_2", flag.value());
+    return true;
+  }
+
+  bool take_words(const Given& flag) {
+    const std::string value = flag.value();
+    if (flag.name == "task") {
+      take_task(flag.shown, value);
+      if (value.starts_with("t2i")) set("num_frames", "1");
+    } else if (flag.name == "model_version") {
+      take_version(flag.shown, value);
+    } else if (flag.name == "edit" || flag.name == "edit_plus") {
+      take_version(flag.shown, flag.name == "edit" ? "edit" : "edit-2509");
+    } else if (flag.name == "sample_solver" && value == "vanilla") {
+      rename(flag.shown, "solver", "euler");
+    } else if (flag.name == "renorm_cfg" && report::parse_number<double>(value) == 0.0) {
+      rename(flag.shown, "cfg_renorm", "none");
+    } else if (flag.name == "control_image_path") {
+      take_pictures(flag);
+    } else if (flag.name == "output_type") {
+      take_output_type(flag);
+    } else if (flag.name == "offload" && value.empty()) {
+      leave_out(flag.shown, "--vram says what the run may take, and the rest is planned");
+    } else if (is_off(flag)) {
+      leave_out(flag.shown, "it is off");
+    } else {
+      return false;
+    }
+    return true;
+  }
+
+  void take_output_type(const Given& flag) {
+    if (flag.value() == "latent") return lose(flag.shown, "latents are not written");
+    leave_out(flag.shown, flag.value() == "images" || flag.value() == "video"
+                              ? "--output says it by how the name ends"
+                              : "latents are not written");
+  }
+
+  static bool is_off(const Given& flag) {
+    return (flag.name == "cfg_skip_mode" && flag.value() == "none") ||
+           (flag.name == "trim_tail_frames" && flag.value() == "0");
+  }
+
+  // The family's input of pictures, of which there may be several.
+  void take_pictures(const Given& flag) {
+    const auto inputs = family_ == nullptr ? std::span<const InputSpec>() : family_->inputs();
+    const auto input = std::ranges::find_if(inputs, [](const InputSpec& spec) {
+      return spec.kind == InputKind::kImage && spec.role == InputRole::kCondition &&
+             spec.max_count > 1;
+    });
+    if (input == inputs.end()) return lose(flag.shown, "the family has no input of pictures");
+    const std::string name(input->name);
+    for (const std::string& value : flag.values) flags_.emplace_back(name, value);
+    note(flag.shown + " is --" + name + " here");
+  }
+
+  // "--lora_weights a.safetensors;0.5" holds the strength itself.
+  void take_loras(const std::vector<Given>& given, const LoraFlags& names) {
+    const Given* files = find_given(given, names.files);
+    const Given* strengths = names.strengths.empty() ? nullptr : find_given(given, names.strengths);
+    if (files == nullptr) return;
+    const std::vector<std::string> denoiser = denoisers();
+    for (size_t i = 0; i < files->values.size(); ++i) {
+      std::string use = files->values[i];
+      std::ranges::replace(use, ';', ':');
+      if (strengths != nullptr && i < strengths->values.size())
+        use.append(":").append(strengths->values[i]);
+      if (has_experts_ && denoiser.size() > 1)
+        use.append("@").append(denoiser[names.is_of_high_noise ? 0 : 1]);
+      flags_.emplace_back("lora", use);
+      note(files->shown + (strengths == nullptr ? "" : " " + strengths->shown) + " is --lora " +
+           shell_text({use}) + " here");
+    }
+  }
+
+  void finish(const std::string& script) {
+    finish_model();
+    const std::string name = std::filesystem::path(script).filename().string();
+    for (const ScriptPreset& there : kScriptPresets) {
+      if (name.find(there.script) != std::string::npos && find_spec(there.flag) != nullptr)
+        preset(std::string(there.flag), std::string(there.value));
+    }
+    note_presets(name);
+    if (!folder_) return;
+    const std::string* frames = find("num_frames");
+    const bool is_clip = makes_clips() && (frames == nullptr || *frames != "1");
+    const std::filesystem::path file =
+        std::filesystem::path(folder_->value()) / (is_clip ? "out.mp4" : "out.png");
+    rename(folder_->shown, "output", file.string());
+  }
+
+  bool makes_clips() const {
+    return family_ != nullptr && std::ranges::any_of(family_->inputs(), [](const InputSpec& input) {
+             return input.role == InputRole::kTarget && input.kind == InputKind::kVideo;
+           });
+  }
+
+  // As atelier generate reads its flags; what the files of the model say is found when it runs.
+  void check(bool has_flags) {
+    if (family_ == nullptr && find("plugin") == nullptr)
+      problems_.add("--plugin is missing", "name the model family; atelier plugins lists them");
+    if (!has_flags) return;
+    std::vector<std::string> words = words_of_flags();
+    words.insert(words.end(), unknown_.begin(), unknown_.end());
+    flags::parse_flags(spec_, words, {}, problems_);
+    if (find("prompt") == nullptr && find("prompts_file") == nullptr)
+      problems_.add("--prompt is missing", "say what is to be made, or give --prompts_file FILE");
+  }
+
+  bool has_experts_ = false;
+  std::optional<Given> folder_;  // of --save_path
+};
+
+}  // namespace
+
+CompatLine rewrite_generate_line(std::span<const std::string> words, const ModelFamily* family,
+                                 const flags::CommandSpec& generate, bool has_flags,
+                                 report::Problems& problems) {
+  return GenerateLine(generate, family, problems).run(words, has_flags);
+}
+
+}  // namespace atelier::foreign

@@ -1,0 +1,278 @@
+#include "host/foreign/kohya_dataset.h"
+
+#include <algorithm>
+#include <cctype>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <string_view>
+
+#include "atelier/error.h"
+
+#include "formats/escape.h"
+#include "formats/list.h"
+#include "host/files/file_reader.h"
+#include "host/flags/compat_flags.h"
+#include "host/report/text.h"
+
+#define TOML_HEADER_ONLY 1
+#include <toml++/toml.h>
+
+namespace atelier::foreign {
+namespace {
+
+using formats::quote_and_escape;
+
+// Keys that a flag stands for. Others are those of the command line.
+constexpr std::pair<std::string_view, std::string_view> kKeys[] = {
+    {"image_dir", "dataset_base_path"},
+    {"image_directory", "dataset_base_path"},
+    {"video_directory", "dataset_base_path"},
+    {"cache_directory", "cache_path"},
+    {"control_directory", "control_path"},
+    {"frame_stride", "frame_stride"},
+    {"frame_sample", "frame_sample"},
+    {"source_fps", "source_fps"},
+    {"batch_size", "batch_size"},
+    {"num_repeats", "dataset_repeat"},
+    {"caption_extension", "caption_extension"},
+    {"enable_bucket", "enable_bucket"},
+    {"min_bucket_reso", "min_bucket_reso"},
+    {"max_bucket_reso", "max_bucket_reso"},
+    {"bucket_reso_steps", "bucket_reso_steps"},
+    {"bucket_no_upscale", "bucket_no_upscale"},
+    {"caption_dropout_rate", "caption_dropout_rate"},
+    {"alpha_mask", "alpha_mask"},
+};
+
+// Keys of musubi-tuner's datasets, which have no subsets.
+constexpr std::string_view kSources[] = {"image_directory", "video_directory", "image_jsonl_file",
+                                         "video_jsonl_file"};
+constexpr std::string_view kClipKeys[] = {"target_frames", "frame_extraction", "max_frames"};
+
+template <size_t N>
+bool is_one_of(std::string_view key, const std::string_view (&keys)[N]) {
+  return std::find(std::begin(keys), std::end(keys), key) != std::end(keys);
+}
+
+int64_t pixels_of(const std::string& text) {
+  const int64_t pixels = report::parse_number<int64_t>(text).value_or(0);
+  if (pixels < 1 || pixels > 1'000'000)
+    throw Error(ErrorCode::kInvalidArgument, quote_and_escape(text) + " is no number of pixels");
+  return pixels;
+}
+
+// One dataset's settings: those of its subset above its own, and [general] below both.
+class Reader {
+ public:
+  Reader(std::string place, report::Problems& problems)
+      : place_(std::move(place)), problems_(problems) {}
+
+  FlagValues read(const toml::table& file) {
+    const toml::table* dataset = one_of(file, "datasets");
+    is_musubi_ = dataset != nullptr && std::ranges::any_of(kSources, [&](std::string_view key) {
+                   return dataset->contains(key);
+                 });
+    is_of_clips_ = is_musubi_ &&
+                   (dataset->contains("video_directory") || dataset->contains("video_jsonl_file"));
+    const toml::table* subset =
+        dataset == nullptr || is_musubi_ ? nullptr : one_of(*dataset, "subsets");
+    for (const auto& [key, node] : file) {
+      if (key.str() != "general" && key.str() != "datasets") lost(key.str());
+    }
+    // The first that says something counts.
+    for (const toml::table* table : {subset, dataset, file["general"].as_table()}) {
+      if (table == nullptr) continue;
+      for (const auto& [key, node] : *table) {
+        if (node.is_array_of_tables() || !seen(key.str())) continue;
+        take(std::string(key.str()), node);
+      }
+    }
+    finish();
+    return std::move(values_);
+  }
+
+ private:
+  const toml::table* one_of(const toml::table& table, std::string_view key) {
+    const toml::array* all = table[key].as_array();
+    const size_t count = all == nullptr ? 0 : all->size();
+    if (count == 1) return all->front().as_table();
+    problems_.add(place_ + ": holds " + std::to_string(count) + " [[" + std::string(key) +
+                      "]], and a run has one",
+                  count == 0 ? "write [[datasets]] and [[datasets.subsets]]"
+                             : "join them into one folder, or one metadata file with all rows");
+    return nullptr;
+  }
+
+  // True at first sight.
+  bool seen(std::string_view key) {
+    if (std::find(seen_.begin(), seen_.end(), key) != seen_.end()) return false;
+    seen_.emplace_back(key);
+    return true;
+  }
+
+  void lost(std::string_view key, std::string_view why = "nothing here corresponds to it") {
+    // As TOML itself writes a name.
+    const bool is_bare = std::ranges::all_of(
+        key, [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-'; });
+    problems_.add(place_ + ": " + (is_bare ? std::string(key) : quote_and_escape(key)) +
+                  " is left out: " + std::string(why));
+  }
+
+  void take(const std::string& key, const toml::node& node) {
+    if (key == "resolution") {
+      resolution_ = text_of(node);
+      return;
+    }
+    if (is_of_clips_ && is_one_of(key, kClipKeys)) {
+      clips_[key] = text_of(node);
+      return;
+    }
+    if (is_of_clips_ && key == "control_directory")
+      return lost(key,
+                  "a metadata file names both: --dataset_metadata_path with columns video, prompt "
+                  "and the input of --extra_inputs");
+    if (is_musubi_ && (key == "control_resolution" || key == "no_resize_control"))
+      return take_control_size(key, text_of(node));
+    const auto* known = std::find_if(std::begin(kKeys), std::end(kKeys),
+                                     [&](const auto& k) { return k.first == key; });
+    if (known != std::end(kKeys)) {
+      values_.emplace_back(known->second, text_of(node));
+      return;
+    }
+    // Off, zero and empty are what is done without it.
+    const std::string text = text_of(node);
+    if (text.empty() || text == "false" || text == "0" || text == "0.0") return;
+    if (key == "metadata_file") {
+      lost(key,
+           "--dataset_metadata_path reads csv, json lists and jsonl with columns image and "
+           "prompt");
+      return;
+    }
+    if (key.ends_with("_jsonl_file")) {
+      lost(key,
+           "--dataset_metadata_path reads it when its columns video_path, image_path and caption "
+           "are called video, image and prompt");
+      return;
+    }
+    if (key == "class_tokens") {
+      lost(key, "each image has a caption file");
+      return;
+    }
+    const flags::CompatFlag* flag = flags::find_compat_flag(key, flags::kKohya);
+    if (flag != nullptr && flag->fate == flags::CompatFate::kIdle) return;
+    if (flag == nullptr || flag->fate != flags::CompatFate::kLost) return lost(key);
+    lost(key, flag->text);
+  }
+
+  // 1024 x 1024 pixels are what published models bring these images to, as is done here.
+  void take_control_size(const std::string& key, const std::string& text) {
+    if (text == "false" || text == "1024" || text == "1024,1024") return;
+    lost(key, "the family says to which size images beside the ones to learn are brought");
+  }
+
+  // As it would be written on the command line; lists between commas.
+  std::string text_of(const toml::node& node) {
+    if (const auto text = node.value_exact<std::string>()) return *text;
+    if (const auto integer = node.value_exact<int64_t>()) return std::to_string(*integer);
+    if (const auto flag = node.value_exact<bool>()) return *flag ? "true" : "false";
+    if (const auto real = node.value_exact<double>()) return report::number_text(*real);
+    std::string out;
+    if (const toml::array* array = node.as_array()) {
+      for (const toml::node& item : *array)
+        out.append(out.empty() ? "" : ",").append(text_of(item));
+    } else {  // a date or a time
+      std::ostringstream written;
+      node.visit([&](const auto& value) { written << value; });
+      out = written.str();
+    }
+    return out;
+  }
+
+  bool says(std::string_view flag) const {
+    return std::ranges::any_of(values_, [&](const auto& value) { return value.first == flag; });
+  }
+
+  // Lengths of pieces, which their trainer rounds down, each once; "full" is a beginning of
+  // max_frames.
+  void finish_clips() {
+    const auto text = [&](const char* key, const char* otherwise) {
+      const auto found = clips_.find(key);
+      return found == clips_.end() || found->second.empty() ? otherwise : found->second;
+    };
+    const std::string extraction = text("frame_extraction", "head");
+    const bool is_full = extraction == "full";
+    const std::string given = is_full ? text("max_frames", "129") : text("target_frames", "1");
+    std::set<int64_t> lengths;
+    for (const std::string& length : formats::parse_list(given)) {
+      const auto frames = report::parse_number<int64_t>(length);
+      if (frames.value_or(0) < 1)
+        return lost(is_full ? "max_frames" : "target_frames",
+                    quote_and_escape(length) + " is no number of frames");
+      lengths.insert((*frames - 1) / 4 * 4 + 1);
+    }
+    std::string said;
+    for (const int64_t frames : lengths) said += (said.empty() ? "" : ",") + std::to_string(frames);
+    values_.emplace_back("num_frames", said);
+    values_.emplace_back("frame_extraction", is_full ? "head" : extraction);
+    if (!says("source_fps")) values_.emplace_back("keep_frame_rate", "true");
+  }
+
+  void finish() {
+    if (is_of_clips_) finish_clips();
+    const bool has_buckets =
+        std::find(values_.begin(), values_.end(),
+                  std::pair<std::string, std::string>("enable_bucket", "true")) != values_.end();
+    if (!resolution_) return;
+    try {
+      for (auto& value : flags_of_resolution(*resolution_, has_buckets))
+        values_.push_back(std::move(value));
+    } catch (const Error& error) {
+      problems_.add(error.at(place_ + ": resolution"));
+    }
+  }
+
+  std::string place_;
+  report::Problems& problems_;
+  FlagValues values_;
+  std::vector<std::string> seen_;
+  bool is_musubi_ = false, is_of_clips_ = false;
+  std::map<std::string, std::string, std::less<>> clips_;  // by kClipKeys
+  std::optional<std::string> resolution_;
+};
+
+}  // namespace
+
+FlagValues read_kohya_dataset(const std::string& path, report::Problems& problems) {
+  const std::string place = "--dataset_config: " + files::display_path(path);
+  std::string text;
+  try {
+    text = files::read_text_file(path);
+  } catch (const Error& error) {
+    problems.add("--dataset_config: " + error.message(),
+                 "run this where the file is, or add --dataset_base_path FOLDER", error.code());
+    return {};
+  }
+  try {
+    return Reader(place, problems).read(toml::parse(text));
+  } catch (const toml::parse_error& error) {
+    problems.add(place + ":" + std::to_string(error.source().begin.line) + ": " +
+                     std::string(error.description()),
+                 "TOML is expected");
+    return {};
+  }
+}
+
+FlagValues flags_of_resolution(const std::string& text, bool has_buckets) {
+  const std::vector<std::string> sides = formats::parse_list(text);
+  if (sides.empty() || sides.size() > 2)
+    throw Error(ErrorCode::kInvalidArgument, quote_and_escape(text) + " is no size",
+                "write 1024, or 1024,768 with the width first");
+  const int64_t width = pixels_of(sides.front()), height = pixels_of(sides.back());
+  if (has_buckets) return {{"max_pixels", std::to_string(width * height)}};
+  return {{"height", std::to_string(height)}, {"width", std::to_string(width)}};
+}
+
+}  // namespace atelier::foreign

@@ -1,0 +1,24 @@
+// The file of --dataset_config of kohya's trainers and of musubi-tuner.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "host/report/problems.h"
+
+namespace atelier::foreign {
+
+// Names of flags with their values.
+using FlagValues = std::vector<std::pair<std::string, std::string>>;
+
+// What a file of one dataset says, with one subset or with musubi-tuner's folder of images or
+// videos, in flags of atelier train. What has no flag and would be missed becomes a problem, as
+// does a second dataset or subset, and a file that cannot be read.
+FlagValues read_kohya_dataset(const std::string& path, report::Problems& problems);
+
+// "1024", "1024,768" (width first) as flags: the size of every image, or with buckets their area.
+// Throws Error{kInvalidArgument}.
+FlagValues flags_of_resolution(const std::string& text, bool has_buckets);
+
+}  // namespace atelier::foreign

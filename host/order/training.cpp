@@ -1,0 +1,415 @@
+#include "host/order/training.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <set>
+
+#include "formats/escape.h"
+#include "formats/utf8.h"
+#include "host/data/control_files.h"
+#include "host/files/file_reader.h"
+#include "host/files/folder.h"
+#include "host/flags/compat_flags.h"
+#include "host/flags/compat_variables.h"
+#include "host/model/model_flags.h"
+#include "host/order/config_file.h"
+#include "host/order/training_checks.h"
+#include "host/report/text.h"
+#include "host/run/memory_timeline.h"
+#include "host/run/run_folder.h"
+
+namespace atelier::order {
+namespace {
+
+using formats::quote_and_escape;
+
+namespace fs = std::filesystem;
+
+using flags::CommandSpec;
+using flags::FlagSpec;
+using flags::GivenValue;
+using flags::ParsedFlags;
+
+// ---- What stands below the command line ----
+
+const GivenValue* find_value(const std::vector<GivenValue>& values, std::string_view name) {
+  const auto it = std::find_if(values.begin(), values.end(),
+                               [&](const GivenValue& value) { return value.name == name; });
+  return it == values.end() ? nullptr : &*it;
+}
+
+struct Layers {
+  std::vector<GivenValue> values;  // of --config, then of the resumed run
+  size_t first_resumed = 0;        // of the values
+  std::string resume;              // as Config::resume
+  std::string resumed_folder;      // of the run that --resume names; empty: none
+  std::vector<std::string> notes;
+};
+
+// Values of a run's config.toml. The run stays in its folder, which may have been moved, and what
+// lay in the folder with it.
+std::vector<GivenValue> values_of(const std::string& text, const std::string& file,
+                                  const std::string& folder, const CommandSpec& command,
+                                  report::Problems& problems) {
+  std::vector<GivenValue> values = parse_config_text(text, file, command, problems);
+  const GivenValue* const found = find_value(values, "output_path");
+  std::error_code failure;
+  if (found == nullptr || folder.empty()) return values;
+  const std::string old = found->text;
+  const bool has_moved = !fs::equivalent(folder, old, failure);
+  const bool is_same_path = fs::absolute(folder).lexically_normal() == old;
+  for (GivenValue& value : values) {
+    // Messages name the folder as the user does.
+    if (value.name == "output_path" && (has_moved || is_same_path)) value.text = folder;
+    if (has_moved && is_path(*flags::find_flag(command, value.name)) &&
+        value.text.starts_with(old + "/"))
+      value.text.replace(0, old.size(), folder);
+  }
+  return values;
+}
+
+// What --resume says a run in this folder began and did not get to a saved state: its config.toml.
+std::optional<std::string> begun_config(const std::string& folder) {
+  const fs::path file = fs::path(folder) / run::kConfigName;
+  if (!files::is_file(file)) return std::nullopt;
+  return file.string();
+}
+
+class LayerReader {
+ public:
+  // `unread` gets what could not be read at all, `problems` the mistakes in what could.
+  LayerReader(std::span<const std::string> arguments, const CommandSpec& command,
+              report::Problems& unread, report::Problems& problems)
+      : arguments_(arguments), command_(command), unread_(unread), problems_(problems) {}
+
+  Layers read() {
+    const std::string file = flags::peek_flag(arguments_, "config").value_or("");
+    if (!file.empty())
+      unread_.collect([&] { layers_.values = read_config_file(file, command_, problems_); });
+    if (const GivenValue* nested = find_value(layers_.values, "config"))
+      problems_.add(nested->place + ": a configuration names no other", "leave it out");
+    layers_.first_resumed = layers_.values.size();
+    const std::string resume = setting("resume");
+    if (!resume.empty()) unread_.collect([&] { read_resumed(resume); });
+    return std::move(layers_);
+  }
+
+ private:
+  // The value on the command line, in --config, or of the preset.
+  std::string setting(std::string_view name) const {
+    if (const auto text = flags::peek_flag(arguments_, name)) return *text;
+    if (const GivenValue* value = find_value(layers_.values, name)) return value->text;
+    return flags::find_flag(command_, name)->preset.value_or("");
+  }
+
+  // Damaged states are passed over here, and told when the run takes its state.
+  static run::SavedState find_whole(const std::string& path) {
+    return run::find_state(
+        path, [](const std::string&) {},
+        [](const run::SavedState& saved_state) { saved_state.text("config.toml"); });
+  }
+
+  void read_resumed(const std::string& resume) {
+    const bool is_latest = resume == "latest";
+    const std::string path = is_latest ? setting("output_path") : resume;
+    try {
+      take(find_whole(path));
+      layers_.resume = path;
+    } catch (const Error& error) {
+      const std::optional<std::string> file = begun_config(path);
+      if (error.code() != ErrorCode::kNotFound || (!is_latest && !file)) {
+        // The folder is that of the run: what it holds is no second mistake.
+        layers_.resume = layers_.resumed_folder = path;
+        throw;
+      }
+      layers_.notes.push_back("--resume " + resume + ": no checkpoint in " +
+                              files::display_path(path) + ", training begins from the beginning");
+      layers_.resumed_folder = path;
+      if (!is_latest)
+        add_values(values_of(files::read_text_file(*file), *file, path, command_, problems_));
+    }
+  }
+
+  // A resumed run brings its settings, but for what training began with.
+  void take(const run::SavedState& saved_state) {
+    layers_.resumed_folder = run::run_of(saved_state);
+    std::vector<GivenValue> values = values_of(
+        saved_state.text("config.toml"), (fs::path(saved_state.folder) / run::kConfigName).string(),
+        layers_.resumed_folder, command_, problems_);
+    std::erase_if(values, [](const GivenValue& value) {
+      return value.name == "lora_checkpoint" || value.name == "resume_from_checkpoint";
+    });
+    add_values(std::move(values));
+  }
+
+  void add_values(std::vector<GivenValue> values) {
+    for (GivenValue& value : values) layers_.values.push_back(std::move(value));
+  }
+
+  std::span<const std::string> arguments_;
+  const CommandSpec& command_;
+  report::Problems& unread_;
+  report::Problems& problems_;
+  Layers layers_;
+};
+
+// The first of each name, without those that say what the preset says: they were not chosen.
+std::vector<GivenValue> choose(const std::vector<GivenValue>& values, const CommandSpec& command) {
+  std::vector<GivenValue> chosen;
+  std::set<std::string> seen;
+  for (const GivenValue& value : values) {
+    if (!seen.insert(value.name).second || is_beginning(value.name)) continue;
+    if (flags::find_flag(command, value.name)->preset != value.text) chosen.push_back(value);
+  }
+  return chosen;
+}
+
+// Names that neither the command line nor --config says.
+std::set<std::string, std::less<>> inherited(std::span<const std::string> arguments,
+                                             const Layers& layers) {
+  std::set<std::string, std::less<>> names;
+  for (const GivenValue& value : std::span(layers.values).subspan(layers.first_resumed)) {
+    const bool is_first = find_value(layers.values, value.name) == &value;
+    if (is_first && !flags::peek_flag(arguments, value.name)) names.insert(value.name);
+  }
+  return names;
+}
+
+// ---- From flags to a configuration ----
+
+// Columns that direct distillation reads itself: they are no inputs of a family.
+bool is_distill_column(std::string_view name) {
+  return name == "seed" || name == "rand_device" || name == "num_inference_steps" ||
+         name == "cfg_scale";
+}
+
+// What the task and the seed decide.
+void fill_task(Training& c, const ParsedFlags& flags, std::string_view command) {
+  const std::string task = flags.text("task");
+  c.task = task.starts_with("direct_distill") ? Task::kDirectDistill : Task::kSft;
+  if (task.ends_with(":data_process") || command == "cache") {
+    c.stage = Stage::kDataProcess;
+  } else if (task.ends_with(":train")) {
+    c.stage = Stage::kTrain;
+  }
+  c.order.seed = c.optimizer.seed = c.seed;
+  if (c.task == Task::kDirectDistill) std::erase_if(c.dataset.extra_inputs, is_distill_column);
+}
+
+// Where encoded samples lie. Without a dataset, dataset_base_path is a cache, or a run's folder
+// that holds one: what DiffSynth-Studio's second stage is told.
+void fill_cache_path(Training& c) {
+  const bool is_said = !c.cache_path.empty();
+  std::string& base = c.dataset.dataset_base_path;
+  if (!is_said) c.cache_path = (fs::path(c.output.output_path) / "cache").string();
+  if (c.stage != Stage::kTrain || !c.dataset.dataset_metadata_path.empty()) return;
+  if (base.empty() || is_cache(base) || is_cache(fs::path(base) / "cache")) {
+    if (!is_said && !base.empty())
+      c.cache_path = is_cache(base) ? base : (fs::path(base) / "cache").string();
+    base.clear();
+  }
+}
+
+double parse_number(const std::string& name, const std::string& text) {
+  const auto value = report::parse_number<double>(text);
+  if (!value || !std::isfinite(*value))
+    throw Error(ErrorCode::kInvalidArgument,
+                name + ": " + quote_and_escape(text) + " is no number");
+  return *value;
+}
+
+bool parse_truth(const std::string& name, const std::string& text) {
+  if (text == "true" || text == "True") return true;
+  if (text == "false" || text == "False") return false;
+  throw Error(ErrorCode::kInvalidArgument,
+              name + ": " + quote_and_escape(text) + " is neither true nor false");
+}
+
+// One "key=value" of --optimizer_args.
+void set_optimizer_arg(optim::Options& o, const std::string& part) {
+  const size_t equals = part.find('=');
+  if (equals == std::string::npos)
+    throw Error(ErrorCode::kInvalidArgument, quote_and_escape(part) + " is no key=value");
+  const std::string key = part.substr(0, equals), text = part.substr(equals + 1);
+  const std::map<std::string, double*> numbers = {{"clip_threshold", &o.clip_threshold},
+                                                  {"decay_rate", &o.decay_rate},
+                                                  {"eps1", &o.adafactor_eps1},
+                                                  {"eps2", &o.adafactor_eps2},
+                                                  {"d0", &o.prodigy_d0},
+                                                  {"d_coef", &o.prodigy_d_coef}};
+  const std::map<std::string, bool*> truths = {
+      {"scale_parameter", &o.scale_parameter},
+      {"use_bias_correction", &o.prodigy_use_bias_correction},
+      {"safeguard_warmup", &o.prodigy_safeguard_warmup}};
+  if (const auto number = numbers.find(key); number != numbers.end()) {
+    *number->second = parse_number(key, text);
+  } else if (const auto truth = truths.find(key); truth != truths.end()) {
+    *truth->second = parse_truth(key, text);
+  } else if (key == "beta3") {
+    o.prodigy_beta3 = parse_number(key, text);
+  } else {
+    throw Error(ErrorCode::kInvalidArgument, quote_and_escape(key) + " is not known",
+                "there are clip_threshold, decay_rate, eps1, eps2 and scale_parameter of "
+                "Adafactor, and d0, d_coef, beta3, use_bias_correction and safeguard_warmup of "
+                "Prodigy; others are flags: --adam_beta1, --adam_epsilon, --weight_decay");
+  }
+}
+
+void fill_optimizer_args(Training& c, const ParsedFlags& flags, report::Problems& problems) {
+  for (const std::string& part : flags.list("optimizer_args")) {
+    try {
+      set_optimizer_arg(c.optimizer, part);
+    } catch (const Error& error) {
+      problems.add(error.at(flags.place("optimizer_args")));
+    }
+  }
+}
+
+// Two names of one flag.
+int64_t integer_of(const ParsedFlags& flags, const std::string& name, const std::string& newer,
+                   report::Problems& problems) {
+  const auto value = flags.find_integer(name), other = flags.find_integer(newer);
+  if (value && other && *value != *other)
+    problems.add(flags.place(name) + ": " + newer + " says something else", "give one of them");
+  return value.value_or(other.value_or(0));
+}
+
+void fill_offload(OffloadSettings& o, const ParsedFlags& flags, report::Problems& problems) {
+  const int64_t least =
+      integer_of(flags, "param_size_threshold", "cpu_offload_split_threshold", problems);
+  constexpr int64_t kMost = int64_t{1} << 30;
+  if (least < 0 || least > kMost) {
+    problems.add(
+        flags.place("param_size_threshold") + ": " + std::to_string(least) + " is no size in MiB",
+        "use 1 to keep norms and biases on the device");
+    return;
+  }
+  o.least_bytes = least << 20;
+}
+
+void fill_memory(Training& c, const ParsedFlags& flags, report::Problems& problems) {
+  c.memory.says_prefetch = flags.is_given("prefetch");
+  run::check_report_path(c.memory.report, problems, c.output.output_path);
+  fill_offload(c.offload, flags, problems);
+  c.model.placement.offload_others = c.offload.weights;
+  c.use_gradient_checkpointing |= c.offloads_activations;
+  const std::string budget = flags.text("activation_memory_budget");
+  if (budget.empty()) return;
+  try {
+    c.activation_budget = memory::parse_activation_budget(budget);
+  } catch (const Error& error) {
+    problems.add(
+        error.at(flags.place("activation_memory_budget") + ": " + quote_and_escape(budget)));
+  }
+}
+
+void check_utf8(const CommandSpec& command, const ParsedFlags& flags, report::Problems& problems) {
+  for (const FlagSpec& flag : command.flags) {
+    const std::string text = flags.find_text(flag.name).value_or("");
+    if (const size_t at = formats::find_invalid_utf8(text); at != std::string::npos)
+      problems.add(flags.place(flag.name) + ": byte " + std::to_string(at) + " is no UTF-8");
+  }
+}
+
+void append(std::vector<std::string>& lines, const std::vector<std::string>& more) {
+  lines.insert(lines.end(), more.begin(), more.end());
+}
+
+// What was told once is not told again where the dataset is opened.
+void drop_unknown(std::vector<std::string>& names, const std::vector<std::string>& known) {
+  std::erase_if(names, [&](const std::string& name) {
+    return std::find(known.begin(), known.end(), name) == known.end();
+  });
+}
+
+// Whether an input takes the files of --control_path, as far as the family can say it.
+void check_control_path(std::string& path, std::string_view flag, const Training& config,
+                        const ParsedFlags& flags, const ModelFamily& family,
+                        report::Problems& problems) {
+  if (path.empty()) return;
+  try {
+    data::control_input(family.inputs(), config.dataset.extra_inputs);
+  } catch (const Error& error) {
+    problems.add(error.at(flags.place(flag)));
+    path.clear();  // so that the dataset does not tell it again
+  }
+}
+
+Training parse(std::span<const std::string> arguments, const ModelFamily* family,
+               report::Problems& problems, std::string_view command, bool looks_at_files) {
+  const CommandSpec spec = train_command(family, std::string(command));
+  const size_t before = problems.size();
+  const Layers layers = LayerReader(arguments, spec, problems, problems).read();
+  const ParsedFlags flags =
+      flags::parse_flags(spec, arguments, choose(layers.values, spec), problems);
+  check_utf8(spec, flags, problems);
+  Training config;
+  const flags::Table table = config_table(config, family, command);
+  problems.collect([&] { config.model = model::load_request(flags); });
+  table.read(flags, problems);
+  config.resume = layers.resume;
+  config.inherited = inherited(arguments, layers);
+  std::error_code failure;
+  config.output.is_resumed =
+      !layers.resumed_folder.empty() &&
+      fs::equivalent(layers.resumed_folder, config.output.output_path, failure);
+  fill_task(config, flags, command);
+  fill_optimizer_args(config, flags, problems);
+  fill_memory(config, flags, problems);
+  fill_cache_path(config);
+  config.notes = layers.notes;
+  append(config.notes, flags::note_compat_flags(flags, problems));
+  append(config.notes, flags::note_compat_variables());
+  append(config.notes, note_idle_flags(config, flags));
+  check_config(config, flags, family, problems);
+  if (family != nullptr) {
+    drop_unknown(config.dataset.extra_inputs, trained_inputs(*family));
+    check_control_path(config.dataset.control_path, "control_path", config, flags, *family,
+                       problems);
+    check_control_path(config.validation.control_path, "validation_control_path", config, flags,
+                       *family, problems);
+  }
+  if (looks_at_files) check_files(config, flags, family, problems);
+  if (problems.size() == before) config.effective_toml = write_config(spec, flags);
+  return config;
+}
+
+}  // namespace
+
+std::vector<std::string> Training::trained_names() const {
+  std::vector<std::string> names = trainable_models;
+  names.insert(names.end(), lora.base_models.begin(), lora.base_models.end());
+  return names;
+}
+
+void Training::rewrite_toml(std::string_view flag, std::string_view value) {
+  const std::string name = "\n" + std::string(flag) + " = ";
+  const size_t at = effective_toml.find(name);
+  if (at == std::string::npos) return;  // mistakes were found: nothing is kept
+  const size_t begin = at + name.size();
+  effective_toml.replace(begin, effective_toml.find('\n', begin) - begin, value);
+}
+
+Training parse_config(std::span<const std::string> arguments, const ModelFamily* family,
+                      report::Problems& problems, std::string_view command) {
+  return parse(arguments, family, problems, command, /*looks_at_files=*/true);
+}
+
+Training parse_settings(std::span<const std::string> arguments, const ModelFamily* family,
+                        report::Problems& problems, std::string_view command) {
+  return parse(arguments, family, problems, command, /*looks_at_files=*/false);
+}
+
+std::optional<std::string> peek_setting(std::span<const std::string> arguments,
+                                        std::string_view name) {
+  if (auto text = flags::peek_flag(arguments, name)) return text;
+  const CommandSpec command = train_command(nullptr, "cache");
+  report::Problems unread, later;  // mistakes in values are told by parse_config()
+  const Layers layers = LayerReader(arguments, command, unread, later).read();
+  if (const GivenValue* value = find_value(layers.values, name)) return value->text;
+  unread.throw_if_any();
+  return std::nullopt;
+}
+
+}  // namespace atelier::order

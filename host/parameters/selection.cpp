@@ -1,0 +1,205 @@
+#include "host/parameters/selection.h"
+
+#include <algorithm>
+#include <set>
+
+#include "formats/escape.h"
+#include "formats/glob.h"
+#include "host/model/components.h"
+#include "host/weights/weight_binding.h"
+
+namespace atelier::parameters {
+
+using order::LoraSettings;
+using order::Training;
+
+using formats::quote_and_escape;
+using model::LoadedModel;
+using report::Problems;
+
+namespace {
+
+// Names that no component has were found with the flags.
+void add_not_given(const LoadedModel& model, const std::string& flag, const std::string& component,
+                   Problems& problems) {
+  if (model::find_component(model.family(), component) == nullptr) return;
+  problems.add(flag + ": component " + component + " was not given",
+               "pass its files with --model_paths or --model_id_with_origin_paths",
+               ErrorCode::kNotFound);
+}
+
+// The last parts of paths, by which users name things: "to_q".
+std::vector<std::string> known_ends(const std::vector<std::string>& paths) {
+  std::set<std::string> ends;
+  for (const std::string& path : paths) {
+    ends.insert(path);
+    ends.insert(path.substr(path.rfind('.') + 1));
+  }
+  return {ends.begin(), ends.end()};
+}
+
+std::string did_you_mean(const std::string& name, const std::vector<std::string>& paths) {
+  const std::string nearest = report::nearest_name(name, known_ends(paths));
+  return nearest.empty() ? "atelier inspect lists the tensors of a checkpoint"
+                         : "did you mean " + nearest + "?";
+}
+
+weights::WeightBinding bind(LoadedModel& model, const std::string& component) {
+  const auto& part = *model.find_part(component);
+  return weights::bind_weights(model.family().weight_map(part.detection), part.detection.prefix,
+                               part.checkpoint.index(), model.model().component(component));
+}
+
+// `name`: a component, or a part of one by its path or by its name in the checkpoint.
+void select_weights(LoadedModel& model, const std::string& name, Selection& selection,
+                    Problems& problems) {
+  const size_t dot = name.find('.');
+  const std::string component = name.substr(0, dot);
+  if (model.find_part(component) == nullptr) {
+    add_not_given(model, "--trainable_models", component, problems);
+    return;
+  }
+  if (const auto storage = model.storage(component); storage != weights::Storage::kPlain) {
+    problems.add("--trainable_models: " + quote_and_escape(name) + ": " + component +
+                     " is stored as " + std::string(weights::storage_name(storage)) +
+                     ", and weights that are trained cannot be",
+                 "leave it out of --storage and --fp8_models, or train a LoRA");
+    return;
+  }
+  const std::string below = dot == std::string::npos ? "" : name.substr(dot + 1);
+  std::vector<std::string> paths;
+  const size_t before = selection.weights.size();
+  const auto is_below = [&](std::string_view path) {
+    return below.empty() || path == below || path.starts_with(below + ".");
+  };
+  for (const weights::BoundWeight& bound : bind(model, component).weights) {
+    bool is_meant = is_below(bound.path);
+    paths.push_back(bound.path);
+    for (const weights::WeightPiece& piece : bound.pieces) {
+      const size_t prefix = model.find_part(component)->detection.prefix.size();
+      paths.push_back(piece.tensor.substr(prefix));
+      is_meant |= is_below(paths.back());
+    }
+    if (is_meant) selection.weights.push_back({component, bound.path, bound.weight});
+  }
+  if (selection.weights.size() > before) return;
+  problems.add("--trainable_models: " + quote_and_escape(name) + " names nothing in " + component,
+               did_you_mean(below, paths));
+}
+
+void drop_twice_named(Selection& selection) {
+  std::set<const Weight*> seen;
+  std::erase_if(selection.weights,
+                [&](const auto& trained) { return !seen.insert(trained.weight).second; });
+}
+
+bool matches_any(const std::vector<std::string>& globs, const std::string& path) {
+  return std::any_of(globs.begin(), globs.end(),
+                     [&](const std::string& glob) { return formats::glob_match(glob, path); });
+}
+
+// The family's own choice; without one, every linear layer of the component's blocks.
+std::set<std::string> automatic_targets(LoadedModel& model, const std::string& component,
+                                        const std::map<std::string, nn::Linear*>& linears) {
+  std::set<std::string> chosen;
+  for (const model::RangedDenoiser& denoiser : model.stages().denoisers) {
+    if (denoiser.name() != component) continue;
+    const LoraTargets targets = model.family().lora_targets(denoiser.part);
+    for (const auto& [path, linear] : linears) {
+      if (targets.component == component && matches_any(targets.include, path) &&
+          !matches_any(targets.exclude, path))
+        chosen.insert(path);
+    }
+  }
+  if (!chosen.empty()) return chosen;
+  for (Block* block : model.model().blocks(component)) {
+    block->visit([&](nn::Module& module) {
+      if (dynamic_cast<nn::Linear*>(&module) != nullptr) chosen.insert(module.path());
+    });
+  }
+  return chosen;
+}
+
+void select_layers(LoadedModel& model, const LoraSettings& lora, const std::string& component,
+                   Selection& selection, Problems& problems) {
+  if (model.find_part(component) == nullptr) {
+    add_not_given(model, "--lora_base_model", component, problems);
+    return;
+  }
+  std::map<std::string, nn::Linear*> linears;
+  std::vector<std::string> paths;
+  model.model().component(component).visit([&](nn::Module& module) {
+    auto* linear = dynamic_cast<nn::Linear*>(&module);
+    if (linear == nullptr) return;
+    linears.emplace(module.path(), linear);
+    paths.push_back(module.path());
+  });
+  std::set<std::string> chosen;
+  if (lora.target_modules.empty()) chosen = automatic_targets(model, component, linears);
+  for (const std::string& target : lora.target_modules) {
+    bool is_known = false;
+    for (const std::string& path : paths) {
+      if (path != target && !path.ends_with("." + target)) continue;
+      chosen.insert(path);
+      is_known = true;
+    }
+    if (!is_known)
+      problems.add("--lora_target_modules: " + quote_and_escape(target) +
+                       " is no linear layer of " + component,
+                   did_you_mean(target, paths));
+  }
+  int64_t largest_rank = 0;
+  for (const std::string& path : paths) {
+    if (!chosen.contains(path)) continue;
+    const nn::Linear& linear = *linears[path];
+    largest_rank = std::max(largest_rank, std::min(linear.in_features(), linear.out_features()));
+    selection.layers.push_back({component, path, linears[path]});
+  }
+  if (lora.target_modules.empty() && chosen.empty())
+    problems.add("--lora_base_model: no layer of " + component + " gets a LoRA by itself",
+                 "name layers with --lora_target_modules");
+  if (largest_rank > 0 && lora.rank > largest_rank)
+    problems.add(
+        "--lora_rank: " + std::to_string(lora.rank) + " is more than any of the layers has",
+        "use at most " + std::to_string(largest_rank));
+}
+
+}  // namespace
+
+bool Selection::trains(std::string_view component) const {
+  const auto is_in = [&](const auto& trained) { return trained.component == component; };
+  return std::any_of(weights.begin(), weights.end(), is_in) ||
+         std::any_of(layers.begin(), layers.end(), is_in);
+}
+
+Selection select_trained(LoadedModel& model, const Training& config, Problems& problems) {
+  Selection selection;
+  for (const std::string& name : config.trainable_models)
+    select_weights(model, name, selection, problems);
+  drop_twice_named(selection);
+  for (const std::string& component : config.lora.base_models)
+    select_layers(model, config.lora, component, selection, problems);
+  return selection;
+}
+
+std::vector<model::RangedDenoiser> running_denoisers(const LoadedModel& model,
+                                                     const Selection& selection) {
+  const std::vector<model::RangedDenoiser>& all = model.stages().denoisers;
+  std::vector<model::RangedDenoiser> trained;
+  for (const model::RangedDenoiser& denoiser : all) {
+    if (selection.trains(denoiser.name())) trained.push_back(denoiser);
+  }
+  return trained.empty() ? all : trained;
+}
+
+std::set<std::string> running_components(const LoadedModel& model, const Selection& selection) {
+  std::set<std::string> names;
+  for (const model::RangedDenoiser& denoiser : running_denoisers(model, selection))
+    names.insert(denoiser.name());
+  for (const model::LoadedPart& part : model.parts()) {
+    if (selection.trains(part.detection.component)) names.insert(part.detection.component);
+  }
+  return names;
+}
+
+}  // namespace atelier::parameters
