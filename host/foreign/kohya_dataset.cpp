@@ -13,6 +13,8 @@
 
 #include "formats/escape.h"
 #include "formats/list.h"
+#include "formats/parse_error.h"
+#include "formats/toml_names.h"
 #include "host/files/file_reader.h"
 #include "host/flags/compat_flags.h"
 #include "host/report/text.h"
@@ -256,7 +258,11 @@ FlagValues read_kohya_dataset(const std::string& path, report::Problems& problem
     return {};
   }
   try {
+    formats::check_toml_names(text);
     return Reader(place, problems).read(toml::parse(text));
+  } catch (const formats::ParseError& error) {
+    problems.add(files::at_file(path, error, ErrorCode::kInvalidArgument).at("--dataset_config"));
+    return {};
   } catch (const toml::parse_error& error) {
     problems.add(place + ":" + std::to_string(error.source().begin.line) + ": " +
                      std::string(error.description()),

@@ -135,8 +135,11 @@ void check_folder_file(const ConfigFields& fields, const FolderFile& file) {
   try {
     check_config(fields, file.fields, file.prefix);
   } catch (const Error& error) {
+    const bool is_of_sampling = file.prefix == "scheduler.";
     throw Error(error.code(), files::display_path(file.path) + ": " + error.message(),
-                error.hint() + "; generate has --schedule, --flow_shift and --solver", error.tag());
+                error.hint() +
+                    (is_of_sampling ? "; generate has --schedule, --flow_shift and --solver" : ""),
+                error.tag());
   }
 }
 
