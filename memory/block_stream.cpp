@@ -25,6 +25,22 @@ Error closed(const BlockStream::Source& source) {
 
 }  // namespace
 
+// Blocks run in an order that repeats, and S slots of the device hold the running one and what runs
+// next:
+//
+//   order      … 4   5   6   7 …          running: 5
+//   slots      [5, held] [6, there] [7, on its way]      4 has left its slot to 7
+//
+// hold() finds the block in a slot, or brings it late, and then asks for those that run next
+// (upcoming()) to be loaded into slots that nobody holds and none of these is in. The host waits
+// for nothing: work and copies wait for each other by tickets.
+//
+//   slot.arrived     taken when a copy is queued; what computes with the block waits for it
+//   slot.free_after  taken when the last hold ends; the next copy into the slot waits for it
+//
+// Blocks without a slab in host memory are read first, by the thread of read(), into one of two
+// stagings in turn, so that one is filled while the other is copied. `slot.load` numbers what comes
+// to a slot: a reading whose number is no longer the slot's has been overtaken, and is dropped.
 BlockStream::BlockStream(TransferDevice& transfer, int64_t blocks)
     : transfer_(&transfer), device_(transfer.device()), order_(blocks) {}
 

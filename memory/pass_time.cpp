@@ -28,6 +28,24 @@ double seconds_of(int64_t picoseconds) {
   return static_cast<double>(picoseconds) * 1e-12;
 }
 
+// A simulation with three clocks, each a time from which on something is free again:
+//
+//   copied    the line on which blocks come to the device
+//   sent      the line between ranks: the same as `copied` where blocks come from ranks
+//   computed  the device
+//
+//   copied    |= block 0 =|= block 1 =|    |= block 2 =|         two slots: block 2 takes that of
+//   computed              |== step 0 ==|== step 1 ==|== step 2 ==|     block 0, behind step 0
+//
+// Steps are taken in their order. A step's block begins to come when the line and a slot are free:
+// of S slots, arrival n takes that of arrival n - S, which `ends[n - S]` says to have computed. The
+// step begins when the device is free and its block has come. What a step sends waits in `leaving`
+// from the step's end on, and goes as soon as its line is free; a copy that shares the line lets
+// go first what was there before it. Blocks that stay come once in a pass, each when one that
+// stayed in the pass before has run for the last time (`left`).
+//
+// Passes follow each other on the same clocks. The first ones begin with idle lines; after kPasses
+// the time from one end to the next is that of any pass.
 int64_t streamed_time(const std::vector<TimedStep>& order, const Arrivals& arrivals) {
   const auto& [copies, comes, slots, are_from_ranks] = arrivals;
   std::vector<int64_t> ends;  // of computing, for each arrival

@@ -31,6 +31,18 @@ class GradientSums::Hook final : public torch::autograd::PostAccumulateGradHook 
   size_t place_;
 };
 
+// Leaves lie in buckets in the order in which a backward pass reaches them, the last leaf first:
+//
+//   buckets       [ leaf 9, 8, 7 ] [ 6, 5 ] [ 4 … 0 ]
+//   awaited_          0                1        5          gradients that are expected and not here
+//   next_                              ^                   the bucket to send next
+//
+// arrive() counts a gradient; buckets leave in their order as soon as none is awaited, so every
+// rank makes the same exchanges in the same order, and at most kBucketsUnderWay are under way.
+// send() packs a bucket, begins its exchange and puts it into `under_way_`; settle() waits for the
+// oldest and take() makes the leaves' gradients of it. A step in which other leaves have gradients
+// than in the last one of its kind sends what was expected (zeros where nothing came), tells all
+// ranks what there is (tell()), and sends the rest behind it (finish()).
 GradientSums::GradientSums(Group& group, std::vector<Tensor> leaves, FlatLayout layout, Sends sends)
     : group_(group),
       leaves_(std::move(leaves)),

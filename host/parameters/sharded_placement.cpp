@@ -75,6 +75,18 @@ int group_size(const std::string& group, const distributed::Ranks& ranks) {
   return failure == std::errc() && rest == end ? std::max(size, 0) : 0;
 }
 
+// Every trained tensor lies whole on each rank, and in a piece on the rank that moves it:
+//
+//   rank 0   whole, its gradient    -- reduce-scatter -->   piece 0 with its sum, optimizer state 0
+//   rank 1   whole, its gradient    -- reduce-scatter -->   piece 1 with its sum, optimizer state 1
+//            whole                  <--  all-gather  ---    moved pieces
+//
+// The calls of a step, in their order: sum_gradients() has been asked for once; backward passes
+// send gradients bucket by bucket as they are made; take_gradients() gives each piece its sum; the
+// optimizer moves the pieces; publish_ahead() begins to send them back, and each block of the next
+// step waits for its own (ArrivingValues), or complete() for all. publish() does both at once;
+// adopt() makes pieces of wholes that were loaded. With groups that each hold everything, sums go
+// between the groups as well, and each group gathers from its own.
 class ShardedPlacement final : public ParameterPlacement {
  public:
   ShardedPlacement(std::unique_ptr<ParameterPlacement> whole, const Training& config, Group& world,

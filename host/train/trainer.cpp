@@ -168,8 +168,17 @@ void Trainer::try_largest() {
   if (make_step(data) && make_step(data)) memory_.agree(*parts_.group);
 }
 
-// A step that failed is undone. Before anything moves, all processes have come through their parts
-// of it.
+// One attempt at a step, which may fail on any process, for want of memory or by a stop:
+//
+//   passes of all batches ──► gather: how did it go for all? ──► optimizer ──► kept
+//        │ fails                     │ not whole everywhere
+//        ▼                           ▼
+//   give up, gather «mine»      give up, what was gathered
+//
+// Up to the gathering nothing has moved, so that the attempt can be made again by all, with less
+// kept. Processes that share a step's products cannot reach the gathering without each other: there
+// all leave (leave_step()). A failure behind the gathering is this process's alone; the others go
+// on, and the step cannot be made again. What follows from all attempts is Agreement's to decide.
 Trainer::Outcome Trainer::attempt_step(const StepData& data) {
   Outcome outcome;
   std::optional<Attempt> gathered;
