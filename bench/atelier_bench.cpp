@@ -203,7 +203,7 @@ void run_pipe(Workload& workload, model::LoadedModel& loaded, const flags::Parse
   lora::Registry registry(loaded, {.mode = merges ? lora::Mode::kMerge : lora::Mode::kHot});
   for (std::string line; std::getline(std::cin, line);) {
     const auto order = line.empty() ? nlohmann::json::object() : nlohmann::json::parse(line);
-    std::vector<lora::Use> loras;
+    std::vector<lora::LoraRef> loras;
     if (order.contains("inputs")) workload.read(order["inputs"].get<std::string>());
     if (order.contains("loras"))
       loras = lora::parse_flags(order["loras"].get<std::vector<std::string>>());

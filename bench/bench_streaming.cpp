@@ -130,7 +130,7 @@ double seconds_of_step(Experts experts, double copying, int64_t resident) {
   const auto clock = std::make_shared<memory::VirtualClock>();
   const auto transfer = memory::make_simulated_device(
       {.bytes_per_second = bytes_of(kSmall) * kBlocks / copying, .clock = clock});
-  const auto turns = std::make_shared<memory::Turns>();
+  const auto turns = std::make_shared<memory::ResidencyGroup>();
   const Mlps nets[2] = {Mlps(kSmall), Mlps(kSmall)};
   std::vector<std::unique_ptr<memory::Residency>> residencies;
   for (const Mlps& net : nets) {

@@ -34,7 +34,7 @@ struct PlannedComponent {
   std::vector<StoredComponent> storages = {};
   bool may_stream = false;
   // Where blocks of several such components are streamed, those of one are on the device at a time,
-  // and all blocks rest elsewhere, see Turns.
+  // and all blocks rest elsewhere, see ResidencyGroup.
   bool takes_turns = false;
   // Among how many processes each block is divided, see ResidencyPlan. Where it is more than one,
   // all blocks come, and parts of them rest on the device or on the host.

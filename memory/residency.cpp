@@ -83,8 +83,8 @@ class StreamedStore final : public WeightStore {
   // `turns`: null: the component is there all the time. `pieces`: where it lies in the slab of
   // `block`; none: it does not come with its block. `store`: the one that it had, whose parts are
   // now `host`.
-  StreamedStore(std::shared_ptr<BlockStream> stream, std::shared_ptr<Turns> turns, int64_t block,
-                Pieces pieces, Parts host, const WeightStore& store)
+  StreamedStore(std::shared_ptr<BlockStream> stream, std::shared_ptr<ResidencyGroup> turns,
+                int64_t block, Pieces pieces, Parts host, const WeightStore& store)
       : stream_(std::move(stream)),
         turns_(std::move(turns)),
         block_(block),
@@ -132,7 +132,7 @@ class StreamedStore final : public WeightStore {
   }
 
   std::shared_ptr<BlockStream> stream_;
-  std::shared_ptr<Turns> turns_;
+  std::shared_ptr<ResidencyGroup> turns_;
   int64_t block_;
   Pieces pieces_;
   Parts host_;
@@ -186,7 +186,7 @@ std::vector<Block*> ResidencyPlan::shared_of(std::vector<Block*> all) const {
   return all;
 }
 
-void take_turns(ResidencyPlan& plan, std::shared_ptr<Turns> turns, Place others) {
+void take_turns(ResidencyPlan& plan, std::shared_ptr<ResidencyGroup> turns, Place others) {
   plan.turns = std::move(turns);
   for (Place& place : plan.blocks) {
     plan.stays.push_back(place == Place::kDevice);
@@ -194,7 +194,7 @@ void take_turns(ResidencyPlan& plan, std::shared_ptr<Turns> turns, Place others)
   }
 }
 
-void Turns::take(const std::shared_ptr<BlockStream>& stream, int64_t block) {
+void ResidencyGroup::take(const std::shared_ptr<BlockStream>& stream, int64_t block) {
   const std::lock_guard lock(mutex_);
   const auto now = now_.lock(), next = next_.lock();
   if (now == stream && !stream->has_left(block)) return;
@@ -206,7 +206,7 @@ void Turns::take(const std::shared_ptr<BlockStream>& stream, int64_t block) {
   stream->come();
 }
 
-void Turns::expect(const std::shared_ptr<BlockStream>& stream) {
+void ResidencyGroup::expect(const std::shared_ptr<BlockStream>& stream) {
   const std::lock_guard lock(mutex_);
   const auto now = now_.lock();
   if (!now || now == stream) return;
@@ -214,7 +214,7 @@ void Turns::expect(const std::shared_ptr<BlockStream>& stream) {
   now->give_way();
 }
 
-void Turns::pass_on() {
+void ResidencyGroup::pass_on() {
   const std::lock_guard lock(mutex_);
   const auto now = now_.lock(), next = next_.lock();
   if (!now || !next) return;
@@ -267,7 +267,7 @@ struct Residency::Impl {
   std::map<const Weight*, at::Tensor> host_values;  // of plain weights in slabs
   std::map<const Weight*, Divided> divided;         // plain ones
   std::shared_ptr<BlockStream> stream;              // null: all of them stay
-  std::shared_ptr<Turns> turns;                     // null: it is there all the time
+  std::shared_ptr<ResidencyGroup> turns;            // null: it is there all the time
   std::shared_ptr<SlabPeers> peers;                 // null: blocks are whole
   Stats stats;
 };

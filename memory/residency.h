@@ -26,7 +26,7 @@ class BlockStream;
 // Among components that share one, a single one has blocks on the device: when a block
 // of another one is wanted, they leave. What is held then leaves when it is let go. Together they
 // never have more than the largest of them has alone.
-class Turns {
+class ResidencyGroup {
  public:
   // A block of `stream` is to be held, or drawn from where it is divided.
   void take(const std::shared_ptr<BlockStream>& stream, int64_t block);
@@ -47,7 +47,7 @@ struct ResidencyPlan {
   int64_t prefetch = 2;       // blocks that are on their way while one runs
   // Null: the component is there all the time. Else which blocks stay, once they came, until the
   // turn of another component.
-  std::shared_ptr<Turns> turns = nullptr;
+  std::shared_ptr<ResidencyGroup> turns = nullptr;
   std::vector<bool> stays = {};
   // Among how many processes each block is divided; 1: this one has it whole. Of a divided block
   // each process keeps a part where `blocks` says, in the host's memory where that is a file, and
@@ -67,7 +67,7 @@ ResidencyPlan spread_residents(int64_t blocks, int64_t resident, Place others,
                                int64_t prefetch = 2);
 
 // Blocks that stay on the device do so in turns with other components, and rest in `others`.
-void take_turns(ResidencyPlan& plan, std::shared_ptr<Turns> turns, Place others);
+void take_turns(ResidencyPlan& plan, std::shared_ptr<ResidencyGroup> turns, Place others);
 
 // The blocks of one component. A block that is not on the device comes before it runs and leaves by
 // being forgotten: nothing is copied back. While one runs, the next ones arrive; which they are is
@@ -120,7 +120,7 @@ class Residency {
   // The host's value of a plain weight of a block that is not on the device, for whoever trains it
   // there. What is written into it is drawn after the next refresh() of its block.
   at::Tensor host_value(const Weight& weight) const;
-  // Among components that take turns, this one's is the next: see Turns::expect().
+  // Among components that take turns, this one's is the next: see ResidencyGroup::expect().
   void expect();
 
   // Forgets copies of the block that are on the device or on their way. It is not held.

@@ -47,7 +47,7 @@ class Tools(unittest.TestCase):
         self.assertEqual("", result.stdout)
 
     def test_help_says_how_to_call(self):
-        for tool in ("setup", "build", "test", "format", "demo", "gpu"):
+        for tool in ("setup", "build", "check", "test", "format", "demo", "gpu"):
             with self.subTest(tool):
                 result = run([f"tools/{tool}", "--help"])
                 self.assertEqual(0, result.returncode, result.stderr)
@@ -58,6 +58,8 @@ class Tools(unittest.TestCase):
         self.check_usage(run(["tools/setup", "--cpu", "stray"]), "'stray'")
         self.check_usage(run(["tools/build", "relaese"]), "'relaese'", "release, dev and asan")
         self.check_usage(run(["tools/build", "release", "--fast"]), "'--fast'")
+        self.check_usage(run(["tools/check", "host/nowhere"]), "tests/host/nowhere", " host/plan ")
+        self.check_usage(run(["tools/check", "--fast"]), "'--fast'")
         self.check_usage(run(["tools/test", "everything"]), "'everything'")
         self.check_usage(run(["tools/format", "--chekc"]), "'--chekc'")
         self.check_usage(run(["tools/format", "no_such_file.cpp"]), "'no_such_file.cpp'")

@@ -60,7 +60,7 @@ int doctor_comm(const std::string& backend, bool as_json) {
   const distributed::GroupOptions options = {.gpu = gpu_of_nccl(name, backend)};
   const at::Device device = options.gpu ? device::choose(name) : at::Device(at::kCPU);
   return distributed::run_with_others(ranks, options, [&](Group& group) {
-    compare_ranks(group, facts_of_program());
+    compare_ranks(group, program_identity());
     const MeasuredLinks found = distributed::measure_links(group, device);
     group.part();
     if (!group.is_first()) return 0;

@@ -169,7 +169,7 @@ int generate_with(Group& world, Order order, const std::string& arguments,
     all->make_plan();
     return all;
   });
-  distributed::Facts facts = facts_of_program();
+  distributed::RunIdentity facts = program_identity();
   facts.emplace_back("the command line", arguments);
   facts.emplace_back("jobs", std::to_string(prepared->order().jobs.size()));
   // A plan may choose another one on each rank.

@@ -43,7 +43,7 @@ namespace {
 std::vector<lora::MergeSource> open_sources(const std::vector<std::string>& words) {
   std::vector<lora::MergeSource> sources;
   report::Problems problems;
-  for (const lora::Use& use : lora::parse_flags(words)) {
+  for (const lora::LoraRef& use : lora::parse_flags(words)) {
     problems.collect([&] {
       sources.push_back({lora::LoraFile::open(use.path), use.strength, use.component});
     });

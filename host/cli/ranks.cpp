@@ -22,12 +22,12 @@
 
 namespace atelier::cli {
 
-distributed::Facts facts_of_program() {
+distributed::RunIdentity program_identity() {
   return {
       {"version", ATELIER_SDK_VERSION}, {"plugin ABI", ATELIER_ABI}, {"LibTorch", TORCH_VERSION}};
 }
 
-void add_model(distributed::Facts& facts, const model::LoadedModel& model) {
+void add_model(distributed::RunIdentity& facts, const model::LoadedModel& model) {
   if (const std::string file = plugins::opened_file(model.family().name()); !file.empty())
     facts.emplace_back("content of the plugin's file", files::hash_file(file));
   for (const model::LoadedPart& part : model.parts()) {
@@ -50,7 +50,7 @@ std::string fingerprint_of_cache(const train::PreparedRun& run) {
 }
 
 // Rows that are other ones are told apart from files that are.
-void add_dataset(distributed::Facts& facts, const std::string& name,
+void add_dataset(distributed::RunIdentity& facts, const std::string& name,
                  const std::shared_ptr<const data::Dataset>& dataset) {
   if (!dataset) return;
   files::ContentHash values;
@@ -64,8 +64,8 @@ void add_dataset(distributed::Facts& facts, const std::string& name,
 }
 
 // What a run consists of.
-distributed::Facts facts_of(const train::PreparedRun& run) {
-  distributed::Facts facts = facts_of_program();
+distributed::RunIdentity facts_of(const train::PreparedRun& run) {
+  distributed::RunIdentity facts = program_identity();
   std::istringstream lines(run.config.effective_toml);
   for (std::string line; std::getline(lines, line);) {
     if (const size_t equals = line.find(" = "); equals != std::string::npos)
@@ -108,7 +108,7 @@ void throw_mistakes(distributed::Group& group, const std::optional<Error>& mista
   throw Error(mistakes->code(), mistakes->message(), "", std::string(distributed::kSaidByFirst));
 }
 
-void compare_ranks(distributed::Group& group, const distributed::Facts& facts,
+void compare_ranks(distributed::Group& group, const distributed::RunIdentity& facts,
                    const std::vector<SharedFolder>& folders) {
   if (group.size() > 1) {
     report::Problems differences;
@@ -139,7 +139,7 @@ void require_same_run(distributed::Group& group, const train::PreparedRun& run) 
     folders.push_back({"output_path", config.output.output_path});
   if (!config.dry_run)
     folders.push_back({"cache_path", config.cache_path, config.stage == order::Stage::kTrain});
-  compare_ranks(group, group.size() > 1 ? facts_of(run) : distributed::Facts(), folders);
+  compare_ranks(group, group.size() > 1 ? facts_of(run) : distributed::RunIdentity(), folders);
 }
 
 bool agree_on_placement(distributed::Group& group, train::PreparedRun& run) {

@@ -38,9 +38,9 @@ auto prepare_together(distributed::Group& group, F&& prepare) {
 }
 
 // What the program is, which has to be the same on all ranks.
-distributed::Facts facts_of_program();
+distributed::RunIdentity program_identity();
 // Adds what the plugin and the weights of a model are.
-void add_model(distributed::Facts& facts, const model::LoadedModel& model);
+void add_model(distributed::RunIdentity& facts, const model::LoadedModel& model);
 
 // A folder that all ranks have to see, and its flag.
 struct SharedFolder {
@@ -50,7 +50,7 @@ struct SharedFolder {
 
 // Throws one error, on all ranks, that names all that differs: facts, folders that are not shared,
 // and a GPU that several have where NCCL is to send. Then GPUs can exchange, too.
-void compare_ranks(distributed::Group& group, const distributed::Facts& facts,
+void compare_ranks(distributed::Group& group, const distributed::RunIdentity& facts,
                    const std::vector<SharedFolder>& folders = {});
 
 // Throws, on all ranks, unless they are about to do the same in the same folders.

@@ -158,7 +158,7 @@ void FileRules::find_unseen(const Item& item) {
     const auto paths = item.files.find(input.name);
     if (paths == item.files.end() || input.role != InputRole::kCondition) continue;
     for (const std::string& path : paths->second) {
-      for (const auto& [what, instead] : inputs::unseen_of(input, file(path).info))
+      for (const auto& [what, instead] : inputs::ignored_properties(input, file(path).info))
         odd_.add("images that are not seen whole",
                  place_of(item, std::string(input.name)) + ": " + files::display_path(path) + " " +
                      std::string(what),

@@ -255,11 +255,11 @@ void Group::begin_step(int64_t step) {
   run.set_timeout(*limit);
 }
 
-Patience::Patience(Group* group) : group_(group) {
+TimeoutExtension::TimeoutExtension(Group* group) : group_(group) {
   if (group_) group_->state_->run->set_timeout(kPatience);
 }
 
-Patience::~Patience() {
+TimeoutExtension::~TimeoutExtension() {
   if (group_) group_->state_->run->set_timeout(group_->state_->run->limit);
 }
 

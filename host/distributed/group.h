@@ -57,12 +57,12 @@ class Group;
 
 // While it lives, an exchange that is begun may take an hour, as long as the others live. `group`:
 // of all ranks, which do the same; null: this rank is alone.
-class Patience {
+class TimeoutExtension {
  public:
-  explicit Patience(Group* group);
-  ~Patience();
-  Patience(const Patience&) = delete;
-  Patience& operator=(const Patience&) = delete;
+  explicit TimeoutExtension(Group* group);
+  ~TimeoutExtension();
+  TimeoutExtension(const TimeoutExtension&) = delete;
+  TimeoutExtension& operator=(const TimeoutExtension&) = delete;
 
  private:
   Group* group_;
@@ -165,7 +165,7 @@ class Group {
   struct Run;
   struct State;
   explicit Group(std::unique_ptr<State> state);
-  friend class Patience;
+  friend class TimeoutExtension;
   void open_gloo();
   void open_nccl();
   std::unique_ptr<State> state_;

@@ -52,7 +52,7 @@ std::vector<std::string> do_together(Group* group, const std::function<std::stri
   return said;
 }
 
-void require_same(Group& group, const Facts& facts) {
+void require_same(Group& group, const RunIdentity& facts) {
   const Named mine(facts.begin(), facts.end());
   using nlohmann::json;  // names of files may be no text
   const std::vector<std::string> said =

@@ -11,7 +11,7 @@
 namespace atelier::distributed {
 
 // What has to be the same on all ranks: "--seed" is "42".
-using Facts = std::vector<std::pair<std::string, std::string>>;
+using RunIdentity = std::vector<std::pair<std::string, std::string>>;
 
 // Does `work` on every rank, and returns what each says of it, by rank. When it throws an Error on
 // one, all throw the first such, which names the rank; its tag is kSaidByFirst. `group`: null: this
@@ -20,7 +20,7 @@ std::vector<std::string> do_together(Group* group, const std::function<std::stri
 
 // Throws one Error{kInvalidArgument}, on every rank the same, that names each fact that is another
 // one than that of rank 0, with both values and the rank. Its tag is kRanksDiffer.
-void require_same(Group& group, const Facts& facts);
+void require_same(Group& group, const RunIdentity& facts);
 
 // Throws Error{kEnvironment} that names the ranks for which `folder`, of a flag, which rank 0 makes
 // where it is not there, is not the one of rank 0. Its tag is kRanksDiffer. `is_read_only`: nothing

@@ -27,12 +27,12 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-constexpr milliseconds kStoreLook(200);  // between two looks at the store
-constexpr milliseconds kRollCall(1500);  // that ranks have to answer
-constexpr milliseconds kVerdict(3000);   // until a failure is explained
-constexpr milliseconds kEnd(1500);       // that the main thread has to end the process
-constexpr int kLooksOfSign = 5;          // between two signs of life
-constexpr int kMissedSigns = 20;         // after which a rank is lost, at most
+constexpr milliseconds kStoreLook(200);    // between two looks at the store
+constexpr milliseconds kAnswerTime(1500);  // that ranks have to answer
+constexpr milliseconds kVerdict(3000);     // until a failure is explained
+constexpr milliseconds kEnd(1500);         // that the main thread has to end the process
+constexpr int kLooksOfSign = 5;            // between two signs of life
+constexpr int kMissedSigns = 20;           // after which a rank is lost, at most
 constexpr int kLeastMissedSigns = 4;
 
 constexpr const char* kTrouble = "trouble";  // who noticed first
@@ -139,7 +139,7 @@ struct Peers::Shared {
   Verdict of_lost_store() const;
   void judge(const std::string& reason);
   Verdict decide(const std::string& reason);
-  void call_roll(bool is_first);
+  void collect_answers(bool is_first);
   Verdict explain(const std::string& reason);
   void end_process();
 };
@@ -225,7 +225,7 @@ Verdict Peers::Shared::of_lost_store() const {
   return {.text = ranks.has_agent_store ? "the launcher is lost" : list_lost({0})};
 }
 
-// Whether a rank is in trouble; this one then answers the roll call, and learns what is known.
+// Whether a rank is in trouble; this one then answers, and learns what is known.
 bool Peers::Shared::look() {
   try {
     if (called_off < 0 && watched->check({kCalledOff}))
@@ -265,12 +265,12 @@ void Peers::Shared::judge(const std::string& reason) {
   }
 }
 
-// What has happened, as all ranks say it. The first one that notices calls the roll.
+// What has happened, as all ranks say it. The first one that notices asks all.
 Verdict Peers::Shared::decide(const std::string& reason) {
   const std::string mine = std::to_string(ranks.rank);
   const bool is_first = text_of(watched->compareSet(kTrouble, {}, bytes_of(mine))) == mine;
   watched->set(key_of("here", ranks.rank), dump_history());
-  call_roll(is_first);
+  collect_answers(is_first);
   const Verdict found = is_ours ? Verdict{.text = reason} : explain(reason);
   const std::string told = text_of(watched->compareSet(kVerdictKey, {}, bytes_of(found.dump())));
   // Who keeps the store stays until the others have read it.
@@ -279,8 +279,8 @@ Verdict Peers::Shared::decide(const std::string& reason) {
 }
 
 // Waits until all ranks have answered, or one knows what has happened.
-void Peers::Shared::call_roll(bool is_first) {
-  const auto end = Clock::now() + kRollCall;
+void Peers::Shared::collect_answers(bool is_first) {
+  const auto end = Clock::now() + kAnswerTime;
   const auto is_over = [&] {
     return watched->check({kVerdictKey}) ||
            (is_first && missing(*watched, "here", ranks.size).empty());

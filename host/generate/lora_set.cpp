@@ -7,7 +7,7 @@
 namespace atelier::generate {
 
 void LoraSet::check(const Settings& settings, const Origin& place, report::Problems& problems) {
-  for (const lora::Use& use : settings.loras) {
+  for (const lora::LoraRef& use : settings.loras) {
     try {
       registry().check(use);
     } catch (const Error& error) {
@@ -19,7 +19,7 @@ void LoraSet::check(const Settings& settings, const Origin& place, report::Probl
 void LoraSet::use(const Settings& settings) {
   if (!registry_ && settings.loras.empty()) return;
   registry().use(settings.loras);
-  for (const lora::Use& use : settings.loras) {
+  for (const lora::LoraRef& use : settings.loras) {
     const std::vector<std::string>& unmatched = registry().check(use);
     if (unmatched.empty() || !warned_.insert(use.path).second) continue;
     progress_.warn("LoRA " + use.name + ": " + std::to_string(unmatched.size()) +

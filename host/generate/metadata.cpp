@@ -46,7 +46,7 @@ std::string parameters_text(const ModelRecord& model, const Settings& settings,
         ", Denoising strength: " + number(settings.denoising_strength.value_or(kDefaultStrength));
   }
   std::string loras;
-  for (const lora::Use& use : settings.loras)
+  for (const lora::LoraRef& use : settings.loras)
     loras += (loras.empty() ? "" : ", ") + use.name + ": " + number(use.strength);
   if (!loras.empty()) text += ", Loras: \"" + loras + "\"";
   return text + ", Version: atelier " + model.version;
@@ -106,7 +106,7 @@ media::Text metadata_of(const ModelRecord& model, const Settings& settings, cons
     record["tile_size"] = request.tiling->size;
     record["tile_stride"] = request.tiling->stride;
   }
-  for (const lora::Use& use : settings.loras) {
+  for (const lora::LoraRef& use : settings.loras) {
     json& lora = record["loras"].emplace_back(
         json{{"name", use.name}, {"file", short_path(use.path)}, {"strength", use.strength}});
     if (!use.component.empty()) lora["component"] = use.component;

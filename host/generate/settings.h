@@ -43,7 +43,7 @@ struct Settings {
   std::string inpaint_mask;                  // image file; see Request
   std::string latents;                       // safetensors file
   std::string output = "out.png";
-  std::vector<lora::Use> loras;
+  std::vector<lora::LoraRef> loras;
   std::string lora_dir;  // where lines of a prompts file find theirs
   // Inputs of the family, by name, as inputs::parse_value() gives them.
   nlohmann::json family_inputs = nlohmann::json::object();

@@ -257,7 +257,7 @@ std::vector<std::string> odd_images(const Settings& s, const ModelFamily& family
       continue;
     for (const std::string& path : inputs::texts_of(*given)) {
       const auto file = inputs::check_file(input.kind, path, /*decode_all=*/false);
-      for (const auto& [what, instead] : inputs::unseen_of(input, file.info))
+      for (const auto& [what, instead] : inputs::ignored_properties(input, file.info))
         odd.push_back(place.of(input.name) + ": " + files::display_path(path) + " " +
                       std::string(what) + "; " + std::string(instead));
     }

@@ -137,8 +137,9 @@ ImageFile check_file(InputKind kind, const std::string& path, bool decode_all) {
   return is_unread ? check(path, /*is_clip=*/true, decode_all) : still;
 }
 
-std::vector<Unseen> unseen_of(const InputSpec& input, const media::ImageInfo& info) {
-  std::vector<Unseen> unseen;
+std::vector<IgnoredProperty> ignored_properties(const InputSpec& input,
+                                                const media::ImageInfo& info) {
+  std::vector<IgnoredProperty> unseen;
   if (input.kind != InputKind::kImage) return unseen;
   if (info.is_animated)
     unseen.push_back({info.format == "tiff" ? "has several pages" : "is an animation",

@@ -37,10 +37,11 @@ ImageFile check_file(InputKind kind, const std::string& path, bool decode_all);
 
 // Something of an image that an input does not see, and what it sees in its place: "is an
 // animation", "its first frame is taken".
-struct Unseen {
+struct IgnoredProperty {
   std::string_view what, instead;
 };
-std::vector<Unseen> unseen_of(const InputSpec& input, const media::ImageInfo& info);
+std::vector<IgnoredProperty> ignored_properties(const InputSpec& input,
+                                                const media::ImageInfo& info);
 
 // The whole file. Throws Error naming it; named pipes and the like are refused.
 std::vector<uint8_t> read_image_file(const std::string& path);

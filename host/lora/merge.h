@@ -18,7 +18,7 @@ namespace atelier::lora {
 struct MergeSource {
   LoraFile file;
   double strength = 1.0;
-  std::string component = {};  // as in Use
+  std::string component = {};  // as in LoraRef
 };
 
 struct MergeReport {

@@ -27,15 +27,15 @@ std::pair<int64_t, int64_t> stamp_of(const std::string& path) {
   return {found.st_size, found.st_mtim.tv_sec * 1'000'000'000 + found.st_mtim.tv_nsec};
 }
 
-void check_strength(const Use& use) {
+void check_strength(const LoraRef& use) {
   if (std::isfinite(use.strength)) return;
   throw Error(ErrorCode::kInvalidArgument,
               "LoRA " + quote_and_escape(use.name) + ": strength is not finite",
               "1 adds it as it was trained", "LORA_STRENGTH");
 }
 
-void check_name(const std::vector<Use>& taken, const Use& use) {
-  for (const Use& other : taken) {
+void check_name(const std::vector<LoraRef>& taken, const LoraRef& use) {
+  for (const LoraRef& other : taken) {
     if (other.name == use.name && other.component == use.component)
       throw Error(ErrorCode::kInvalidArgument,
                   "LoRA " + quote_and_escape(use.name) + ": given twice",
@@ -78,7 +78,7 @@ Registry::~Registry() {
   place();
 }
 
-Registry::LoadedPtr Registry::open(const Use& use) {
+Registry::LoadedPtr Registry::open(const LoraRef& use) {
   const std::pair key(use.path, use.component);
   const auto known = files_.find(key);
   if (known != files_.end()) {
@@ -148,13 +148,13 @@ void Registry::add_to_weights(Values& values, const Difference& difference,
                                  .length = piece.length}});
 }
 
-const std::vector<std::string>& Registry::check(const Use& use) {
+const std::vector<std::string>& Registry::check(const LoraRef& use) {
   return open(use)->match.unmatched;
 }
 
-std::string Registry::fingerprint(std::span<const Use> set, std::string_view component) {
+std::string Registry::fingerprint(std::span<const LoraRef> set, std::string_view component) {
   std::string text;
-  for (const Use& use : set) {
+  for (const LoraRef& use : set) {
     if (use.strength == 0) continue;
     const LoadedPtr loaded = open(use);
     const auto changes_it = [&](const std::vector<Match::Pair>& pairs) {
@@ -168,7 +168,7 @@ std::string Registry::fingerprint(std::span<const Use> set, std::string_view com
   return text;
 }
 
-void Registry::load(const Use& use) {
+void Registry::load(const LoraRef& use) {
   check_strength(use);
   check_name(in_use_, use);
   const LoadedPtr loaded = open(use);
@@ -189,7 +189,7 @@ void Registry::unload(std::string_view name) {
   }
   if (in_use_.size() == before) {
     std::vector<std::string> names;
-    for (const Use& use : in_use_) names.push_back(use.name);
+    for (const LoraRef& use : in_use_) names.push_back(use.name);
     throw Error(ErrorCode::kNotFound,
                 "LoRA " + quote_and_escape(name) + " is not loaded" +
                     (names.empty() ? std::string() : "; there are " + report::list_names(names)),
@@ -200,7 +200,7 @@ void Registry::unload(std::string_view name) {
 }
 
 // The sum is that of AddedWeight, on the compute device.
-void Registry::merge(const Use& use, const std::set<Weight*>& weights) {
+void Registry::merge(const LoraRef& use, const std::set<Weight*>& weights) {
   const at::NoGradGuard no_grad;
   check_strength(use);
   const LoadedPtr loaded = open(use);
@@ -221,10 +221,10 @@ void Registry::merge(const Use& use, const std::set<Weight*>& weights) {
   }
 }
 
-void Registry::use(std::span<const Use> set) {
-  std::vector<Use> names;
+void Registry::use(std::span<const LoraRef> set) {
+  std::vector<LoraRef> names;
   std::vector<LoadedPtr> used;
-  for (const Use& use : set) {
+  for (const LoraRef& use : set) {
     check_strength(use);
     check_name(names, use);
     names.push_back(use);

@@ -48,16 +48,16 @@ class Registry {
 
   // Reads headers and matches names and shapes; no values. Returns the layers and tensors of the
   // file that are nothing in this model. Throws what LoraFile::open and Targets::match throw.
-  const std::vector<std::string>& check(const Use& use);
+  const std::vector<std::string>& check(const LoraRef& use);
 
   // What `set` does to one component, as a text: equal for sets that do the same, and empty for
   // those that leave it as it is. Results that the component gave are stale when it changed.
-  std::string fingerprint(std::span<const Use> set, std::string_view component);
+  std::string fingerprint(std::span<const LoraRef> set, std::string_view component);
 
   // Adds a LoRA behind those that are there. Throws what check() throws, and
   // Error{kInvalidArgument} when the name is taken for this component or the strength is not
   // finite; the set is then as before.
-  void load(const Use& use);
+  void load(const LoraRef& use);
   // Unloads all LoRAs of a name that several components have. Throws Error{kNotFound} naming those
   // that there are.
   void unload(std::string_view name);
@@ -65,10 +65,10 @@ class Registry {
   // For a LoRA that will be loaded: makes what it adds to the values of `weights`, which are
   // loaded, a part of these values, for weights that are trained where nothing can be added to
   // them. load() leaves that out then. Throws as load().
-  void merge(const Use& use, const std::set<Weight*>& weights);
+  void merge(const LoraRef& use, const std::set<Weight*>& weights);
 
   // Makes `set` the LoRAs in use, in this order. Throws as load().
-  void use(std::span<const Use> set);
+  void use(std::span<const LoraRef> set);
 
   // The bytes of all that is in memory, in use and idle: the values of the files, those that are
   // stacked once more, and the sums with those weights that are added to, which are made when such
@@ -100,7 +100,7 @@ class Registry {
   };
   using LoadedPtr = std::shared_ptr<Loaded>;
 
-  LoadedPtr open(const Use& use);
+  LoadedPtr open(const LoraRef& use);
   void read(Loaded& loaded) const;
   void add_to_products(Values& values, const LoraFile& file, const Match::Pair& pair) const;
   void add_to_weights(Values& values, const Difference& difference, const Target& target) const;
@@ -113,7 +113,7 @@ class Registry {
   Options options_;
   Targets targets_;
   std::map<std::pair<std::string, std::string>, LoadedPtr> files_;  // by path and component
-  std::vector<Use> in_use_;
+  std::vector<LoraRef> in_use_;
   std::vector<LoadedPtr> used_;                             // of in_use_
   std::vector<std::pair<nn::Linear*, at::Tensor>> placed_;  // layer and the adapter's `a`
   int64_t stacked_bytes_ = 0;                               // of what was made for placed_

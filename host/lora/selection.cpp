@@ -65,8 +65,8 @@ std::string without_extension(std::string name) {
 
 }  // namespace
 
-Use parse_use(std::string_view text) {
-  Use use;
+LoraRef parse_use(std::string_view text) {
+  LoraRef use;
   use.path = std::string(text);
   take_end(use.path, '@', [&](std::string_view end) {
     if (end.find('/') != std::string_view::npos) return false;  // the @ of a folder
@@ -87,14 +87,15 @@ Use parse_use(std::string_view text) {
   return use;
 }
 
-std::vector<Use> parse_flags(const std::vector<std::string>& texts) {
-  std::vector<Use> uses;
+std::vector<LoraRef> parse_flags(const std::vector<std::string>& texts) {
+  std::vector<LoraRef> uses;
   const auto is_taken = [&](const std::string& name) {
-    return std::any_of(uses.begin(), uses.end(), [&](const Use& use) { return use.name == name; });
+    return std::any_of(uses.begin(), uses.end(),
+                       [&](const LoraRef& use) { return use.name == name; });
   };
   for (const std::string& text : texts) {
-    Use use = parse_use(text);
-    for (const Use& other : uses) {
+    LoraRef use = parse_use(text);
+    for (const LoraRef& other : uses) {
       if (other.path == use.path && other.component == use.component)
         refuse(quote_and_escape(use.path) + ": given twice", "give it once, with one strength");
     }
@@ -110,8 +111,8 @@ namespace {
 constexpr const char* kForm = "write [{\"name\": \"style\", \"strength\": 0.7}]";
 
 // One entry of a list: a name, or an object.
-Use parse_entry(const json& item) {
-  Use use;
+LoraRef parse_entry(const json& item) {
+  LoraRef use;
   if (item.is_string()) {
     use.name = item.get<std::string>();
     return use;
@@ -137,15 +138,15 @@ Use parse_entry(const json& item) {
 
 }  // namespace
 
-std::vector<Use> parse_uses(const json& list, const std::string& folder) {
+std::vector<LoraRef> parse_uses(const json& list, const std::string& folder) {
   if (!list.is_array()) refuse(quote_and_escape(list.dump()) + " is no list", kForm);
-  std::vector<Use> uses;
+  std::vector<LoraRef> uses;
   for (const json& item : list) {
-    Use use = parse_entry(item);
+    LoraRef use = parse_entry(item);
     use.name = without_extension(use.name);
     check_strength(use.strength, use.name);
     use.path = find_in_folder(folder, use.name);
-    for (const Use& other : uses) {
+    for (const LoraRef& other : uses) {
       if (other.name == use.name && other.component == use.component)
         refuse(quote_and_escape(use.name) + ": given twice", "give it once, with one strength");
     }

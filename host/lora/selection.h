@@ -9,7 +9,7 @@
 namespace atelier::lora {
 
 // One LoRA of a set.
-struct Use {
+struct LoraRef {
   std::string name;  // what the user calls it
   std::string path = {};
   double strength = 1.0;  // 0 leaves the layers as they are
@@ -17,7 +17,7 @@ struct Use {
   // Targets::match().
   std::string component = {};
 
-  bool operator==(const Use&) const = default;
+  bool operator==(const LoraRef&) const = default;
 };
 
 // "PATH", "PATH:STRENGTH", "PATH@COMPONENT" or "PATH:STRENGTH@COMPONENT"; what stands behind the
@@ -25,16 +25,16 @@ struct Use {
 // unless a file has the whole name. The LoRA is called what its file is called, without
 // ".safetensors". Throws Error{kInvalidArgument} when there is no path or no component behind the
 // @, or the strength is not finite.
-Use parse_use(std::string_view text);
+LoraRef parse_use(std::string_view text);
 
 // All that are on a command line; files of one name in several folders are told apart as "style",
 // "style_2". Throws as parse_use, and Error{kInvalidArgument} when a file is given twice for one
 // component.
-std::vector<Use> parse_flags(const std::vector<std::string>& texts);
+std::vector<LoraRef> parse_flags(const std::vector<std::string>& texts);
 
 // [{"name": "style", "strength": 0.7, "component": "dit"}, "other"]: names in `folder`.
 // Throws Error{kInvalidArgument} for another form, and what find_in_folder throws.
-std::vector<Use> parse_uses(const nlohmann::json& list, const std::string& folder);
+std::vector<LoraRef> parse_uses(const nlohmann::json& list, const std::string& folder);
 
 // The file that a name stands for: NAME or NAME.safetensors below `folder`, in a folder there when
 // the name has slashes. Names come from whoever writes the jobs, so none leads out of `folder`.

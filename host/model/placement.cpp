@@ -143,7 +143,7 @@ std::map<std::string, memory::ResidencyPlan, std::less<>> plan_residency(
     if (blocks > 0 && is_divided(placement, components, component))
       places.emplace(component, Place::kDevice);
   }
-  const auto turns = std::make_shared<memory::Turns>();
+  const auto turns = std::make_shared<memory::ResidencyGroup>();
   for (const auto& [component, place] : places) {
     if (!has_blocks("--offload: ", component, components, problems)) continue;
     const int64_t blocks = components.blocks.at(component);

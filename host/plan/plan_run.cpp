@@ -69,7 +69,7 @@ int64_t lora_bytes(const LoadedModel& model, std::span<const Job> jobs) {
   int64_t most = 0;
   for (const Job& job : jobs) {
     int64_t bytes = 0;
-    for (const lora::Use& use : job.settings.loras) {
+    for (const lora::LoraRef& use : job.settings.loras) {
       std::error_code failure;
       const auto size = std::filesystem::file_size(use.path, failure);
       const size_t copies =

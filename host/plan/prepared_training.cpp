@@ -242,7 +242,7 @@ class Preparation {
     }
     problems_.collect([&] {
       run_.preset = std::make_unique<lora::Registry>(*run_.model);
-      const lora::Use use = {
+      const lora::LoraRef use = {
           .name = "preset", .path = lora.preset_path, .component = lora.preset_model};
       try {
         run_.preset->check(use);

@@ -272,7 +272,7 @@ void Monitor::preview() {
     });
   };
   // Ranks that draw together wait for the disk of the one that writes.
-  const distributed::Patience patience(parts_.in_lockstep() ? parts_.group : nullptr);
+  const distributed::TimeoutExtension patience(parts_.in_lockstep() ? parts_.group : nullptr);
   run_with_average("the sample images", [&] {
     try {
       draw();

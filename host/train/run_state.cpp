@@ -174,7 +174,7 @@ void RunState::save_weights(const std::string& name, uint64_t reserve) {
     return "";
   });
   // Weights come to the one that writes them as fast as its disk takes them.
-  const distributed::Patience patience(sharing());
+  const distributed::TimeoutExtension patience(sharing());
   distributed::do_together(sharing(), [&] {
     with_average([&] {
       if (!folder && !trained_.save_together()) return;

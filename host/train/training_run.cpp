@@ -131,7 +131,7 @@ class TrainingRun {
     model_.meet(distributed::divide_slabs(blocks_));
   }
 
-  lora::Use preset() const {
+  lora::LoraRef preset() const {
     return {
         .name = "preset", .path = config_.lora.preset_path, .component = config_.lora.preset_model};
   }

@@ -79,7 +79,7 @@ struct PeerOptions {
   int64_t prefetch = 1;
   std::optional<QuantizedKind> stored = std::nullopt;
   bool is_turned = false;  // columns follow each other
-  std::shared_ptr<Turns> turns = nullptr;
+  std::shared_ptr<ResidencyGroup> turns = nullptr;
 };
 
 // One of the processes: a net of its own, whose weights are those of the others.
@@ -345,7 +345,7 @@ TEST_CASE("Weights of divided components are drawn whichever has its turn", "[sl
   std::vector<std::array<std::unique_ptr<Peer>, 2>> ranks(2);
   for (int rank = 0; rank < 2; ++rank) {
     devices.push_back(make_simulated_device({.poison = true}));
-    const PeerOptions options = {.prefetch = 2, .turns = std::make_shared<Turns>()};
+    const PeerOptions options = {.prefetch = 2, .turns = std::make_shared<ResidencyGroup>()};
     for (int i = 0; i < 2; ++i)
       ranks[rank][i] =
           std::make_unique<Peer>(kBlocks, boards[i], rank, options, devices[rank].get());

@@ -35,7 +35,7 @@ struct Experts {
          .bytes_per_second = options.matrices_per_second * double{kMatrixBytes},
          .poison = true,
          .clock = clock});
-    const auto turns = std::make_shared<Turns>();
+    const auto turns = std::make_shared<ResidencyGroup>();
     for (int i = 0; i < 2; ++i) {
       ResidencyPlan plan =
           spread_residents(kBlocks, options.resident, options.others, options.prefetch);

@@ -1,4 +1,4 @@
-#!/ usr / bin / env python3
+#!/usr/bin/env python3
 """Training gives the same bits whatever is kept of activations, resumed or not, for both families.
 
 Among what is trained are layers before the blocks, whose output every block reads. The models are the

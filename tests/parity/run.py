@@ -2,11 +2,12 @@
 """Compares the program with diffusers and transformers on tiny random models.
 
 Suites are the *_parity_test.py files beside this one, by the part of the name before
-`_parity_test`; all without an argument. One process runs them all, because importing the references
-takes longer than most suites.
+`_parity_test`; all without an argument. "wan*" stands for all that begin so. One process runs them all,
+because importing the references takes longer than most suites.
 """
 
 import argparse
+import fnmatch
 import os
 import pathlib
 import sys
@@ -22,6 +23,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suite", nargs="*", help="any of: " + ", ".join(suites))
+    parser.add_argument("--but", metavar="SUITE", action="append", default=[],
+                        help="leaves out a suite; several times: all of them")
     parser.add_argument("-k",
                         metavar="TEXT",
                         action="append",
@@ -33,9 +36,12 @@ def main():
                         metavar="DIR",
                         help="keep the models, and each call's files and command, below DIR")
     arguments = parser.parse_args()
-    unknown = sorted(set(arguments.suite) - set(suites))
+    unknown = [each for each in arguments.suite + arguments.but if not fnmatch.filter(suites, each)]
     if unknown:
         parser.error(f"no such suite: {', '.join(unknown)}; there are {', '.join(suites)}")
+    chosen = [suite for suite in suites
+              if any(fnmatch.fnmatch(suite, each) for each in arguments.suite or "*")
+              and not any(fnmatch.fnmatch(suite, each) for each in arguments.but)]
     os.environ["ATELIER_PARITY_DEVICE"] = arguments.device
     if arguments.keep:
         folder = pathlib.Path(arguments.keep).resolve()
@@ -52,7 +58,7 @@ def main():
     except FileNotFoundError as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 3
-    names = [name + "_parity_test" for name in (arguments.suite or suites)]
+    names = [name + "_parity_test" for name in chosen]
     loader = unittest.TestLoader()
     loader.testNamePatterns = arguments.k and [f"*{text}*" for text in arguments.k]
     tests = loader.loadTestsFromNames(names)

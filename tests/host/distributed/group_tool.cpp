@@ -364,7 +364,7 @@ int work(Group& group, const std::string& what, int rank) {
     const auto half = group.among({{0, 1}}, "halves");
     group.begin_step(5);
     {
-      const distributed::Patience patience(&group);
+      const distributed::TimeoutExtension patience(&group);
       if (is_the_one) std::this_thread::sleep_for(std::chrono::seconds(6));
       half->all_reduce(at::ones({8})).wait();
     }

@@ -58,13 +58,13 @@ TEST_CASE("A loaded LoRA gives what merged weights give, and unloading gives the
   CHECK(test::error(scene.velocity(), scene.merged(1, 0)) < 5e-5);
   registry.load({"light", scene.light_path, 0.5});
   CHECK(test::error(scene.velocity(), scene.merged(1, 0.5)) < 5e-5);
-  const std::vector<Use> turned = {{"style", scene.style_path, -0.7},
-                                   {"light", scene.light_path, 0.5}};
+  const std::vector<LoraRef> turned = {{"style", scene.style_path, -0.7},
+                                       {"light", scene.light_path, 0.5}};
   registry.use(turned);
   CHECK(test::error(scene.velocity(), scene.merged(-0.7, 0.5)) < 5e-5);
   registry.unload("style");  // the layers that only it has are plain again
   CHECK(test::error(scene.velocity(), scene.merged(0, 0.5)) < 5e-5);
-  const std::vector<Use> silent = {{"light", scene.light_path, 0}};
+  const std::vector<LoraRef> silent = {{"light", scene.light_path, 0}};
   registry.use(silent);
   CHECK(at::equal(scene.velocity(), scene.plain));
   registry.unload("light");
@@ -105,7 +105,7 @@ TEST_CASE("All spellings of one LoRA give the same bits", "[lora]") {
       }
       const std::string path = scene.folder / "spelled.safetensors";
       files::write_safetensors(path, tensors);
-      const std::vector<Use> set = {{"spelled", path}};
+      const std::vector<LoraRef> set = {{"spelled", path}};
       registry.use(set);
       CHECK(registry.check({.name = "x", .path = path}).empty());
       CHECK(at::equal(scene.velocity(), wanted));
@@ -220,7 +220,7 @@ TEST_CASE("Every kind gives what changed weights give, hot and merged", "[lora]"
       REQUIRE(test::error(wanted, scene.plain) > 0.02);
       CHECK(test::error(scene.velocity(), wanted) < 5e-5);
       // Half of it, beside a plain LoRA.
-      const std::vector<Use> set = {{"kind", path, 0.5}, {"style", scene.style_path, -0.7}};
+      const std::vector<LoraRef> set = {{"kind", path, 0.5}, {"style", scene.style_path, -0.7}};
       registry.use(set);
       const at::Tensor both =
           test::changed_velocity(scene.folder.path(), [&](NamedTensors& weights) {
@@ -242,7 +242,7 @@ TEST_CASE("Every kind gives what changed weights give, hot and merged", "[lora]"
 TEST_CASE("Merged LoRAs are what hot ones are, and leave the base's bits", "[lora]") {
   Scene scene;
   const std::vector<at::Tensor> weights = scene.weights();
-  const std::vector<Use> both = {{"style", scene.style_path, 0.5}, {"light", scene.light_path}};
+  const std::vector<LoraRef> both = {{"style", scene.style_path, 0.5}, {"light", scene.light_path}};
   at::Tensor hot;
   {
     Registry registry(*scene.model);
@@ -277,9 +277,10 @@ TEST_CASE("On weights that stream LoRAs are what they are otherwise, and leave n
                                             .resident_blocks = {{"dit", stay}},
                                             .prefetch = 0});
       Registry a(*resident, {.mode = mode}), b(*streamed, {.mode = mode});
-      const Use style = {"style", scene.style_path, 0.7}, light = {"light", scene.light_path, 1.0};
-      for (const std::vector<Use>& set :
-           std::vector<std::vector<Use>>{{style}, {light, style}, {}, {style}}) {
+      const LoraRef style = {"style", scene.style_path, 0.7},
+                    light = {"light", scene.light_path, 1.0};
+      for (const std::vector<LoraRef>& set :
+           std::vector<std::vector<LoraRef>>{{style}, {light, style}, {}, {style}}) {
         a.use(set);
         b.use(set);
         CHECK(at::equal(test::toy_velocity(*resident), test::toy_velocity(*streamed)));
@@ -298,7 +299,7 @@ TEST_CASE("What became a part of weights is not added to them again, and stays",
   const auto added = test::open_toy(scene.folder.path()),
              merged = test::open_toy(scene.folder.path());
   merged->load_component("dit");
-  const Use style = {"style", scene.style_path, 0.7};
+  const LoraRef style = {"style", scene.style_path, 0.7};
   Registry a(*added, {.mode = Mode::kMerge}), b(*merged, {.mode = Mode::kMerge});
   Weight& down = *merged->model().component("dit").find_weight("blocks.1.down.weight");
   const at::Tensor before = down.draw().clone();
@@ -335,9 +336,9 @@ TEST_CASE("Two registries add to one weight, and each takes its own away", "[lor
 TEST_CASE("A set replaces another, whatever layers they have", "[lora]") {
   Scene scene;
   Registry registry(*scene.model);
-  const std::vector<Use> style = {{"style", scene.style_path}},
-                         light = {{"light", scene.light_path}},
-                         both = {{"style", scene.style_path, 0.5}, {"light", scene.light_path}};
+  const std::vector<LoraRef> style = {{"style", scene.style_path}},
+                             light = {{"light", scene.light_path}},
+                             both = {{"style", scene.style_path, 0.5}, {"light", scene.light_path}};
   registry.use(light);
   const at::Tensor of_light = scene.velocity();
   registry.use(both);
@@ -444,8 +445,8 @@ TEST_CASE("A mistake leaves the set as it was", "[lora]") {
   });
   expect_error(ErrorCode::kNotFound, {"\"light\" is not loaded", "there are \"style\""},
                [&] { registry.unload("light"); });
-  const std::vector<Use> broken = {{"light", scene.light_path},
-                                   {"none", scene.folder / "none.safetensors"}};
+  const std::vector<LoraRef> broken = {{"light", scene.light_path},
+                                       {"none", scene.folder / "none.safetensors"}};
   expect_error(ErrorCode::kNotFound, {"none.safetensors"}, [&] { registry.use(broken); });
   auto factors = scene.light;
   factors[0].up[0][0] = INFINITY;
@@ -459,7 +460,7 @@ TEST_CASE("A mistake leaves the set as it was", "[lora]") {
 TEST_CASE("A file that is written again is read again", "[lora]") {
   Scene scene;
   Registry registry(*scene.model);
-  const std::vector<Use> set = {{"style", scene.style_path}};
+  const std::vector<LoraRef> set = {{"style", scene.style_path}};
   registry.use(set);
   const at::Tensor first = scene.velocity();
   test::write_lora(scene.style_path, test::toy_factors(3, 9));
@@ -473,11 +474,11 @@ TEST_CASE("A file that is written again is read again", "[lora]") {
 TEST_CASE("A fingerprint tells what a set does to a component", "[lora]") {
   Scene scene;
   Registry registry(*scene.model);
-  const auto of = [&](const std::vector<Use>& set, std::string_view component) {
+  const auto of = [&](const std::vector<LoraRef>& set, std::string_view component) {
     return registry.fingerprint(set, component);
   };
-  const Use style = {"style", scene.style_path}, weak = {"style", scene.style_path, 0.5},
-            none = {"style", scene.style_path, 0}, light = {"light", scene.light_path};
+  const LoraRef style = {"style", scene.style_path}, weak = {"style", scene.style_path, 0.5},
+                none = {"style", scene.style_path, 0}, light = {"light", scene.light_path};
   CHECK(of({style}, "vae").empty());
   CHECK(of({none}, "dit").empty());
   CHECK(of({style}, "dit") == of({style, none}, "dit"));
@@ -547,7 +548,7 @@ TEST_CASE("500 random changes leave every weight, the velocity and the memory as
   Registry registry(*scene.model, {.mode = mode, .idle_bytes = 0});
   const auto use_of = [&](size_t i, double strength) {
     const std::string name = "lora" + std::to_string(i);
-    return Use{name, scene.folder / (name + ".safetensors"), strength};
+    return LoraRef{name, scene.folder / (name + ".safetensors"), strength};
   };
   for (size_t i = 0; i < 5; ++i) registry.check(use_of(i, 1));
   test::Bytes live;
@@ -556,11 +557,11 @@ TEST_CASE("500 random changes leave every weight, the velocity and the memory as
   const int64_t live_before = live.now();
   std::mt19937 random(5);
   size_t with_adapters = 0;
-  std::vector<Use> set;  // that is in use
+  std::vector<LoraRef> set;  // that is in use
   for (int cycle = 0; cycle < 500; ++cycle) {
-    const Use use = use_of(random() % 5, static_cast<double>(random() % 5) / 2 - 1);
+    const LoraRef use = use_of(random() % 5, static_cast<double>(random() % 5) / 2 - 1);
     const auto own = std::find_if(set.begin(), set.end(),
-                                  [&](const Use& each) { return each.name == use.name; });
+                                  [&](const LoraRef& each) { return each.name == use.name; });
     if (own == set.end()) {
       registry.load(use);
       set.push_back(use);
@@ -573,14 +574,14 @@ TEST_CASE("500 random changes leave every weight, the velocity and the memory as
     }
     if (cycle % 100 == 99) scene.model->unload_component("dit");
     if (cycle % 50 == 0) {
-      const bool adds =
-          std::any_of(set.begin(), set.end(), [](const Use& each) { return each.strength != 0; });
+      const bool adds = std::any_of(set.begin(), set.end(),
+                                    [](const LoraRef& each) { return each.strength != 0; });
       with_adapters += adds;
       CHECK(at::equal(scene.velocity(), scene.plain) == !adds);
     }
   }
   CHECK(with_adapters > 3);
-  for (const Use& use : set) registry.unload(use.name);
+  for (const LoraRef& use : set) registry.unload(use.name);
   CHECK(registry.bytes() == 0);
   CHECK(at::equal(scene.velocity(), scene.plain));  // and loads the weights
   CHECK(live.now() == live_before);

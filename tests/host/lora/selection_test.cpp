@@ -11,7 +11,7 @@ using test::Folder;
 TEST_CASE("A LoRA on the command line is a path and a strength", "[lora]") {
   const auto check = [](const std::string& text, const std::string& path, const std::string& name,
                         double strength) {
-    const Use use = parse_use(text);
+    const LoraRef use = parse_use(text);
     CHECK(use.path == path);
     CHECK(use.name == name);
     CHECK(use.strength == strength);
@@ -29,7 +29,7 @@ TEST_CASE("A LoRA on the command line is a path and a strength", "[lora]") {
 }
 
 TEST_CASE("A LoRA on the command line may name its component", "[lora]") {
-  const Use expected = {
+  const LoraRef expected = {
       .name = "a", .path = "x/a.safetensors", .strength = 0.5, .component = "low"};
   CHECK(parse_use("x/a.safetensors:0.5@low") == expected);
   CHECK(parse_use("a@all").component == "all");
