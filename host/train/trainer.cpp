@@ -31,7 +31,7 @@ data::Order make_order(const Samples& samples, const Training& config) {
   return data::Order(shapes, options);
 }
 
-int64_t count_steps(const data::Order& order, const Training& config) {
+int64_t steps_of(const data::Order& order, const Training& config) {
   const int64_t all = order.steps_per_epoch() * config.num_epochs;
   return config.max_train_steps.value_or(all);
 }
@@ -68,7 +68,7 @@ data::MicroBatch largest_batch(std::span<const int64_t> shapes, std::span<const 
 }  // namespace
 
 int64_t count_steps(const Samples& samples, const Training& config) {
-  return count_steps(make_order(samples, config), config);
+  return steps_of(make_order(samples, config), config);
 }
 
 Trainer::Trainer(const RunParts& parts, Selection selection, std::function<double()> now)
@@ -76,7 +76,7 @@ Trainer::Trainer(const RunParts& parts, Selection selection, std::function<doubl
       config_(parts.config),
       order_(make_order(parts.samples, parts.config)),
       costs_(costs_of(parts.samples, parts.config)),
-      total_steps_(count_steps(order_, parts.config)),
+      total_steps_(steps_of(order_, parts.config)),
       settles_at_once_(parts.model.device().is_cpu() && !parts.model.is_simulated()),
       state_(parts, std::move(selection)),
       memory_(parts.model, parts.config, state_.trained(), parts.progress, parts.timeline),

@@ -102,7 +102,7 @@ TEST_CASE("A LoRA reaches the denoiser that its use names, and no other", "[lora
     check_changed(base, scene.velocities(), {"dit"});
     registry.unload("high");
     check_changed(base, scene.velocities(), {});
-    const Use both = {.name = "both", .path = path, .component = "all"};
+    const LoraRef both = {.name = "both", .path = path, .component = "all"};
     registry.use({&both, 1});
     check_changed(base, scene.velocities(), {"dit", "dit_low"});
   }
@@ -116,13 +116,13 @@ TEST_CASE("A LoRA's own word for its component counts where the user has none", 
   Registry registry(*scene.model);
   registry.load({.name = "low", .path = path});
   check_changed(base, scene.velocities(), {"dit_low"});
-  const Use other = {.name = "low", .path = path, .component = "dit"};
+  const LoraRef other = {.name = "low", .path = path, .component = "dit"};
   CHECK(!registry.fingerprint({&other, 1}, "dit").empty());
   CHECK(registry.fingerprint({&other, 1}, "dit_low").empty());
   registry.use({&other, 1});
   check_changed(base, scene.velocities(), {"dit"});
   // Names of a component need no word: they are that component's.
-  const Use named = {.name = "named",
+  const LoraRef named = {.name = "named",
                      .path = scene.write_lora("named", "", "dit_low.blocks.1.out")};
   registry.use({&named, 1});
   check_changed(base, scene.velocities(), {"dit_low"});
@@ -135,7 +135,7 @@ TEST_CASE("A LoRA of which nothing else says it is for the denoiser that its nam
                     high = scene.write_lora("high_noise_model"),
                     said = scene.write_lora("low_noise_said", "dit");
   Registry registry(*scene.model);
-  const auto changed_by = [&](const Use& use, const std::set<std::string>& changed) {
+  const auto changed_by = [&](const LoraRef& use, const std::set<std::string>& changed) {
     INFO(use.path);
     registry.use({&use, 1});
     check_changed(base, scene.velocities(), changed);
