@@ -49,10 +49,11 @@ flags::Table generate_table(generate::Order& order, const ModelFamily* family) {
       .text("prompts_file", order.prompts_file,
             "one JSON object a line, with these flags' names as keys; - reads them from stdin",
             "FILE")
-      .add({.name = "truncate_captions",
-            .kind = flags::FlagKind::kFlag,
-            .help =
-                "prompts of too many tokens are cut, as published pipelines do, and not refused"})
+      .add(
+          {.name = "truncate_captions",
+           .kind = flags::FlagKind::kFlag,
+           .help = "prompts of too many tokens are cut, as published pipelines do, and not refused",
+           .preset = "false"})
       .add({.name = "lora",
             .help = "a LoRA, PATH or PATH:STRENGTH, and of one of several denoisers "
                     "PATH:STRENGTH@COMPONENT; a line of a prompts file names its own with "

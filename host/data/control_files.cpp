@@ -55,16 +55,124 @@ std::optional<std::pair<std::string, int64_t>> split_number(const std::string& s
   return std::pair(stem.substr(0, line), *number);
 }
 
-// Files of one row, by their place: the number behind the name, and -1 without one.
-using Places = std::map<int64_t, std::vector<std::string>>;
+// The rows that get files, and the files that they get.
+class Matching {
+ public:
+  Matching(const DatasetOptions& options, std::string_view target, const InputSpec& control)
+      : options_(options),
+        target_(target),
+        control_(control),
+        base_(absolute(options.dataset_base_path)),
+        folder_(absolute(options.control_path)) {}
 
-// The names of the rows, told together.
-void tell(const std::string& what, const std::vector<std::string>& rows, const std::string& hint,
-          Findings& problems) {
-  if (rows.empty()) return;
-  problems.add(kKind, "--control_path: " + what + report::list_names(rows, kMostNames), hint,
-               ErrorCode::kNotFound);
-}
+  // Throws Error where the folder cannot be used.
+  void run(Metadata& metadata) {
+    if (base_ == folder_)
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          files::display_path(options_.control_path) + " is the folder of the images to learn",
+          "put the others into a folder of their own");
+    const std::set<std::string> files = files_below(options_.control_path);
+    find_rows(metadata);
+    for (const std::string& file : files) place(file);
+    give(metadata);
+  }
+
+  void tell(Findings& problems, Findings& odd) const {
+    const std::string folder = "--control_path: " + files::display_path(options_.control_path);
+    const auto tell_rows = [&](const std::string& what, const std::vector<std::string>& rows,
+                               const std::string& hint) {
+      if (rows.empty()) return;
+      problems.add(kKind,
+                   folder + what + std::to_string(rows.size()) + " of " +
+                       std::to_string(rows_.size()) +
+                       " rows: " + report::list_names(rows, kMostNames),
+                   hint, ErrorCode::kNotFound);
+    };
+    tell_rows(" holds nothing for ", without_,
+              "call a file as the image is, or several with _0, _1 behind its name");
+    tell_rows(" holds files of one place for ", doubtful_,
+              "keep one of those that differ in their ending alone, as a.png and a.jpg do");
+    if (!strangers_.empty())
+      odd.add(kKind,
+              folder + " holds files that are called as no row is: " +
+                  report::list_names(strangers_, kMostNames),
+              "they are not used");
+  }
+
+ private:
+  // Files of one row, by their place: the number behind the name, and -1 without one.
+  using Places = std::map<int64_t, std::vector<std::string>>;
+
+  // Rows without a value for the input, by what their files are called: relative to the base path
+  // and without their endings.
+  void find_rows(const Metadata& metadata) {
+    for (size_t i = 0; i < metadata.records.size(); ++i) {
+      const nlohmann::json& values = metadata.records[i].values;
+      const auto file = values.find(target_);
+      if (file == values.end() || !file->is_string() || values.contains(control_.name)) continue;
+      const fs::path whole = (base_ / file->get<std::string>()).lexically_normal();
+      rows_.emplace(i, without_ending(whole.lexically_relative(base_).string()));
+      files_of_.emplace(rows_.at(i), Places{});
+    }
+  }
+
+  void place(const std::string& file) {
+    const std::string learnt = base_.lexically_relative(folder_).string() + "/";
+    const bool is_read =
+        is_image_name(file) || (inputs::is_clip(control_.kind) && is_clip_name(file));
+    if (!is_read || file.starts_with(learnt)) return;
+    const std::string stem = without_ending(file);
+    const auto number = split_number(stem);
+    if (const auto whole = files_of_.find(stem); whole != files_of_.end()) {
+      whole->second[-1].push_back(file);
+    } else if (const auto of = number ? files_of_.find(number->first) : files_of_.end();
+               of != files_of_.end()) {
+      of->second[number->second].push_back(file);
+    } else {
+      strangers_.push_back(file);
+    }
+  }
+
+  // Rows that get none, or for which two have one place, are taken out.
+  void give(Metadata& metadata) {
+    std::vector<Record> kept;
+    for (size_t i = 0; i < metadata.records.size(); ++i) {
+      Record& record = metadata.records[i];
+      const auto row = rows_.find(i);
+      if (row == rows_.end() || give(record, files_of_.at(row->second)))
+        kept.push_back(std::move(record));
+    }
+    metadata.records = std::move(kept);
+    if (!std::ranges::count(metadata.columns, control_.name))
+      metadata.columns.emplace_back(control_.name);
+  }
+
+  bool give(Record& record, const Places& places) {
+    nlohmann::json paths = nlohmann::json::array();
+    for (const auto& [place, alike] : places) {
+      if (alike.size() > 1) {
+        doubtful_.push_back(record.place);
+        return false;
+      }
+      paths.push_back((folder_ / alike.front()).lexically_relative(base_).string());
+    }
+    if (paths.empty()) {
+      without_.push_back(record.place);
+      return false;
+    }
+    record.values[std::string(control_.name)] = paths.size() == 1 ? paths.front() : paths;
+    return true;
+  }
+
+  const DatasetOptions& options_;
+  const std::string target_;
+  const InputSpec& control_;
+  const fs::path base_, folder_;
+  std::map<size_t, std::string> rows_;  // by their place in the table
+  std::map<std::string, Places> files_of_;
+  std::vector<std::string> strangers_, without_, doubtful_;
+};
 
 }  // namespace
 
@@ -99,89 +207,15 @@ std::string control_folder(const DatasetOptions& options) {
 void add_control_files(const DatasetOptions& options, std::string_view target,
                        const InputSpec& control, Metadata& metadata, Findings& problems,
                        Findings& odd) {
-  const std::string name(control.name), folder = files::display_path(options.control_path);
-  const fs::path base = absolute(options.dataset_base_path),
-                 of_controls = absolute(options.control_path);
-  if (base == of_controls) {
-    problems.add(kKind, "--control_path: " + folder + " is the folder of the images to learn",
-                 "put the others into a folder of their own");
-    metadata.records.clear();
-    return;
-  }
-  std::set<std::string> files;
+  Matching matching(options, target, control);
   try {
-    files = files_below(options.control_path);
+    matching.run(metadata);
   } catch (const Error& error) {
-    problems.add(kKind, Error(error.code(), "--control_path: " + error.message(), error.hint(),
-                              error.tag()));
+    problems.add(kKind, error.at("--control_path"));
     metadata.records.clear();
     return;
   }
-
-  // What rows are called, relative to the base path and without their endings.
-  std::vector<std::pair<size_t, std::string>> rows;
-  std::map<std::string, Places> files_of;
-  for (size_t i = 0; i < metadata.records.size(); ++i) {
-    const nlohmann::json& values = metadata.records[i].values;
-    const auto file = values.find(target);
-    if (file == values.end() || !file->is_string() || values.contains(name)) continue;
-    const fs::path whole = (base / file->get<std::string>()).lexically_normal();
-    rows.emplace_back(i, without_ending(whole.lexically_relative(base).string()));
-    files_of.emplace(rows.back().second, Places{});
-  }
-  const std::string learnt = base.lexically_relative(of_controls).string() + "/";
-  std::vector<std::string> strangers;
-  for (const std::string& file : files) {
-    const bool is_read =
-        is_image_name(file) || (inputs::is_clip(control.kind) && is_clip_name(file));
-    if (!is_read || file.starts_with(learnt)) continue;
-    const std::string stem = without_ending(file);
-    const auto number = split_number(stem);
-    if (const auto whole = files_of.find(stem); whole != files_of.end()) {
-      whole->second[-1].push_back(file);
-    } else if (const auto of = number ? files_of.find(number->first) : files_of.end();
-               of != files_of.end()) {
-      of->second[number->second].push_back(file);
-    } else {
-      strangers.push_back(file);
-    }
-  }
-
-  std::vector<std::string> without, doubtful;
-  std::vector<char> is_left_out(metadata.records.size(), 0);
-  for (const auto& [row, stem] : rows) {
-    Record& record = metadata.records[row];
-    nlohmann::json paths = nlohmann::json::array();
-    bool is_doubtful = false;
-    for (const auto& [place, alike] : files_of.at(stem)) {
-      is_doubtful |= alike.size() > 1;
-      paths.push_back((of_controls / alike.front()).lexically_relative(base).string());
-    }
-    is_left_out[row] = is_doubtful || paths.empty();
-    if (is_left_out[row] != 0) {
-      (is_doubtful ? doubtful : without).push_back(record.place);
-    } else {
-      record.values[name] = paths.size() == 1 ? paths.front() : std::move(paths);
-    }
-  }
-  tell(folder + " holds nothing for " + std::to_string(without.size()) + " of " +
-           std::to_string(rows.size()) + " rows: ",
-       without, "call a file as the image is, or several with _0, _1 behind its name", problems);
-  tell(folder + " holds files of one place for " + std::to_string(doubtful.size()) + " of " +
-           std::to_string(rows.size()) + " rows: ",
-       doubtful, "keep one of those that differ in their ending alone, as a.png and a.jpg do",
-       problems);
-  if (!strangers.empty())
-    odd.add(kKind,
-            "--control_path: " + folder + " holds files that are called as no row is: " +
-                report::list_names(strangers, kMostNames),
-            "they are not used");
-  std::vector<Record> kept;
-  for (size_t i = 0; i < metadata.records.size(); ++i) {
-    if (is_left_out[i] == 0) kept.push_back(std::move(metadata.records[i]));
-  }
-  metadata.records = std::move(kept);
-  if (!std::ranges::count(metadata.columns, name)) metadata.columns.push_back(name);
+  matching.tell(problems, odd);
 }
 
 }  // namespace atelier::data

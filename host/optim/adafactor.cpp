@@ -26,6 +26,13 @@ class Adafactor : public OptimizerBase {
   void step(double lr, const at::Tensor& grad_scale, const at::Tensor& is_skipped) override;
 
  private:
+  // The gradient, its square or update, and the moved value; copies of what has 16 bits beside
+  // them.
+  int64_t step_copies(size_t i) const override {
+    const Slot& slot = slots_[i];
+    const bool is_copied = slot.leaf.scalar_type() != at::kFloat && !slot.master.defined();
+    return 3 + (slot.dtype != at::kFloat ? 1 : 0) + (is_copied ? 1 : 0);
+  }
   void move(size_t i, double lr, const StepScalars::OnDevice& scalars);
   at::Tensor normalized(SecondMoment& moment, const at::Tensor& gradient, const at::Tensor& beta2,
                         const at::Tensor& keeps) const;

@@ -33,7 +33,7 @@ class AdamW : public OptimizerBase {
   using Batches = std::vector<std::vector<size_t>>;
 
   Blockwise add_quantized(const Slot& slot, const std::string& what, bool is_signed);
-  int64_t copied_bytes(size_t i) const;
+  int64_t step_copies(size_t i) const override;
   bool needs_copies(size_t i) const;
   bool fits_batch(const std::vector<size_t>& batch, size_t i) const;
   void add_to_batches(size_t i, Batches& batches) const;
@@ -81,21 +81,21 @@ Blockwise AdamW::add_quantized(const Slot& slot, const std::string& what, bool i
           add_part(slot, what + "_absmax", absmax, /*per=*/kQuantizedBlock), is_signed};
 }
 
-// Float32 copies of a 16-bit gradient, of a value without a master, and of 8-bit moments, that exist
-// while a parameter is moved.
-int64_t AdamW::copied_bytes(size_t i) const {
+// Copies of a 16-bit gradient, of a value without a master, and of 8-bit moments.
+int64_t AdamW::step_copies(size_t i) const {
   const Slot& slot = slots_[i];
+  const bool is_quantized = moments_[i].is_quantized();
+  if (is_quantized && ops::has_adamw_8bit(slot.leaf)) return 0;
   int64_t copies = slot.dtype != at::kFloat ? 1 : 0;
   if (slot.leaf.scalar_type() != at::kFloat && !slot.master.defined()) copies += 1;
-  if (moments_[i].is_quantized()) copies += 2;
-  return copies * static_cast<int64_t>(sizeof(float)) * slot.leaf.numel();
+  return copies + (is_quantized ? 2 : 0);
 }
 
 int64_t AdamW::step_bytes() const {
   int64_t most = 0;
   for (const std::vector<size_t>& batch : batches_) {
     int64_t bytes = 0;
-    for (const size_t i : batch) bytes += copied_bytes(i);
+    for (const size_t i : batch) bytes += bytes_of_copies(i);
     most = std::max(most, bytes);
   }
   return most;

@@ -176,9 +176,9 @@ int64_t OptimizerBase::state_bytes() const {
 }
 
 int64_t OptimizerBase::step_bytes() const {
-  int64_t largest = 0;
-  for (const Slot& slot : slots_) largest = std::max(largest, slot.leaf.numel());
-  return 3 * static_cast<int64_t>(sizeof(float)) * largest;
+  int64_t most = 0;
+  for (size_t i = 0; i < slots_.size(); ++i) most = std::max(most, bytes_of_copies(i));
+  return most;
 }
 
 void copy_state(const std::string& what, const NamedTensors& from, const NamedTensors& to) {

@@ -51,13 +51,17 @@ class OptimizerBase : public Optimizer {
   Pieces pieces() const override { return pieces_; }
   void load_state(const NamedTensors& state) override;
   int64_t state_bytes() const override;
-  // One parameter is moved after the other, by float32 copies of its gradient and value, and an
-  // update.
-  int64_t step_bytes() const override;
+  int64_t step_bytes() const override;  // of one parameter after the other
 
  protected:
   // Throws Error{kUnsupported} for leaves that cannot be moved.
   OptimizerBase(const std::vector<Group>& groups, const Options& options);
+
+  // Float32 tensors as large as the parameter that exist at one time while it is moved.
+  virtual int64_t step_copies(size_t i) const = 0;
+  int64_t bytes_of_copies(size_t i) const {
+    return step_copies(i) * static_cast<int64_t>(sizeof(float)) * slots_[i].leaf.numel();
+  }
 
   // Registers `value` as state. Returns it.
   at::Tensor add_state(const std::string& name, at::Tensor value);

@@ -34,6 +34,8 @@ class Prodigy : public OptimizerBase {
   std::map<std::string, double> metrics() const override;
 
  private:
+  // The gradient, the way from the start, and two of what the estimates become.
+  int64_t step_copies(size_t /*i*/) const override { return 4; }
   at::Tensor scaled_rate(double lr) const;
   void accumulate(size_t i, const at::Tensor& rate, const StepScalars::OnDevice& scalars);
   void add_up_sums();

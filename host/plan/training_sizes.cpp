@@ -436,7 +436,11 @@ class TrainingSizes {
 
   int64_t backward_of(const DryModel::TrainingPass& pass, const memory::ActivationPlan& plan,
                       bool on_host) const {
-    return pass.outside_bytes / mode_.sequence +
+    // Gradients of one block are on their way to the host while the next one makes its own.
+    const int64_t leaving = trains_on_host(on_host) && !pass.gradients.empty()
+                                ? std::ranges::max(pass.gradients)
+                                : 0;
+    return pass.outside_bytes / mode_.sequence + leaving +
            backward_bytes(pass, plan, part_of_gradients(on_host), mode_.sequence, sends_inputs());
   }
 
