@@ -384,14 +384,6 @@ class TrainingSizes {
     return std::llround(std::max(0.0, ending - computing));
   }
 
-  // Whether the first step measures blocks for a budget: a plan that chooses to keep inputs of
-  // blocks alone leaves that out, and a user who says so by a budget does not.
-  bool is_measured(const ActivationBudget& budget) const {
-    return is_part(budget) || budget.kind == ActivationBudget::Kind::kBytes ||
-           (budget.kind == ActivationBudget::Kind::kFraction && config().activation_budget &&
-            config().activation_budget->kind == ActivationBudget::Kind::kFraction);
-  }
-
   PlannedPhase train_phase(SizedRun& sized, bool on_host) {
     PlannedPhase phase{.name = "train"};
     const auto components = parameters::running_components(model_, *training_.selection);
@@ -405,7 +397,7 @@ class TrainingSizes {
         planned_bytes = std::max(planned_bytes, plan.peak_bytes);
         strategies.push_back(strategy_of_budget(pass, plan, budget));
         backward = std::max(backward, backward_of(pass, plan, on_host));
-        if (is_measured(budget)) {
+        if (is_part(budget) || budget.kind == ActivationBudget::Kind::kBytes) {
           strategies.back().device_bytes =
               std::max(strategies.back().device_bytes, pass.outside_bytes + measuring_bytes(pass));
           const ActivationBudget least = {.kind = ActivationBudget::Kind::kFraction};
@@ -437,9 +429,8 @@ class TrainingSizes {
   int64_t backward_of(const DryModel::TrainingPass& pass, const memory::ActivationPlan& plan,
                       bool on_host) const {
     // Gradients of one block are on their way to the host while the next one makes its own.
-    const int64_t leaving = trains_on_host(on_host) && !pass.gradients.empty()
-                                ? std::ranges::max(pass.gradients)
-                                : 0;
+    const int64_t leaving =
+        trains_on_host(on_host) && !pass.gradients.empty() ? std::ranges::max(pass.gradients) : 0;
     return pass.outside_bytes / mode_.sequence + leaving +
            backward_bytes(pass, plan, part_of_gradients(on_host), mode_.sequence, sends_inputs());
   }
