@@ -80,8 +80,8 @@ struct ShardGroups {
 // part is let go.
 void add_to_sum(at::Tensor& sum, at::Tensor& part, at::Device device, bool on_host);
 
-// Gives the memory of `value` back, which has been exchanged and is read by nobody: a thread of Gloo
-// holds on to the tensor for a moment longer. `value` is undefined then.
+// Gives the memory of `value` back, which has been exchanged and is read by nobody: a thread of
+// Gloo holds on to the tensor for a moment longer. `value` is undefined then.
 void let_go(at::Tensor& value);
 
 // Calls `exchange` with the value, or with its copy in host memory where the group cannot send it

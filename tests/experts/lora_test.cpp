@@ -123,7 +123,7 @@ TEST_CASE("A LoRA's own word for its component counts where the user has none", 
   check_changed(base, scene.velocities(), {"dit"});
   // Names of a component need no word: they are that component's.
   const LoraRef named = {.name = "named",
-                     .path = scene.write_lora("named", "", "dit_low.blocks.1.out")};
+                         .path = scene.write_lora("named", "", "dit_low.blocks.1.out")};
   registry.use({&named, 1});
   check_changed(base, scene.velocities(), {"dit_low"});
 }
