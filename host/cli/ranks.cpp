@@ -64,7 +64,7 @@ void add_dataset(distributed::RunIdentity& facts, const std::string& name,
 }
 
 // What a run consists of.
-distributed::RunIdentity facts_of(const train::PreparedRun& run) {
+distributed::RunIdentity identity_of(const train::PreparedRun& run) {
   distributed::RunIdentity facts = program_identity();
   std::istringstream lines(run.config.effective_toml);
   for (std::string line; std::getline(lines, line);) {
@@ -139,7 +139,7 @@ void require_same_run(distributed::Group& group, const train::PreparedRun& run) 
     folders.push_back({"output_path", config.output.output_path});
   if (!config.dry_run)
     folders.push_back({"cache_path", config.cache_path, config.stage == order::Stage::kTrain});
-  compare_ranks(group, group.size() > 1 ? facts_of(run) : distributed::RunIdentity(), folders);
+  compare_ranks(group, group.size() > 1 ? identity_of(run) : distributed::RunIdentity(), folders);
 }
 
 bool agree_on_placement(distributed::Group& group, train::PreparedRun& run) {

@@ -55,7 +55,8 @@ struct Order {
 
   const ModelFamily* family() const { return plugin != nullptr ? plugin->family : nullptr; }
   std::optional<Tiling> tiling() const { return is_tiled ? std::optional(tiles) : std::nullopt; }
-  // Whether components stay beside each other from one job to the next, where there is room.
+  // Whether jobs come from a file or stdin; then components stay beside each other from one to the
+  // next, where there is room.
   bool has_prompts_file() const { return !prompts_file.empty(); }
   // Whether jobs come that are not among `jobs`.
   bool reads_stdin() const { return prompts_file == "-"; }
