@@ -14,7 +14,7 @@ using Kind = PickleValue::Kind;
 constexpr size_t kMaxValues = 4'000'000;
 constexpr std::string_view kOrderedDict = "collections.OrderedDict";
 
-[[noreturn]] void damaged(const std::string& message, size_t byte) {
+[[noreturn]] void damaged_pickle(const std::string& message, size_t byte) {
   throw ParseError("PTH_PICKLE", "the pickle " + message, "the file is damaged, download it again",
                    byte);
 }
@@ -39,7 +39,7 @@ class Reader {
   // ---- Bytes ----
 
   std::string_view take(uint64_t count) {
-    if (count > bytes_.size() - at_) damaged("ends too early", at_);
+    if (count > bytes_.size() - at_) damaged_pickle("ends too early", at_);
     const std::string_view taken = bytes_.substr(at_, count);
     at_ += count;
     return taken;
@@ -54,7 +54,7 @@ class Reader {
 
   std::string_view line() {
     const size_t end = bytes_.find('\n', at_);
-    if (end == std::string_view::npos) damaged("ends too early", at_);
+    if (end == std::string_view::npos) damaged_pickle("ends too early", at_);
     const std::string_view taken = take(end - at_);
     ++at_;
     return taken;
@@ -63,7 +63,7 @@ class Reader {
   std::string_view utf8(uint64_t count) {
     const std::string_view text = take(count);
     if (find_invalid_utf8(text) != std::string_view::npos)
-      damaged("holds a text that is not UTF-8", opcode_at_);
+      damaged_pickle("holds a text that is not UTF-8", opcode_at_);
     return text;
   }
 
@@ -95,7 +95,7 @@ class Reader {
 
   size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
   PickleRef pop() {
-    if (stack_.size() <= floor()) damaged("takes a value that is not there", opcode_at_);
+    if (stack_.size() <= floor()) damaged_pickle("takes a value that is not there", opcode_at_);
     const PickleRef top = stack_.back();
     stack_.pop_back();
     return top;
@@ -106,7 +106,7 @@ class Reader {
     return items;
   }
   std::vector<PickleRef> pop_to_mark() {
-    if (marks_.empty()) damaged("takes values to a mark that is not there", opcode_at_);
+    if (marks_.empty()) damaged_pickle("takes values to a mark that is not there", opcode_at_);
     const auto begin = stack_.begin() + static_cast<ptrdiff_t>(marks_.back());
     std::vector<PickleRef> items(begin, stack_.end());
     stack_.erase(begin, stack_.end());
@@ -115,7 +115,7 @@ class Reader {
   }
   PickleValue& top(Kind kind) {
     if (stack_.size() <= floor() || pickle_.values[stack_.back()].kind != kind)
-      damaged("adds to something that is no list and no dict", opcode_at_);
+      damaged_pickle("adds to something that is no list and no dict", opcode_at_);
     return pickle_.values[stack_.back()];
   }
 
@@ -125,7 +125,7 @@ class Reader {
     switch (opcode) {
       case '\x80':  // PROTO
         if (const uint64_t version = number(1); version < 2 || version > 5)
-          damaged("is of version " + std::to_string(version) + ", 2 to 5 are read", opcode_at_);
+          damaged_pickle("is of version " + std::to_string(version) + ", 2 to 5 are read", opcode_at_);
         return true;
       case '\x95':  // FRAME
         number(8);
@@ -166,7 +166,7 @@ class Reader {
 
   // Two's complement in as many bytes as it takes.
   void push_long(uint64_t count) {
-    if (count > 8) damaged("holds an integer of more than 64 bits", opcode_at_);
+    if (count > 8) damaged_pickle("holds an integer of more than 64 bits", opcode_at_);
     uint64_t value = number(count);
     if (count > 0 && count < 8 && (value >> (8 * count - 1)) != 0)
       value |= ~uint64_t{0} << (8 * count);
@@ -212,7 +212,7 @@ class Reader {
   }
 
   void append(Kind kind, const std::vector<PickleRef>& items) {
-    if (kind == Kind::kDict && items.size() % 2 != 0) damaged("gives a key no value", opcode_at_);
+    if (kind == Kind::kDict && items.size() % 2 != 0) damaged_pickle("gives a key no value", opcode_at_);
     count(items.size());
     std::vector<PickleRef>& all = top(kind).items;
     all.insert(all.end(), items.begin(), items.end());
@@ -244,7 +244,7 @@ class Reader {
         const std::vector<PickleRef> names = pop_count(2);
         for (const PickleRef name : names) {
           if (pickle_.at(name).kind != Kind::kText)
-            damaged("names a class without a text", opcode_at_);
+            damaged_pickle("names a class without a text", opcode_at_);
         }
         push_global(pickle_.at(names[0]).text, pickle_.at(names[1]).text);
         return true;
@@ -265,12 +265,12 @@ class Reader {
   }
 
   PickleRef peek() const {
-    if (stack_.size() <= floor()) damaged("keeps a value that is not there", opcode_at_);
+    if (stack_.size() <= floor()) damaged_pickle("keeps a value that is not there", opcode_at_);
     return stack_.back();
   }
   void push_memo(uint64_t number) {
     const auto kept = memo_.find(number);
-    if (kept == memo_.end()) damaged("uses a value before it is there", opcode_at_);
+    if (kept == memo_.end()) damaged_pickle("uses a value before it is there", opcode_at_);
     stack_.push_back(kept->second);
   }
 
@@ -287,19 +287,19 @@ class Reader {
   void call() {
     std::vector<PickleRef> parts = pop_count(2);
     if (pickle_.at(parts[0]).kind != Kind::kGlobal || pickle_.at(parts[1]).kind != Kind::kSequence)
-      damaged("calls something without a name", opcode_at_);
+      damaged_pickle("calls something without a name", opcode_at_);
     if (pickle_.at(parts[0]).text != kOrderedDict) {
       push_items(Kind::kCall, std::move(parts));
       return;
     }
     std::vector<PickleRef> items;  // of one list of pairs, or of none
     const std::vector<PickleRef>& arguments = pickle_.at(parts[1]).items;
-    if (arguments.size() > 1) damaged("makes a dict of several lists", opcode_at_);
+    if (arguments.size() > 1) damaged_pickle("makes a dict of several lists", opcode_at_);
     for (const PickleRef list : arguments) {
       for (const PickleRef pair : pickle_.at(list).items) {
         const PickleValue& entry = pickle_.at(pair);
         if (entry.kind != Kind::kSequence || entry.items.size() != 2)
-          damaged("makes a dict of what are no pairs", opcode_at_);
+          damaged_pickle("makes a dict of what are no pairs", opcode_at_);
         items.insert(items.end(), entry.items.begin(), entry.items.end());
       }
     }

@@ -34,7 +34,7 @@ constexpr Named kStorages[] = {
     {"torch.storage.UntypedStorage", DType::kU8},
 };
 // What tensors are that no storage has a name for.
-constexpr Named kDTypes[] = {
+constexpr Named kTorchDTypes[] = {
     {"torch.float8_e4m3fn", DType::kF8E4M3},
     {"torch.float8_e5m2", DType::kF8E5M2},
     {"torch.float8_e4m3fnuz", DType::kF8E4M3Fnuz},
@@ -51,7 +51,7 @@ constexpr std::string_view kCalls[] = {kTensor, kTensorOfDType, kParameter, "tor
                                        "collections.OrderedDict"};
 // A dict of one of these alone is what it holds.
 constexpr std::string_view kWrappers[] = {"state_dict", "module", "model_state"};
-constexpr const char* kAgain = "the file is damaged, download it again";
+constexpr const char* kDownloadAgain = "the file is damaged, download it again";
 
 std::optional<DType> find(std::span<const Named> table, std::string_view name) {
   for (const Named& row : table) {
@@ -61,7 +61,7 @@ std::optional<DType> find(std::span<const Named> table, std::string_view name) {
 }
 
 bool is_known(std::string_view name) {
-  return find(kStorages, name) || find(kDTypes, name) ||
+  return find(kStorages, name) || find(kTorchDTypes, name) ||
          std::find(std::begin(kCalls), std::end(kCalls), name) != std::end(kCalls);
 }
 
@@ -74,7 +74,7 @@ class Archive {
     for (const auto& [name, entry] : entries_) {
       if (!name.ends_with(kPickle) || name.find('/') != name.size() - kPickle.size()) continue;
       if (!folder_.empty())
-        throw ParseError("PTH_ARCHIVE", "the zip archive holds two files data.pkl", kAgain);
+        throw ParseError("PTH_ARCHIVE", "the zip archive holds two files data.pkl", kDownloadAgain);
       folder_ = name.substr(0, name.size() - kPickle.size() + 1);
     }
     if (folder_.empty())
@@ -93,7 +93,7 @@ class Archive {
     if (entry == entries_.end())
       throw ParseError("PTH_STORAGE",
                        "the file " + quote_and_escape(name) + " is missing from the archive",
-                       kAgain);
+                       kDownloadAgain);
     return {find_stored_bytes(entry->first, entry->second, file_size_, read_), entry->second.bytes};
   }
 
@@ -144,7 +144,7 @@ class Tensors {
 
  private:
   [[noreturn]] void refuse(const std::string& message) const {
-    throw ParseError("PTH_TENSOR", "tensor " + quote_and_escape(name_) + ": " + message, kAgain);
+    throw ParseError("PTH_TENSOR", "tensor " + quote_and_escape(name_) + ": " + message, kDownloadAgain);
   }
 
   const PickleValue& unwrapped() const {
@@ -233,7 +233,7 @@ class Tensors {
     tensor.dtype = from.dtype;
     if (has_dtype) {
       const std::string& wanted = pickle_.at(arguments[6]).text;
-      const std::optional<DType> dtype = formats::find(kDTypes, wanted);
+      const std::optional<DType> dtype = formats::find(kTorchDTypes, wanted);
       if (!dtype || from.dtype != DType::kU8)
         refuse("its dtype " + quote_and_escape(wanted, 80) + " is not known");
       tensor.dtype = *dtype;
@@ -291,7 +291,7 @@ PthIndex read_pth(uint64_t file_size, const ReadBytes& read) {
   if (archive.has("byteorder")) {
     const std::string order = archive.text("byteorder", 16);
     if (order != "little" && order != "big")
-      throw ParseError("PTH_ARCHIVE", "its byte order is " + quote_and_escape(order), kAgain);
+      throw ParseError("PTH_ARCHIVE", "its byte order is " + quote_and_escape(order), kDownloadAgain);
     index.is_big_endian = order == "big";
   }
   const Archive::Bytes place = archive.find("data.pkl");
