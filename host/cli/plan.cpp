@@ -51,10 +51,15 @@ flags::Table own_table(const PlanCommand& command, Own& own) {
   PlanOnly& only = own.only;
   flags::Table table;
   table
-      .text("device_profile", only.device_profile,
-            "plan for another device: " + c10::Join(", ", memory::profile_names()) +
-                ", or a JSON file with its numbers",
-            "NAME|FILE")
+      .add({.name = "device_profile",
+            .help = "plan for another device: " + c10::Join(", ", memory::profile_names()) +
+                    ", or a JSON file with its numbers",
+            .preset = "",
+            .value_name = "NAME|FILE"},
+           [&only](const flags::ParsedFlags& given) {
+             if (const std::string name = given.text("device_profile"); !name.empty())
+               only.device_profile = plan::profile_named(name);
+           })
       .text("json", only.json, "file for the plan as JSON", "FILE")
       .text("curve", only.curve,
             "file for the time of the run over the memory of the device, .csv or .svg", "FILE");

@@ -13,8 +13,8 @@ namespace atelier::cli {
 
 // A command that is only planned.
 struct PlanOnly {
-  std::string device_profile;  // empty: the device that is there
-  std::string json, curve;     // files; empty: none
+  std::optional<memory::DeviceProfile> device_profile;  // nullopt: the device that is there
+  std::string json, curve;                              // files; empty: none
   plan::RanksAsked ranks;      // none: one process
 };
 

@@ -81,7 +81,7 @@ std::vector<FlagSpec> Table::specs() const {
 
 void Table::read(const ParsedFlags& flags, report::Problems& problems) const {
   for (const Row& row : rows_) {
-    if (row.set) row.set(flags);
+    if (row.set) problems.collect([&] { row.set(flags); });
     check(row, flags, problems);
   }
 }

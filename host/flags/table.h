@@ -106,7 +106,7 @@ class Table {
 
   std::vector<FlagSpec> specs() const;
   // Gives the variables the values of `flags`, of a command with specs(). Numbers out of their
-  // range become problems; what the `set` of a row throws passes.
+  // range, and errors that the `set` of a row throws, become problems.
   void read(const ParsedFlags& flags, report::Problems& problems) const;
 
  private:

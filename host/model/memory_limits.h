@@ -1,25 +1,29 @@
-// The flags that say how much memory a run may take.
+// Limits of memory that a run is planned within.
 #pragma once
 
-#include <string>
+#include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "host/flags/table.h"
+#include "host/weights/storage.h"
+#include "memory/device_profile.h"
 
-namespace atelier::flags {
+namespace atelier::model {
 
-// What the user said of memory.
 struct MemoryLimits {
-  // "auto" or a size: "12GiB". auto: what the device, and the host, have free. vram may be "off",
-  // too: nothing is planned.
-  std::string vram = "auto", host_memory = "auto";
-  std::vector<std::string> allow_storage = {};  // "fp8", "int8"
-  // "h200", "4090" or a file, of a device that need not be there; empty: the one that is. No flag
-  // of a run, but of `atelier plan`.
-  std::string device_profile = {};
+  bool plans = true;  // false: --vram off, nothing is planned
+  // Bytes that the run may take of the device and of the host; nullopt: what they have free.
+  std::optional<int64_t> vram = {}, host_memory = {};
+  std::vector<weights::Storage> allowed_storages = {};  // kFp8, kInt8: a plan may choose these
+  // A device that need not be there; nullopt: the one that is. `atelier plan` alone sets it.
+  std::optional<memory::DeviceProfile> device_profile = {};
+
+  // Whether the user said what of a device a plan has to fit into.
+  bool is_said() const { return vram || device_profile; }
 };
 
 // --vram, --host_memory and --allow_storage.
-void add_memory_flags(Table& table, MemoryLimits& limits);
+void add_memory_flags(flags::Table& table, MemoryLimits& limits);
 
-}  // namespace atelier::flags
+}  // namespace atelier::model

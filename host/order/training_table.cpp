@@ -342,7 +342,7 @@ void add_memory(Table& table, Training& c) {
       .flag("use_gradient_checkpointing_offload", c.offloads_activations,
             "the same, and what blocks hand on waits in host memory; with "
             "activation_memory_budget, outputs that it chooses wait there");
-  add_memory_flags(table, memory.limits);
+  model::add_memory_flags(table, memory.limits);
   table
       .text("report_memory", memory.report,
             "ends in .csv or .svg, or in neither for both: what the device and the host hold over "

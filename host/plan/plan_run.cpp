@@ -98,8 +98,7 @@ GenerationBasis basis_of(LoadedModel& model, const generate::Order& order,
   const Job& longest = *std::ranges::max_element(
       jobs, {}, [](const Job& job) { return job.settings.prompt.value_or("").size(); });
   GenerationBasis basis;
-  basis.request = generate::make_request(largest.settings, model.family(), model.model(),
-                                         /*seed=*/0, model.stages().variant);
+  basis.request = generate::read_request(largest.settings, model, /*seed=*/0);
   basis.request.inputs["prompt"] = longest.settings.prompt.value_or("");
   basis.request.batches_cfg = order.cfg_batch.value_or(true);
   basis.request.tiling = order.tiling();
@@ -111,10 +110,6 @@ GenerationBasis basis_of(LoadedModel& model, const generate::Order& order,
   return basis;
 }
 
-bool is_explicit(const MemoryLimits& limits) {
-  return !(limits.vram.empty() || limits.vram == "auto") || !limits.device_profile.empty();
-}
-
 // Runs `make`. Where the limit is the device's own, a model that cannot run dry is no mistake.
 template <typename F>
 std::optional<Planned> plan_unless_impossible(const MemoryLimits& limits, std::string& reason,
@@ -122,7 +117,7 @@ std::optional<Planned> plan_unless_impossible(const MemoryLimits& limits, std::s
   try {
     return make();
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::kOutOfMemory || is_explicit(limits)) throw;
+    if (error.code() == ErrorCode::kOutOfMemory || limits.is_said()) throw;
     reason = error.what();
     return std::nullopt;
   }
@@ -362,8 +357,7 @@ TrainingBasis training_basis(const train::PreparedRun& run, const order::Trainin
   if (!run.prompts.empty()) {
     const Settings& largest = std::ranges::max(
         run.prompts, {}, [&](const Settings& prompt) { return pixels_of(prompt, model); });
-    basis.preview = generate::make_request(largest, model.family(), run.model->model(), /*seed=*/0,
-                                           model.stages().variant);
+    basis.preview = generate::read_request(largest, model, /*seed=*/0);
   }
   return basis;
 }

@@ -23,31 +23,10 @@ using model::LoadedModel;
 using model::LoadRequest;
 using weights::Storage;
 
-constexpr std::string_view kOff = "off";
+// The part of a device's limit that is planned with.
+constexpr double kPlannedPart = 0.97;
 
-// nullopt: auto.
-std::optional<int64_t> parse_size(const std::string& flag, const std::string& text) {
-  if (text.empty() || text == "auto") return std::nullopt;
-  try {
-    const memory::ActivationBudget size = memory::parse_activation_budget(text);
-    if (size.kind == memory::ActivationBudget::Kind::kBytes && size.bytes > 0) return size.bytes;
-  } catch (const Error&) {  // told below, with this flag's name
-  }
-  throw Error(ErrorCode::kInvalidArgument, flag + " " + text + " is no size",
-              flag == "--vram" ? "write auto, off, or a size such as 12GiB"
-                               : "write auto, or a size such as 12GiB");
-}
-
-std::vector<Storage> parse_allowed(const std::vector<std::string>& names) {
-  std::vector<Storage> storages;
-  for (const std::string& name : names) {
-    if (name != "fp8" && name != "int8")
-      throw Error(ErrorCode::kInvalidArgument, "--allow_storage " + name + ": it is not known",
-                  "use fp8, int8 or both");
-    storages.push_back(name == "fp8" ? Storage::kFp8 : Storage::kInt8);
-  }
-  return storages;
-}
+}  // namespace
 
 memory::DeviceProfile profile_named(const std::string& name) {
   if (const auto known = memory::known_profile(name)) return *known;
@@ -61,34 +40,16 @@ memory::DeviceProfile profile_named(const std::string& name) {
                   std::string("give a JSON file with the device's numbers"));
 }
 
-// The part of a device's limit that is planned with.
-constexpr double kPlannedPart = 0.97;
-
-}  // namespace
-
 memory::PlanLimits within(memory::PlanLimits limits) {
   limits.device_bytes =
       static_cast<int64_t>(kPlannedPart * static_cast<double>(limits.device_bytes));
   return limits;
 }
 
-void plan_elsewhere(const std::string& device_profile, MemoryLimits& limits,
+void plan_elsewhere(const std::optional<memory::DeviceProfile>& profile, MemoryLimits& limits,
                     model::LoadRequest& request) {
-  limits.device_profile = device_profile;
-  if (!device_profile.empty() && request.dtype == "auto") request.dtype = "bfloat16";
-}
-
-SaidLimits said_limits(const MemoryLimits& limits) {
-  SaidLimits said;
-  if (limits.vram != kOff) said.vram = parse_size("--vram", limits.vram);
-  said.host = parse_size("--host_memory", limits.host_memory);
-  if (!limits.device_profile.empty()) said.profile = profile_named(limits.device_profile);
-  return said;
-}
-
-void check_limits(const MemoryLimits& limits) {
-  said_limits(limits);
-  parse_allowed(limits.allow_storage);
+  limits.device_profile = profile;
+  if (profile && request.dtype == "auto") request.dtype = "bfloat16";
 }
 
 int64_t allocator_limit(int64_t vram) {
@@ -100,39 +61,37 @@ int64_t allocator_limit(int64_t vram) {
 }
 
 void apply_limits(const MemoryLimits& limits, at::Device device) {
-  if (!limits.device_profile.empty() || !device.is_cuda()) return;
-  if (const auto vram = said_limits(limits).vram)
-    device::limit_memory(device, allocator_limit(*vram));
+  if (!limits.device_profile && limits.vram && device.is_cuda())
+    device::limit_memory(device, allocator_limit(*limits.vram));
 }
 
 PlanTarget plan_target(const MemoryLimits& limits, const LoadRequest& request,
                        const LoadedModel& model) {
   PlanTarget target;
-  if (limits.vram == kOff) return target;
+  if (!limits.plans) return target;
   target.basis.placement = request.placement;
-  target.basis.allowed_storages = parse_allowed(limits.allow_storage);
+  target.basis.allowed_storages = limits.allowed_storages;
   target.basis.stored = request.storage;
-  const SaidLimits said = said_limits(limits);
-  target.basis.keeps_places = !said.vram;
+  target.basis.keeps_places = !limits.vram;
   const auto simulated = device::parse_simulated_device(request.device);
   memory::DeviceProfile& profile = target.basis.profile;
-  if (said.profile) {
-    profile = *said.profile;
+  if (limits.device_profile) {
+    profile = *limits.device_profile;
     target.basis.like = at::kCUDA;
-    target.limits.device_bytes = said.vram.value_or(profile.memory_bytes);
-    target.limits.host_bytes = said.host.value_or(INT64_MAX);
+    target.limits.device_bytes = limits.vram.value_or(profile.memory_bytes);
+    target.limits.host_bytes = limits.host_memory.value_or(INT64_MAX);
     target.has_limit = true;
     return target;
   }
   profile = memory::measure_profile(model.device(), simulated ? simulated->bytes_per_second : 0.0);
   if (simulated && simulated->capacity < INT64_MAX) profile.memory_bytes = simulated->capacity;
   // A context is part of what the user says, and no more of what is free.
-  if (said.vram && model.device().is_cuda()) profile.reserve_bytes = memory::kCudaReserveBytes;
+  if (limits.vram && model.device().is_cuda()) profile.reserve_bytes = memory::kCudaReserveBytes;
   target.basis.like = model.device().type();
-  target.has_limit = said.vram.has_value() || !model.device().is_cpu() ||
+  target.has_limit = limits.vram.has_value() || !model.device().is_cpu() ||
                      (simulated && simulated->capacity < INT64_MAX);
-  target.limits.device_bytes = said.vram.value_or(profile.memory_bytes);
-  target.limits.host_bytes = said.host.value_or(memory::available_bytes(at::kCPU));
+  target.limits.device_bytes = limits.vram.value_or(profile.memory_bytes);
+  target.limits.host_bytes = limits.host_memory.value_or(memory::available_bytes(at::kCPU));
   return target;
 }
 

@@ -6,35 +6,29 @@
 #include <string>
 #include <vector>
 
-#include "host/flags/memory_flags.h"
+#include "host/model/memory_limits.h"
 #include "host/model/model_loader.h"
 #include "host/plan/run_sizes.h"
 #include "memory/planner.h"
 
 namespace atelier::plan {
 
-using flags::MemoryLimits;
+using model::MemoryLimits;
 
-// Throws Error{kInvalidArgument} naming the flag.
-void check_limits(const MemoryLimits& limits);
+// "h200", "4090" or a file with a device's numbers. Throws Error{kNotFound} naming
+// --device_profile, and what parse_profile() throws.
+memory::DeviceProfile profile_named(const std::string& name);
+
 // What LibTorch's allocator may take of a GPU of which a run may take `vram` bytes in all. Throws
 // Error{kInvalidArgument} when nothing is left for it.
 int64_t allocator_limit(int64_t vram);
 // Limits a GPU's allocator by a size of --vram; does nothing on other devices.
 void apply_limits(const MemoryLimits& limits, at::Device device);
 
-// Puts a device that need not be there into both: empty is the one that is. Weights are planned in
+// Plans for a device that need not be there; nullopt: for the one that is. Weights are planned in
 // bfloat16 then, unless a dtype was said.
-void plan_elsewhere(const std::string& device_profile, MemoryLimits& limits,
+void plan_elsewhere(const std::optional<memory::DeviceProfile>& profile, MemoryLimits& limits,
                     model::LoadRequest& request);
-
-// What was said in so many words; "auto" and "off" say nothing.
-struct SaidLimits {
-  std::optional<int64_t> vram, host;
-  std::optional<memory::DeviceProfile> profile;
-};
-// Throws as check_limits().
-SaidLimits said_limits(const MemoryLimits& limits);
 
 // Where a run is planned for.
 struct PlanTarget {
@@ -44,7 +38,7 @@ struct PlanTarget {
   int64_t host_sharers = 1;  // processes that each have a part of the machine's host memory
 };
 
-// `request` says the device, and what was said of placement. Throws as check_limits().
+// `request` says the device, and what was said of placement.
 PlanTarget plan_target(const MemoryLimits& limits, const model::LoadRequest& request,
                        const model::LoadedModel& model);
 

@@ -5,7 +5,7 @@
 #include "atelier/host/device_traits.h"
 
 #include "host/generate/output_paths.h"
-#include "host/generate/request.h"
+#include "host/generate/fill_settings.h"
 #include "host/generate/settings_checks.h"
 #include "host/model/sequence_check.h"
 #include "host/model/stages.h"
@@ -17,10 +17,7 @@ using model::LoadedModel;
 PreparedGeneration::PreparedGeneration(generate::Order order, progress::Progress& progress,
                                        report::Problems& problems)
     : order_(std::move(order)), progress_(progress) {
-  const size_t before = problems.size();
-  problems.collect([&] { check_limits(order_.limits); });
-  const bool has_limits = problems.size() == before;
-  if (order_.load && order_.family() != nullptr) open_model(has_limits, problems);
+  if (order_.load && order_.family() != nullptr) open_model(problems);
   for (generate::Job& job : order_.jobs) check(job, problems);
   if (order_.reads_stdin() && model_)
     problems.collect([&] {
@@ -29,10 +26,10 @@ PreparedGeneration::PreparedGeneration(generate::Order order, progress::Progress
     });
 }
 
-void PreparedGeneration::open_model(bool has_limits, report::Problems& problems) {
+void PreparedGeneration::open_model(report::Problems& problems) {
   problems.collect([&] { model_ = LoadedModel::open(*order_.family(), *order_.load); });
   if (!model_) return;
-  if (has_limits) sizes_.emplace(*model_, *order_.load, order_.limits);
+  sizes_.emplace(*model_, *order_.load, order_.limits);
   lengths_.emplace(model_->model(), order_.load->cuts_texts);
   loras_.emplace(*model_, order_.lora_mode, progress_);
   problems.collect([&] { check_graphs(); });
@@ -45,8 +42,7 @@ void PreparedGeneration::open_model(bool has_limits, report::Problems& problems)
 }
 
 void PreparedGeneration::check_graphs() const {
-  const bool is_elsewhere = !order_.limits.device_profile.empty();
-  if (order_.cuda_graphs != memory::GraphChoice::kOn || is_elsewhere ||
+  if (order_.cuda_graphs != memory::GraphChoice::kOn || order_.limits.device_profile ||
       ops::make_graph_recorder(model_->device()) != nullptr)
     return;
   throw Error(ErrorCode::kInvalidArgument,

@@ -46,7 +46,7 @@ class PreparedGeneration {
   generate::Layout layout() const { return layout_of(order_, *model_, planned_); }
 
  private:
-  void open_model(bool has_limits, report::Problems& problems);
+  void open_model(report::Problems& problems);
   // What jobs that come later leave out, with what that leaves to the model.
   generate::Settings filled_base() const;
   void check_graphs() const;

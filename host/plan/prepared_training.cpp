@@ -8,7 +8,7 @@
 #include "formats/escape.h"
 #include "host/data/findings.h"
 #include "host/generate/output_paths.h"
-#include "host/generate/request.h"
+#include "host/generate/fill_settings.h"
 #include "host/generate/settings_checks.h"
 #include "host/generate/sigma_schedule.h"
 #include "host/generate/text_lengths.h"
@@ -124,15 +124,12 @@ class Preparation {
   const MemoryLimits& limits() const { return config_.memory.limits; }
 
   void check_training(bool guards_sizes) {
-    const size_t before = problems_.size();
-    problems_.collect([&] { check_limits(limits()); });
-    const bool has_limits = problems_.size() == before;
     open_model();
-    if (run_.model && limits().device_profile.empty()) note_places();
+    if (run_.model && !limits().device_profile) note_places();
     if (run_.model && config_.stage != Stage::kDataProcess && has_denoiser()) check_trained();
     open_datasets();
     check_cached_stages();
-    if (has_limits && run_.model && guards_sizes)
+    if (run_.model && guards_sizes)
       sizes_.emplace(*run_.model, config_.model, limits());
     read_prompts();
     check_sizes();
@@ -510,7 +507,7 @@ PreparedTraining prepare_plan(TrainingOrder order, const RanksAsked& ranks,
 PreparedRun prepare_encoding(TrainingOrder order, progress::Progress& progress,
                              Problems& problems) {
   order.config.previews = {};  // none are made
-  order.config.memory.limits.allow_storage = {};
+  order.config.memory.limits.allowed_storages = {};
   return Preparation(std::move(order), progress, problems).for_encoding();
 }
 

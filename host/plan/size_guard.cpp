@@ -115,23 +115,22 @@ void SizeGuard::find_limits(const LoadRequest& request, const MemoryLimits& limi
                       const std::string& behind = "") {
     limit = {static_cast<double>(bytes), before + " " + shown(static_cast<double>(bytes)) + behind};
   };
-  const SaidLimits said = said_limits(limits);
-  has_said_ = said.vram || said.host;
-  const bool is_elsewhere = !limits.device_profile.empty();
+  has_said_ = limits.vram || limits.host_memory;
+  const bool is_elsewhere = limits.device_profile.has_value();
   const auto simulated = device::parse_simulated_device(request.device);
   is_host_ = !is_elsewhere && !simulated && model_.device().is_cpu();
   basis_.like = is_elsewhere ? at::kCUDA : model_.device().type();
-  if (said.host) {
-    set(host_, *said.host, "--host_memory is");
+  if (limits.host_memory) {
+    set(host_, *limits.host_memory, "--host_memory is");
   } else if (is_elsewhere) {
     host_ = {INFINITY, ""};
   } else {
     set(host_, memory::free_bytes(at::kCPU), "the host has", " free");
   }
-  if (said.vram) {
-    set(device_, *said.vram, "--vram is");
+  if (limits.vram) {
+    set(device_, *limits.vram, "--vram is");
   } else if (is_elsewhere) {
-    set(device_, said.profile->memory_bytes, said.profile->name + " has");
+    set(device_, limits.device_profile->memory_bytes, limits.device_profile->name + " has");
   } else if (simulated) {
     device_ = {INFINITY, ""};
     if (simulated->capacity < INT64_MAX)

@@ -27,7 +27,7 @@ class UntriableToy final : public test::ImageToy {
 
 // Images of `side` within `limits`; what is told goes to `said`.
 report::Problems check_image(const ModelFamily& family, int64_t side, std::string& said,
-                             const MemoryLimits& limits = {.vram = "1MiB"}) {
+                             const MemoryLimits& limits = {.vram = 1 << 20}) {
   Folder folder;
   test::write_toy_model(folder / "model");
   const model::LoadRequest request = {
@@ -61,7 +61,7 @@ TEST_CASE("Why sizes cannot be checked is told, and nothing is refused", "[size_
   CHECK(check_image(UntriableToy(), 1024, said).size() == 0);
   CHECK_THAT(said, Catch::Contains("sizes are not checked beforehand: ") &&
                        Catch::Contains("there is nothing to decode"));
-  CHECK(check_image(UntriableToy(), 1024, said, {.host_memory = "1GiB"}).size() == 0);
+  CHECK(check_image(UntriableToy(), 1024, said, {.host_memory = int64_t{1} << 30}).size() == 0);
   CHECK_THAT(said, Catch::Contains("sizes are not checked beforehand: "));
   CHECK(check_image(UntriableToy(), 1024, said, {}).size() == 0);
   CHECK(said.empty());  // nobody said a limit, and on the CPU nothing is planned
@@ -102,7 +102,7 @@ TEST_CASE("A GPU's allocator gets what the driver leaves of --vram", "[size_guar
   CHECK(allocator_limit(int64_t{12} << 30) == (int64_t{12} << 30) - memory::kCudaReserveBytes);
   test::expect_error(ErrorCode::kInvalidArgument, {"--vram 512.0 MiB", "768.0 MiB"},
                      [] { allocator_limit(int64_t{512} << 20); });
-  apply_limits({.vram = "512MiB"}, at::kCPU);  // limits nothing there
+  apply_limits({.vram = 512 << 20}, at::kCPU);  // limits nothing there
 }
 
 }  // namespace
