@@ -198,9 +198,8 @@ int generate_with_others(Order order, const distributed::Ranks& ranks, const std
 int generate_or_plan(std::span<const std::string> said, const PlanOnly* only) {
   if (flags::wants_help(said)) return print_help(generate_command(family_for_help(said)));
   report::Problems problems;
-  const plugins::Plugin* const plugin = choose_generate_family(said, problems);
-  const auto arguments = with_family(said, plugin, generate_setting(said, "plugin").has_value());
-  Order order = read_order(arguments, plugin, problems);
+  order::Words words({said.begin(), said.end()}, generate_command(nullptr), problems);
+  Order order = read_order(words, choose_family(words, problems), problems);
   if (only != nullptr) {
     if (order.load) plan::plan_elsewhere(only->device_profile, order.limits, *order.load);
   } else {
@@ -209,7 +208,8 @@ int generate_or_plan(std::span<const std::string> said, const PlanOnly* only) {
     const bool has_file = order.has_prompts_file() && !order.reads_stdin();
     check_ranks(order.processes.shares, ranks, has_file, order.reads_stdin(), problems);
     if ((has_file || order.processes.shares.size() > 1) && !ranks.is_alone())
-      return generate_with_others(std::move(order), ranks, c10::Join(" ", arguments), problems);
+      return generate_with_others(std::move(order), ranks, c10::Join(" ", words.command_line()),
+                                  problems);
   }
   Progress progress = progress_of(order, /*is_first=*/true);
   PreparedGeneration prepared(std::move(order), progress, problems);

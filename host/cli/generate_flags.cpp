@@ -10,7 +10,6 @@
 #include "host/generate/settings.h"
 #include "host/model/model_flags.h"
 #include "host/model/stages.h"
-#include "host/order/config_file.h"
 #include "host/run/memory_timeline.h"
 
 namespace atelier::cli {
@@ -44,7 +43,7 @@ flags::Table generate_table(generate::Order& order, const ModelFamily* family) {
              .help = "TOML file with these names; the command line wins",
              .value_name = "FILE"});
   table.add(model::model_flags());
-  add_memory_flags(table, order.limits);
+  model::add_memory_flags(table, order.limits);
   table.add(generate::settings_flags(family ? family->inputs() : std::span<const InputSpec>()))
       .text("prompts_file", order.prompts_file,
             "one JSON object a line, with these flags' names as keys; - reads them from stdin",
@@ -132,15 +131,13 @@ void read_jobs(generate::Order& order, std::span<const InputSpec> inputs,
 
 }  // namespace
 
-generate::Order read_order(std::span<const std::string> arguments, const plugins::Plugin* plugin,
+generate::Order read_order(const order::Words& words, const plugins::Plugin* plugin,
                            report::Problems& problems) {
   generate::Order order = {.plugin = plugin};
   const ModelFamily* const family = order.family();
   const auto command = generate_command(family);
-  std::vector<flags::GivenValue> below;
-  if (const auto file = flags::peek_flag(arguments, "config"))
-    problems.collect([&] { below = order::read_config_file(*file, command, problems); });
-  const flags::ParsedFlags parsed = flags::parse_flags(command, arguments, below, problems);
+  const flags::ParsedFlags parsed = flags::parse_flags(
+      command, words.command_line(), words.below(command, problems).values, problems);
   const auto inputs = family ? family->inputs() : std::span<const InputSpec>();
   order.base = generate::settings_of(parsed, inputs, problems);
   generate_table(order, family).read(parsed, problems);

@@ -1,13 +1,10 @@
 // The flags of atelier generate, and what they order.
 #pragma once
 
-#include <span>
-#include <string>
-#include <vector>
-
 #include "host/flags/flags.h"
 #include "host/flags/table.h"
 #include "host/generate/order.h"
+#include "host/order/words.h"
 #include "host/report/problems.h"
 
 namespace atelier::cli {
@@ -16,10 +13,9 @@ namespace atelier::cli {
 // and the LoRAs are read by read_order(). `family` may be null.
 flags::Table generate_table(generate::Order& order, const ModelFamily* family);
 
-// What `arguments`, with --config below them, order from the family of `plugin`; null: it is not
-// known, which is a problem already. Mistakes become problems. What the order says of the process
-// holds from here on.
-generate::Order read_order(std::span<const std::string> arguments, const plugins::Plugin* plugin,
+// What the words order from the family of `plugin`; null: it is not known, which is a problem
+// already. Mistakes become problems. What the order says of the process holds from here on.
+generate::Order read_order(const order::Words& words, const plugins::Plugin* plugin,
                            report::Problems& problems);
 
 }  // namespace atelier::cli

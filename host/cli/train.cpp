@@ -25,13 +25,10 @@ namespace atelier::cli {
 
 plan::TrainingOrder read_training(std::span<const std::string> arguments, std::string_view command,
                                   report::Problems& problems) {
-  const plugins::Plugin* const plugin = choose_train_family(arguments, problems);
-  bool is_named = false;
-  report::Problems unread;  // told by choose_train_family()
-  unread.collect([&] { is_named = order::peek_setting(arguments, "plugin").has_value(); });
+  order::Words words({arguments.begin(), arguments.end()}, cache_command(nullptr), problems);
+  const plugins::Plugin* const plugin = choose_family(words, problems);
   order::Training config =
-      order::parse_config(with_family(arguments, plugin, is_named),
-                          plugin ? plugin->family : nullptr, problems, command);
+      order::parse_config(words, plugin ? plugin->family : nullptr, problems, command);
   for (const std::string& note : config.notes) {
     if (!config.log.quiet) report::say_once("note: " + note + "\n");
   }

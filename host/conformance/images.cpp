@@ -9,6 +9,7 @@
 #include "atelier/error.h"
 
 #include "host/generate/engine.h"
+#include "host/generate/fill_settings.h"
 #include "host/generate/request.h"
 #include "host/generate/sigma_schedule.h"
 #include "host/model/stages.h"
@@ -124,8 +125,7 @@ class Images {
     settings.width = options_.width;
     settings.num_inference_steps = options_.num_steps;
     generate::fill_target(settings, model_);
-    return generate::make_request(settings, model_.family(), model_.model(), seed,
-                                  model_.stages().variant);
+    return generate::read_request(settings, model_, seed);
   }
   static void add(Tensor& drawn, const Tensor& frames) {
     drawn = drawn.defined() ? at::cat({drawn, frames}, 1) : frames;

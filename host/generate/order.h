@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "host/flags/memory_flags.h"
 #include "host/flags/process_flags.h"
 #include "host/generate/jobs.h"
 #include "host/generate/picture_ranks.h"
 #include "host/generate/tiling.h"
 #include "host/lora/registry.h"
+#include "host/model/memory_limits.h"
 #include "host/model/model_loader.h"
 #include "host/plugins/plugin_loader.h"
 #include "memory/graph_runner.h"
@@ -41,7 +41,7 @@ struct Order {
   bool leaves_out_metadata = false;  // images do not say how they were made
 
   // ---- memory
-  flags::MemoryLimits limits = {};
+  model::MemoryLimits limits = {};
   bool is_tiled = false;
   Tiling tiles = {};                     // of the VAE, where is_tiled
   std::optional<bool> cfg_batch = {};    // both halves of guidance in one call of the denoiser

@@ -148,15 +148,13 @@ void Session::encode_ahead(std::span<const Job> jobs) {
     if (const InputSpec* start = model::start_input(model_.family().inputs()))
       settings.family_inputs.erase(std::string(start->name));
     settings.latents.clear();
-    requests.push_back(make_request(settings, model_.family(), model_.model(), /*seed=*/0,
-                                    model_.stages().variant));
+    requests.push_back(read_request(settings, model_, /*seed=*/0));
   }
   generator_.encode_ahead(requests);
 }
 
 Request Session::request_of(const Settings& settings, uint64_t seed) {
-  Request request =
-      make_request(settings, model_.family(), model_.model(), seed, model_.stages().variant);
+  Request request = read_request(settings, model_, seed);
   request.batches_cfg = layout_.batches_cfg;
   request.tiling = order_.tiling();
   request.encoder_state = loras_.encoder_state(settings);

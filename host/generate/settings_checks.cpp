@@ -7,6 +7,8 @@
 #include "formats/escape.h"
 #include "formats/utf8.h"
 #include "host/files/file_reader.h"
+#include "host/generate/fill_settings.h"
+#include "host/generate/input_files.h"
 #include "host/generate/request.h"
 #include "host/generate/sigma_schedule.h"
 #include "host/generate/solvers.h"

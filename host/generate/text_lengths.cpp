@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "host/generate/input_files.h"
 #include "host/generate/request.h"
 #include "host/model/stages.h"
 

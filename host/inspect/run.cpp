@@ -133,13 +133,14 @@ Thing inspect_cache(const std::string& path) {
 
 Thing inspect_settings(const std::string& path) {
   report::Problems unknown;  // without the family, its own flags are among them
+  const std::string text = files::read_text_file(path);
   std::vector<flags::GivenValue> values =
-      order::read_config_file(path, order::train_command(nullptr), unknown);
+      order::parse_config_text(text, path, order::train_command(nullptr), unknown);
   Thing out = {{"path", path}, {"kind", "settings"}};
   report::Problems problems;
   problems.collect([&] {
     if (const ModelFamily* family = family_of(values))
-      values = order::read_config_file(path, order::train_command(family), problems);
+      values = order::parse_config_text(text, path, order::train_command(family), problems);
   });
   out["count"] = values.size();
   out["settings"] = Thing::object();

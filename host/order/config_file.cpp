@@ -235,16 +235,12 @@ std::vector<flags::GivenValue> parse_config_text(const std::string& text, const 
   return values;
 }
 
-std::vector<flags::GivenValue> read_config_file(const std::string& path,
-                                                const flags::CommandSpec& command,
-                                                report::Problems& problems) {
-  std::string text;
+std::string read_config(const std::string& path) {
   try {
-    text = files::read_text_file(path);
+    return files::read_text_file(path);
   } catch (const Error& error) {
     throw error.at("--config");
   }
-  return parse_config_text(text, path, command, problems);
 }
 
 }  // namespace atelier::order

@@ -26,10 +26,8 @@ inline constexpr std::string_view kAiToolkit = "ai-toolkit", kDiffusionPipe = "d
 // ai-toolkit or of diffusion-pipe.
 Error other_configuration(const std::string& place, std::string_view program);
 
-// Reads a file. Throws Error{kNotFound} or {kEnvironment} when it cannot be read, too.
-std::vector<flags::GivenValue> read_config_file(const std::string& path,
-                                                const flags::CommandSpec& command,
-                                                report::Problems& problems);
+// The text of a file of --config. Throws Error{kNotFound} or {kEnvironment} when it cannot be read.
+std::string read_config(const std::string& path);
 
 // Every flag that has a value, under the headings of the help. parse_config_text() gives the same
 // values, but for paths: they are absolute, so that the text means the same in any folder. Flags

@@ -17,7 +17,6 @@
 #include "host/order/training_checks.h"
 #include "host/report/text.h"
 #include "host/run/memory_timeline.h"
-#include "host/run/run_folder.h"
 
 namespace atelier::order {
 namespace {
@@ -31,129 +30,6 @@ using flags::FlagSpec;
 using flags::GivenValue;
 using flags::ParsedFlags;
 
-// ---- What stands below the command line ----
-
-const GivenValue* find_value(const std::vector<GivenValue>& values, std::string_view name) {
-  const auto it = std::find_if(values.begin(), values.end(),
-                               [&](const GivenValue& value) { return value.name == name; });
-  return it == values.end() ? nullptr : &*it;
-}
-
-struct Layers {
-  std::vector<GivenValue> values;  // of --config, then of the resumed run
-  size_t first_resumed = 0;        // of the values
-  std::string resume;              // as Config::resume
-  std::string resumed_folder;      // of the run that --resume names; empty: none
-  std::vector<std::string> notes;
-};
-
-// Values of a run's config.toml. The run stays in its folder, which may have been moved, and what
-// lay in the folder with it.
-std::vector<GivenValue> values_of(const std::string& text, const std::string& file,
-                                  const std::string& folder, const CommandSpec& command,
-                                  report::Problems& problems) {
-  std::vector<GivenValue> values = parse_config_text(text, file, command, problems);
-  const GivenValue* const found = find_value(values, "output_path");
-  std::error_code failure;
-  if (found == nullptr || folder.empty()) return values;
-  const std::string old = found->text;
-  const bool has_moved = !fs::equivalent(folder, old, failure);
-  const bool is_same_path = fs::absolute(folder).lexically_normal() == old;
-  for (GivenValue& value : values) {
-    // Messages name the folder as the user does.
-    if (value.name == "output_path" && (has_moved || is_same_path)) value.text = folder;
-    if (has_moved && is_path(*flags::find_flag(command, value.name)) &&
-        value.text.starts_with(old + "/"))
-      value.text.replace(0, old.size(), folder);
-  }
-  return values;
-}
-
-// What --resume says a run in this folder began and did not get to a saved state: its config.toml.
-std::optional<std::string> begun_config(const std::string& folder) {
-  const fs::path file = fs::path(folder) / run::kConfigName;
-  if (!files::is_file(file)) return std::nullopt;
-  return file.string();
-}
-
-class LayerReader {
- public:
-  // `unread` gets what could not be read at all, `problems` the mistakes in what could.
-  LayerReader(std::span<const std::string> arguments, const CommandSpec& command,
-              report::Problems& unread, report::Problems& problems)
-      : arguments_(arguments), command_(command), unread_(unread), problems_(problems) {}
-
-  Layers read() {
-    const std::string file = flags::peek_flag(arguments_, "config").value_or("");
-    if (!file.empty())
-      unread_.collect([&] { layers_.values = read_config_file(file, command_, problems_); });
-    if (const GivenValue* nested = find_value(layers_.values, "config"))
-      problems_.add(nested->place + ": a configuration names no other", "leave it out");
-    layers_.first_resumed = layers_.values.size();
-    const std::string resume = setting("resume");
-    if (!resume.empty()) unread_.collect([&] { read_resumed(resume); });
-    return std::move(layers_);
-  }
-
- private:
-  // The value on the command line, in --config, or of the preset.
-  std::string setting(std::string_view name) const {
-    if (const auto text = flags::peek_flag(arguments_, name)) return *text;
-    if (const GivenValue* value = find_value(layers_.values, name)) return value->text;
-    return flags::find_flag(command_, name)->preset.value_or("");
-  }
-
-  // Damaged states are passed over here, and told when the run takes its state.
-  static run::SavedState find_whole(const std::string& path) {
-    return run::find_state(
-        path, [](const std::string&) {},
-        [](const run::SavedState& saved_state) { saved_state.text("config.toml"); });
-  }
-
-  void read_resumed(const std::string& resume) {
-    const bool is_latest = resume == "latest";
-    const std::string path = is_latest ? setting("output_path") : resume;
-    try {
-      take(find_whole(path));
-      layers_.resume = path;
-    } catch (const Error& error) {
-      const std::optional<std::string> file = begun_config(path);
-      if (error.code() != ErrorCode::kNotFound || (!is_latest && !file)) {
-        // The folder is that of the run: what it holds is no second mistake.
-        layers_.resume = layers_.resumed_folder = path;
-        throw;
-      }
-      layers_.notes.push_back("--resume " + resume + ": no checkpoint in " +
-                              files::display_path(path) + ", training begins from the beginning");
-      layers_.resumed_folder = path;
-      if (!is_latest)
-        add_values(values_of(files::read_text_file(*file), *file, path, command_, problems_));
-    }
-  }
-
-  // A resumed run brings its settings, but for what training began with.
-  void take(const run::SavedState& saved_state) {
-    layers_.resumed_folder = run::run_of(saved_state);
-    std::vector<GivenValue> values = values_of(
-        saved_state.text("config.toml"), (fs::path(saved_state.folder) / run::kConfigName).string(),
-        layers_.resumed_folder, command_, problems_);
-    std::erase_if(values, [](const GivenValue& value) {
-      return value.name == "lora_checkpoint" || value.name == "resume_from_checkpoint";
-    });
-    add_values(std::move(values));
-  }
-
-  void add_values(std::vector<GivenValue> values) {
-    for (GivenValue& value : values) layers_.values.push_back(std::move(value));
-  }
-
-  std::span<const std::string> arguments_;
-  const CommandSpec& command_;
-  report::Problems& unread_;
-  report::Problems& problems_;
-  Layers layers_;
-};
-
 // The first of each name, without those that say what the preset says: they were not chosen.
 std::vector<GivenValue> choose(const std::vector<GivenValue>& values, const CommandSpec& command) {
   std::vector<GivenValue> chosen;
@@ -166,12 +42,13 @@ std::vector<GivenValue> choose(const std::vector<GivenValue>& values, const Comm
 }
 
 // Names that neither the command line nor --config says.
-std::set<std::string, std::less<>> inherited(std::span<const std::string> arguments,
-                                             const Layers& layers) {
-  std::set<std::string, std::less<>> names;
-  for (const GivenValue& value : std::span(layers.values).subspan(layers.first_resumed)) {
-    const bool is_first = find_value(layers.values, value.name) == &value;
-    if (is_first && !flags::peek_flag(arguments, value.name)) names.insert(value.name);
+std::set<std::string, std::less<>> inherited(const Words& words, const Words::Below& below) {
+  std::set<std::string, std::less<>> names, said;
+  for (size_t i = 0; i < below.values.size(); ++i) {
+    const std::string& name = below.values[i].name;
+    const bool is_first = said.insert(name).second;
+    if (is_first && i >= below.first_resumed && !flags::peek_flag(words.command_line(), name))
+      names.insert(name);
   }
   return names;
 }
@@ -336,29 +213,29 @@ void check_control_path(std::string& path, std::string_view flag, const Training
   }
 }
 
-Training parse(std::span<const std::string> arguments, const ModelFamily* family,
-               report::Problems& problems, std::string_view command, bool looks_at_files) {
+Training parse(const Words& words, const ModelFamily* family, report::Problems& problems,
+               std::string_view command, bool looks_at_files) {
   const CommandSpec spec = train_command(family, std::string(command));
   const size_t before = problems.size();
-  const Layers layers = LayerReader(arguments, spec, problems, problems).read();
+  const Words::Below below = words.below(spec, problems);
   const ParsedFlags flags =
-      flags::parse_flags(spec, arguments, choose(layers.values, spec), problems);
+      flags::parse_flags(spec, words.command_line(), choose(below.values, spec), problems);
   check_utf8(spec, flags, problems);
   Training config;
   const flags::Table table = config_table(config, family, command);
   problems.collect([&] { config.model = model::load_request(flags); });
   table.read(flags, problems);
-  config.resume = layers.resume;
-  config.inherited = inherited(arguments, layers);
+  config.resume = words.resume();
+  config.inherited = inherited(words, below);
   std::error_code failure;
   config.output.is_resumed =
-      !layers.resumed_folder.empty() &&
-      fs::equivalent(layers.resumed_folder, config.output.output_path, failure);
+      !words.resumed_folder().empty() &&
+      fs::equivalent(words.resumed_folder(), config.output.output_path, failure);
   fill_task(config, flags, command);
   fill_optimizer_args(config, flags, problems);
   fill_memory(config, flags, problems);
   fill_cache_path(config);
-  config.notes = layers.notes;
+  config.notes = words.notes();
   append(config.notes, flags::note_compat_flags(flags, problems));
   append(config.notes, flags::note_compat_variables());
   append(config.notes, note_idle_flags(config, flags));
@@ -391,25 +268,16 @@ void Training::rewrite_toml(std::string_view flag, std::string_view value) {
   effective_toml.replace(begin, effective_toml.find('\n', begin) - begin, value);
 }
 
-Training parse_config(std::span<const std::string> arguments, const ModelFamily* family,
-                      report::Problems& problems, std::string_view command) {
-  return parse(arguments, family, problems, command, /*looks_at_files=*/true);
+Training parse_config(const Words& words, const ModelFamily* family, report::Problems& problems,
+                      std::string_view command) {
+  return parse(words, family, problems, command, /*looks_at_files=*/true);
 }
 
 Training parse_settings(std::span<const std::string> arguments, const ModelFamily* family,
                         report::Problems& problems, std::string_view command) {
-  return parse(arguments, family, problems, command, /*looks_at_files=*/false);
-}
-
-std::optional<std::string> peek_setting(std::span<const std::string> arguments,
-                                        std::string_view name) {
-  if (auto text = flags::peek_flag(arguments, name)) return text;
-  const CommandSpec command = train_command(nullptr, "cache");
-  report::Problems unread, later;  // mistakes in values are told by parse_config()
-  const Layers layers = LayerReader(arguments, command, unread, later).read();
-  if (const GivenValue* value = find_value(layers.values, name)) return value->text;
-  unread.throw_if_any();
-  return std::nullopt;
+  const Words words({arguments.begin(), arguments.end()},
+                    train_command(family, std::string(command)), problems);
+  return parse(words, family, problems, command, /*looks_at_files=*/false);
 }
 
 }  // namespace atelier::order

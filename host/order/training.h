@@ -15,12 +15,13 @@
 #include "host/data/dataset.h"
 #include "host/data/order.h"
 #include "host/flags/flags.h"
-#include "host/flags/memory_flags.h"
 #include "host/flags/process_flags.h"
 #include "host/lora/lora_writer.h"
+#include "host/model/memory_limits.h"
 #include "host/model/model_loader.h"
 #include "host/optim/lr_schedule.h"
 #include "host/optim/optimizer.h"
+#include "host/order/words.h"
 #include "host/report/problems.h"
 #include "host/samples/timesteps.h"
 #include "memory/activation_budget.h"
@@ -90,7 +91,7 @@ struct ShardSettings {
 };
 
 struct MemorySettings {
-  flags::MemoryLimits limits;
+  model::MemoryLimits limits;
   bool says_prefetch = false;  // --prefetch was given
   std::string report;          // file of the timeline; empty: none is made
 };
@@ -168,17 +169,12 @@ flags::CommandSpec train_command(const ModelFamily* family, std::string name = "
 // file and line. Flags of DiffSynth-Studio that mean nothing here are answered with what to use.
 // `command` is a name of train_command(); with "cache" the stage is kDataProcess. `family` is null
 // where it is not known, which is a problem already: the rest is checked.
-Training parse_config(std::span<const std::string> arguments, const ModelFamily* family,
-                      report::Problems& problems, std::string_view command = "train");
+Training parse_config(const Words& words, const ModelFamily* family, report::Problems& problems,
+                      std::string_view command = "train");
 
 // Parses where the files that it names need not be there: of a dataset, of what an earlier run
 // wrote.
 Training parse_settings(std::span<const std::string> arguments, const ModelFamily* family,
                         report::Problems& problems, std::string_view command = "train");
-
-// --plugin of the command line, of --config or of the resumed run: needed before the flags are
-// known. nullopt: nowhere. Throws Error when a file that could say it cannot be read.
-std::optional<std::string> peek_setting(std::span<const std::string> arguments,
-                                        std::string_view name);
 
 }  // namespace atelier::order

@@ -48,8 +48,7 @@ struct Preview::State {
   }
 
   Request request_of(const Settings& settings, int64_t step) const {
-    Request request = generate::make_request(settings, model.family(), model.model(),
-                                             settings.seed.value_or(0), model.stages().variant);
+    Request request = generate::read_request(settings, model, settings.seed.value_or(0));
     // What a trained component made is stale a step later.
     for (const ComponentSpec& component : model.family().components()) {
       if (model::encodes(model.family(), component.name) &&

@@ -26,6 +26,12 @@ std::string message_of(const report::Problems& problems) {
   return "";
 }
 
+Request request_of(const Settings& settings, uint64_t seed = 0) {
+  const FakeFamily family;
+  return make_request(settings, read_inputs(settings, family), family, FakeModel().latent_spec(),
+                      seed);
+}
+
 struct Parsed {
   std::vector<Job> jobs;
   std::string message;
@@ -187,7 +193,7 @@ TEST_CASE("Every seed of 64 bits is taken", "[jobs]") {
   REQUIRE(!jobs[2].settings.seed);
   Settings settings = good_settings();
   settings.num_images = 2;
-  const Request request = make_request(settings, FakeFamily(), FakeModel(), uint64_t{1} << 63);
+  const Request request = request_of(settings, uint64_t{1} << 63);
   REQUIRE(request.seeds == std::vector<uint64_t>{uint64_t{1} << 63, (uint64_t{1} << 63) + 1});
   for (const char* seed : {"-2", "1.5", "\"7\"", "18446744073709551616"})
     REQUIRE_THAT(parse("{\"prompt\": \"a\", \"seed\": " + std::string(seed) + "}").message,
@@ -405,7 +411,7 @@ TEST_CASE("Initial latents of another shape are refused before the run", "[setti
   };
   write("latents", "[2,4,1,8,12]", 2 * 4 * 8 * 12 * 4);
   REQUIRE(check(settings) == "");
-  const Request request = make_request(settings, FakeFamily(), FakeModel(), 5);
+  const Request request = request_of(settings, 5);
   REQUIRE(request.latents.sizes() == at::IntArrayRef({2, 4, 1, 8, 12}));
   REQUIRE(request.seeds == std::vector<uint64_t>{5, 6});
   write("latents", "[2,4,8,12]", 2 * 4 * 8 * 12 * 4);
@@ -416,28 +422,25 @@ TEST_CASE("Initial latents of another shape are refused before the run", "[setti
 
 TEST_CASE("A request has the schedule of its size and the family's scale", "[settings]") {
   const FakeFamily family;
-  const FakeModel model;
   Settings settings = good_settings();
-  Request request = make_request(settings, family, model, 0);
+  Request request = request_of(settings);
   REQUIRE(request.cfg_scale == 4.0);
   REQUIRE(request.sigmas.size() == 31);
   REQUIRE(std::get<double>(request.inputs.at("edit_strength")) == 0.5);
   settings.schedule = "fast";
   settings.num_inference_steps = 4;
-  request = make_request(settings, family, model, 0);
+  request = request_of(settings);
   REQUIRE(request.cfg_scale == 1.0);
   REQUIRE(request.sigmas == std::vector<float>{1.0f, 0.9f, 0.75f, 0.5f, 0.0f});
 }
 
 TEST_CASE("Guidance is the schedule's where nothing else is said", "[settings]") {
-  const FakeFamily family;
-  const FakeModel model;
   Settings settings = good_settings();
-  Request request = make_request(settings, family, model, 0);
+  Request request = request_of(settings);
   REQUIRE(request.cfg_trunc == 1.0);
   REQUIRE(request.cfg_renorm == CfgRenorm::kNone);
   settings.schedule = "fast";
-  request = make_request(settings, family, model, 0);
+  request = request_of(settings);
   REQUIRE(request.cfg_trunc == 0.25);
   REQUIRE(request.cfg_renorm == CfgRenorm::kClamp);
   REQUIRE(request.cfg_renorm_ratio == 0.9);
@@ -447,27 +450,25 @@ TEST_CASE("Guidance is the schedule's where nothing else is said", "[settings]")
       "{\"prompt\": \"c\", \"schedule\": \"fast\", \"cfg_renorm\": \"none\"}",
       good_settings());
   REQUIRE(message.empty());
-  request = make_request(jobs[0].settings, family, model, 0);
+  request = request_of(jobs[0].settings);
   REQUIRE(request.cfg_trunc == 0.5);
   REQUIRE(request.cfg_renorm == CfgRenorm::kRow);
-  request = make_request(jobs[1].settings, family, model, 0);
+  request = request_of(jobs[1].settings);
   REQUIRE(request.cfg_renorm == CfgRenorm::kClamp);
   REQUIRE(request.cfg_renorm_ratio == 0.8);
-  request = make_request(jobs[2].settings, family, model, 0);
+  request = request_of(jobs[2].settings);
   REQUIRE(request.cfg_renorm == CfgRenorm::kNone);
 }
 
 TEST_CASE("The solver is the schedule's unless a line names one", "[settings]") {
-  const FakeFamily family;
-  const FakeModel model;
   const auto [jobs, message] = parse(
       "{\"prompt\": \"a\"}\n{\"prompt\": \"b\", \"solver\": \"dpm++\"}\n"
       "{\"prompt\": \"c\", \"schedule\": \"fast\", \"num_inference_steps\": 2}",
       good_settings());
   REQUIRE(message.empty());
-  REQUIRE(make_request(jobs[0].settings, family, model, 0).solver == "euler");
-  REQUIRE(make_request(jobs[1].settings, family, model, 0).solver == "dpm++");
-  REQUIRE(make_request(jobs[2].settings, family, model, 0).solver == "unipc");
+  REQUIRE(request_of(jobs[0].settings).solver == "euler");
+  REQUIRE(request_of(jobs[1].settings).solver == "dpm++");
+  REQUIRE(request_of(jobs[2].settings).solver == "unipc");
   Settings settings = good_settings();
   settings.solver = "dpm+";
   REQUIRE_THAT(check(settings, {"jobs.jsonl", 3}),

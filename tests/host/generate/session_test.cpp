@@ -1,7 +1,7 @@
 #include "host/generate/session.h"
 
 #include "host/files/safetensors_writer.h"
-#include "host/generate/request.h"
+#include "host/generate/fill_settings.h"
 #include "host/media/png.h"
 #include "tests/host/train/image_toy.h"
 #include "tests/support/traced_graphs.h"

@@ -30,7 +30,8 @@ Arguments operator+(Arguments a, const Arguments& b) {
 Training parse(const Arguments& arguments, std::string_view command = "train") {
   const test::ToyFamily family;
   report::Problems problems;
-  Training config = parse_config(arguments, &family, problems, command);
+  Training config =
+      parse_config({arguments, train_command(nullptr), problems}, &family, problems, command);
   problems.throw_if_any();
   return config;
 }
@@ -310,7 +311,7 @@ TEST_CASE("Without a family the rest of a command line is checked", "[config]") 
   const Arguments arguments = {"--learning_rate",   "much", "--batch_size",        "0",
                                "--lora_rnk",        "4",    "--dataset_base_path", "absent",
                                "--lora_base_model", "dit"};
-  parse_config(arguments, nullptr, problems);
+  parse_config({arguments, train_command(nullptr), problems}, nullptr, problems);
   test::expect_error(ErrorCode::kInvalidArgument,
                      {"--learning_rate: \"much\" is no number", "--batch_size: 0 is less than 1",
                       "--lora_rnk is not known to train; did you mean --lora_rank?",
@@ -560,7 +561,9 @@ TEST_CASE("A resumed run brings its configuration below all others", "[config]")
   CHECK(c.output.is_resumed);
   CHECK_FALSE(parse({"--resume", folder / "out", "--output_path", folder / "b"}).output.is_resumed);
   CHECK(c.notes.empty());
-  CHECK(peek_setting(Arguments{"--resume", folder / "out"}, "plugin") == "toy");
+  report::Problems problems;
+  CHECK(Words({"--resume", folder / "out"}, train_command(nullptr), problems).find("plugin") ==
+        "toy");
 
   expect_wrong({"--resume", folder / "out", "--lora_checkpoint", folder / "lora.safetensors"},
                {"--lora_checkpoint: the run that is resumed brings its own values"});
@@ -602,20 +605,6 @@ TEST_CASE("The latest checkpoint is that of the output folder, if there is one",
                  folder / "out/checkpoints/step-00000005");
   for (const Arguments& arguments : {latest, Arguments{"--resume", folder / "out"}})
     expect_wrong(arguments, {"out/checkpoints/step-00000005: is of another run than"});
-}
-
-TEST_CASE("A plugin is found on the command line, in a file or nowhere", "[config]") {
-  const Folder folder;
-  const std::string file = folder / "run.toml";
-  write_bytes(file, "plugin = \"toy\"\nedit_image = \"of the family\"\n");
-  CHECK(peek_setting(Arguments{"--plugin", "a", "--config", file}, "plugin") == "a");
-  CHECK(peek_setting(Arguments{"--config=" + file}, "plugin") == "toy");
-  CHECK(!peek_setting(Arguments{"--config=" + file}, "plugin_path"));
-  CHECK(!peek_setting(Arguments{"--seed", "1"}, "plugin"));
-  write_bytes(file, "plugin = toy\n");
-  test::expect_error(ErrorCode::kInvalidArgument, {file + ":1: "}, [&] {
-    peek_setting(Arguments{"--config", file}, "plugin");
-  });
 }
 
 TEST_CASE("What is trained must be said, and be there", "[config]") {

@@ -65,7 +65,8 @@ struct PreparedWorkshop {
     arguments.insert(arguments.end(), more.begin(), more.end());
     TrainingOrder order = {
         .family = test::image_toy(),
-        .config = order::parse_config(arguments, &test::image_toy(), problems, command)};
+        .config = order::parse_config({arguments, order::train_command(nullptr), problems},
+                                      &test::image_toy(), problems, command)};
     problems.throw_if_any();
     return order;
   }
@@ -83,13 +84,12 @@ TEST_CASE("What is wrong with any job is told before a weight is read", "[prepar
   generate::Order order = shop.images({"a.png", "model/transformer/model.safetensors/b.png"});
   order.jobs[0].settings.height = 15;
   order.jobs[1].settings.loras = {{"style", shop.folder / "style.safetensors", 1.0}};
-  order.limits.vram = "much";
   order.is_tiled = true;
   order.tiles = {64, 96};
   const PreparedGeneration prepared(order, shop.progress, shop.problems);
   test::expect_error(ErrorCode::kInvalidArgument,
-                     {"jobs.jsonl:1: height: 15 is no multiple of 8", "jobs.jsonl:2: output: ",
-                      "jobs.jsonl:2: loras", "--vram much is no size", "--tile_stride"},
+                     {"jobs.jsonl:1: height: 15 is no multiple of 8",
+                      "jobs.jsonl:2: output: ", "jobs.jsonl:2: loras", "--tile_stride"},
                      [&] { shop.problems.throw_if_any(); });
 }
 
@@ -129,7 +129,7 @@ TEST_CASE("Nothing is planned on the CPU without a limit, and all stays there", 
 TEST_CASE("A limit makes a plan, which a session follows", "[prepared]") {
   PreparedWorkshop shop;
   generate::Order order = shop.images({"a.png"});
-  order.limits.vram = "1GiB";
+  order.limits.vram = int64_t{1} << 30;
   PreparedGeneration prepared(order, shop.progress, shop.problems);
   REQUIRE(shop.problems.empty());
   prepared.make_plan();
@@ -217,8 +217,10 @@ TEST_CASE("Training without a denoiser is refused, and nothing is sized", "[prep
                                               "cpu",
                                               "--trainable_models",
                                               "text_encoder"};
-  TrainingOrder order = {.family = toy,
-                         .config = order::parse_config(arguments, &toy, shop.problems, "train")};
+  TrainingOrder order = {
+      .family = toy,
+      .config = order::parse_config({arguments, order::train_command(nullptr), shop.problems}, &toy,
+                                    shop.problems, "train")};
   shop.problems.throw_if_any();
   test::expect_error(ErrorCode::kNotFound, {"there is no denoiser to train with", "--model_paths"},
                      [&] { prepare_training(std::move(order), shop.progress, shop.problems); });

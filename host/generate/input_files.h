@@ -1,0 +1,39 @@
+// The files of a request's inputs, read.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "atelier/model_family.h"
+
+#include "host/files/checkpoint.h"
+#include "host/generate/settings.h"
+#include "host/media/clip.h"
+
+namespace atelier::generate {
+
+struct InputFiles {
+  Inputs inputs;            // the prompt, numbers and words too
+  at::Tensor start_pixels;  // [C, T, H, W] of the image or clip to start from; undefined: none
+  at::Tensor inpaint_mask;  // [1, H, W], undefined: none
+  at::Tensor latents;       // float32 [N, C, T, H, W], initial noise; undefined: none
+};
+
+// Reads the files of settings that fill_target() has filled. Throws Error when a file cannot be
+// read or does not fit.
+InputFiles read_inputs(const Settings& settings, const ModelFamily& family);
+
+// Inputs that are no files: what the text encoder is given beside images.
+Inputs value_inputs(const Settings& settings, const ModelFamily& family);
+// The inputs that are given; images and clips have the sizes of their files and no values, clips
+// the frames that are seen. Files that cannot be read are told when they are checked.
+Inputs input_shapes(const Settings& settings, const ModelFamily& family);
+
+// The file of initial latents; throws Error{kNotFound} when it lacks the tensor "latents".
+files::Checkpoint open_latents(const std::string& path);
+// Numbers of the frames of a clip that are seen at the rate of what is made.
+std::vector<int64_t> shown_frames(const media::ClipInfo& clip, const Settings& settings);
+
+}  // namespace atelier::generate
