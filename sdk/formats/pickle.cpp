@@ -125,7 +125,8 @@ class Reader {
     switch (opcode) {
       case '\x80':  // PROTO
         if (const uint64_t version = number(1); version < 2 || version > 5)
-          damaged_pickle("is of version " + std::to_string(version) + ", 2 to 5 are read", opcode_at_);
+          damaged_pickle("is of version " + std::to_string(version) + ", 2 to 5 are read",
+                         opcode_at_);
         return true;
       case '\x95':  // FRAME
         number(8);
@@ -212,7 +213,8 @@ class Reader {
   }
 
   void append(Kind kind, const std::vector<PickleRef>& items) {
-    if (kind == Kind::kDict && items.size() % 2 != 0) damaged_pickle("gives a key no value", opcode_at_);
+    if (kind == Kind::kDict && items.size() % 2 != 0)
+      damaged_pickle("gives a key no value", opcode_at_);
     count(items.size());
     std::vector<PickleRef>& all = top(kind).items;
     all.insert(all.end(), items.begin(), items.end());

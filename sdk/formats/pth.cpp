@@ -144,7 +144,8 @@ class Tensors {
 
  private:
   [[noreturn]] void refuse(const std::string& message) const {
-    throw ParseError("PTH_TENSOR", "tensor " + quote_and_escape(name_) + ": " + message, kDownloadAgain);
+    throw ParseError("PTH_TENSOR", "tensor " + quote_and_escape(name_) + ": " + message,
+                     kDownloadAgain);
   }
 
   const PickleValue& unwrapped() const {
@@ -291,7 +292,8 @@ PthIndex read_pth(uint64_t file_size, const ReadBytes& read) {
   if (archive.has("byteorder")) {
     const std::string order = archive.text("byteorder", 16);
     if (order != "little" && order != "big")
-      throw ParseError("PTH_ARCHIVE", "its byte order is " + quote_and_escape(order), kDownloadAgain);
+      throw ParseError("PTH_ARCHIVE", "its byte order is " + quote_and_escape(order),
+                       kDownloadAgain);
     index.is_big_endian = order == "big";
   }
   const Archive::Bytes place = archive.find("data.pkl");
