@@ -4,8 +4,8 @@
 #include "atelier/host/device_graph.h"
 #include "atelier/host/device_traits.h"
 
-#include "host/generate/output_paths.h"
 #include "host/generate/fill_settings.h"
+#include "host/generate/output_paths.h"
 #include "host/generate/settings_checks.h"
 #include "host/model/sequence_check.h"
 #include "host/model/stages.h"

@@ -7,8 +7,8 @@
 
 #include "formats/escape.h"
 #include "host/data/findings.h"
-#include "host/generate/output_paths.h"
 #include "host/generate/fill_settings.h"
+#include "host/generate/output_paths.h"
 #include "host/generate/settings_checks.h"
 #include "host/generate/sigma_schedule.h"
 #include "host/generate/text_lengths.h"
@@ -129,8 +129,7 @@ class Preparation {
     if (run_.model && config_.stage != Stage::kDataProcess && has_denoiser()) check_trained();
     open_datasets();
     check_cached_stages();
-    if (run_.model && guards_sizes)
-      sizes_.emplace(*run_.model, config_.model, limits());
+    if (run_.model && guards_sizes) sizes_.emplace(*run_.model, config_.model, limits());
     read_prompts();
     check_sizes();
     check_resumed();
