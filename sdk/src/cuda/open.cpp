@@ -15,7 +15,7 @@
 
 #include "cuda/graph_recorder.h"
 #ifdef ATELIER_HAS_CUDA_KERNELS
-#include "ops/cuda/pointwise_cuda.h"
+#include "ops/cuda/register_kernels.h"
 #endif
 
 namespace {
@@ -41,22 +41,14 @@ int attribute(cudaDeviceAttr which, int device) {
   return value;
 }
 
-// An operator is added to the proven ones with the record that proved it: `tools/gpu check` passed
-// and `tools/gpu kernels` found it faster than the composed form.
-void register_kernels() {
-#ifdef ATELIER_HAS_CUDA_KERNELS
-  static constexpr atelier::ops::PointwiseKernels proven = {};
-  atelier::ops::register_pointwise_kernels(at::kCUDA, &atelier::ops::cuda::pointwise_kernels,
-                                           &proven);
-#endif
-}
-
 }  // namespace
 
 extern "C" ATELIER_API const char* atelier_cuda_open() noexcept {
   return problem_of([] {
     at::globalContext().lazyInitDevice(at::kCUDA);
-    register_kernels();
+#ifdef ATELIER_HAS_CUDA_KERNELS
+    atelier::ops::cuda::register_kernels(at::kCUDA, /*are_proven=*/false);
+#endif
     atelier::ops::register_graph_recorder(at::kCUDA, &atelier::ops::cuda::make_cuda_graph_recorder);
     for (int device = 0;
          device < at::globalContext().getAcceleratorHooksInterface(at::kCUDA).deviceCount();

@@ -1,6 +1,4 @@
 // Runs the kernels on rows on a GPU, on LibTorch's current stream.
-#include <array>
-
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
@@ -10,14 +8,6 @@
 namespace atelier::ops::cuda {
 namespace {
 
-using Door = int (*)(Element, const RowGrid*, const RowArguments*, void* stream);
-
-constexpr Door kDoors[] = {
-#define ATELIER_DOOR(name, functor) atelier_cuda_##name,
-    ATELIER_ROW_OPERATORS(ATELIER_DOOR)
-#undef ATELIER_DOOR
-};
-
 void check(int error) {
   TORCH_CHECK(error == cudaSuccess,
               "CUDA error: ", cudaGetErrorString(static_cast<cudaError_t>(error)));
@@ -25,11 +15,10 @@ void check(int error) {
 
 }  // namespace
 
-void run_rows(RowOperator name, Element element, const RowGrid& grid, const RowArguments& arguments,
-              c10::Device device) {
+void run_rows(const RowKernel& kernel, Element element, const RowGrid& grid,
+              const RowArguments& arguments, c10::Device device) {
   const c10::cuda::CUDAGuard guard(device);
-  check(kDoors[static_cast<int>(name)](element, &grid, &arguments,
-                                       c10::cuda::getCurrentCUDAStream().stream()));
+  check(kernel.launch(element, grid, arguments, c10::cuda::getCurrentCUDAStream().stream()));
 }
 
 void run_totals(const TotalsArguments& arguments, c10::Device device) {

@@ -1,16 +1,15 @@
-#include "atelier/host/adamw_8bit.h"
-
-#include "ops/pointwise_kernels.h"
+#include "ops/adamw_8bit.h"
 
 namespace atelier::ops {
 
+KernelTable<AdamW8BitKernels> adamw_8bit_kernels;
+
 bool has_adamw_8bit(const at::Tensor& leaf) {
-  const PointwiseKernels* kernels = kernels_in_use(leaf);
-  return kernels != nullptr && kernels->adamw_8bit != nullptr;
+  return adamw_8bit_kernels.in_use(leaf) != nullptr;
 }
 
 void adamw_8bit(const AdamW8BitStep& step) {
-  kernels_in_use(step.leaf)->adamw_8bit(step);
+  adamw_8bit_kernels.in_use(step.leaf)->step(step);
 }
 
 }  // namespace atelier::ops

@@ -12,12 +12,16 @@
 #include "atelier/host/row_codes.h"
 #include "atelier/host/scaled_products.h"
 
+#include "ops/row_codes.h"
 #include "ops/shared_codes.h"
 
 namespace atelier::ops {
-namespace {
 
 using at::Tensor;
+
+KernelTable<RowCodesKernels> row_codes_kernels;
+
+namespace {
 
 thread_local bool fast_sums = false;
 
@@ -113,16 +117,15 @@ Tensor multiply_int8(const Tensor& a, const Tensor& b) {
 // share them. `folded`, [k], may be undefined.
 std::optional<RowCodes> quantize_at_once(const Tensor& rows, const Tensor& folded,
                                          at::ScalarType type) {
-  const PointwiseKernels* kernels = kernels_in_use(rows);
-  if (kernels == nullptr || kernels->quantize_rows == nullptr || rows.stride(1) != 1 ||
-      rows.scalar_type() == at::kDouble ||
-      rows.size(1) * rows.element_size() > kernels->widest_codes_bytes)
-    return std::nullopt;
-  if (folded.defined()) return kernels->quantize_rows(rows, folded, type);
+  const RowCodesKernels* kernels = row_codes_kernels.in_use(rows, rows.size(1));
+  if (kernels == nullptr || rows.stride(1) != 1) return std::nullopt;
   SharedCodes& shared = SharedCodes::of_thread();
-  if (const std::optional<RowCodes> codes = shared.find(rows, type)) return codes;
-  const RowCodes codes = kernels->quantize_rows(rows, {}, type);
-  if (rows.is_contiguous() && shared.wanted(rows, /*is_for_one=*/false))
+  if (!folded.defined()) {
+    if (const std::optional<RowCodes> codes = shared.find(rows, type)) return codes;
+  }
+  RowCodes codes = empty_codes(rows, type);
+  kernels->quantize(rows, folded, codes);
+  if (!folded.defined() && rows.is_contiguous() && shared.wanted(rows, /*is_for_one=*/false))
     shared.put(rows, codes, /*is_for_one=*/false);
   return codes;
 }
@@ -131,9 +134,8 @@ std::optional<RowCodes> quantize_at_once(const Tensor& rows, const Tensor& folde
 // bias.
 void scale(const Tensor& sums, const RowCodes& a, const RowCodes& b, const Tensor& bias,
            Tensor& out) {
-  const PointwiseKernels* kernels = kernels_in_use(out);
-  if (kernels != nullptr && kernels->scale_sums != nullptr && sums.scalar_type() == at::kInt &&
-      out.scalar_type() != at::kDouble) {
+  const RowCodesKernels* kernels = row_codes_kernels.in_use(out);
+  if (kernels != nullptr && sums.scalar_type() == at::kInt) {
     kernels->scale_sums(sums, a.scales, b.scales, bias, out);
     return;
   }
@@ -225,10 +227,13 @@ Tensor eight_bit_gradient(const Tensor& grad, const RowCodes& weight) {
 }
 
 Tensor dequantize_rows(const RowCodes& codes, at::ScalarType dtype) {
-  const PointwiseKernels* kernels = kernels_in_use(codes.codes);
-  if (kernels != nullptr && kernels->draw_codes != nullptr && dtype != at::kDouble &&
-      codes.codes.is_contiguous() && codes.scales.is_contiguous())
-    return kernels->draw_codes(codes, dtype);
+  const RowCodesKernels* kernels = row_codes_kernels.in_use(codes.codes);
+  if (kernels != nullptr && dtype != at::kDouble && codes.codes.is_contiguous() &&
+      codes.scales.is_contiguous()) {
+    Tensor out = at::empty(codes.codes.sizes(), codes.codes.options().dtype(dtype));
+    kernels->draw(codes, out);
+    return out;
+  }
   // Every code is a value of `dtype`; the product is float32 and is rounded when it is written.
   return codes.codes.to(dtype).mul_(codes.scales.unsqueeze(1));
 }

@@ -1,18 +1,19 @@
-#include <ATen/ATen.h>
-#include <torch/csrc/autograd/custom_function.h>
+#include "ops/group_norm.h"
 
-#include "atelier/error.h"
 #include "atelier/ops/pointwise.h"
 
 #include "ops/autograd_support.h"
-#include "ops/pointwise_kernels.h"
+#include "ops/pointwise_checks.h"
 
 namespace atelier::ops {
-namespace {
 
 using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+KernelTable<GroupNormKernels> group_norm_kernels;
+
+namespace {
 
 // LibTorch's kernels take any layout on the CPU, and elsewhere [B, C, H, W] in this order alone.
 Tensor in_kernel_layout(const Tensor& x) {
@@ -30,13 +31,11 @@ std::tuple<Tensor, Tensor, Tensor> normalise(const Tensor& x, const Tensor& weig
                                eps);
 }
 
-// Whether the device's kernel, which takes images whose channels lie side by side, runs on `x`.
-template <typename Kernel>
-bool takes_pixels(const Tensor& x, Kernel PointwiseKernels::*kernel) {
-  const PointwiseKernels* kernels = kernels_in_use(x);
-  return kernels != nullptr && kernels->*kernel != nullptr && x.numel() > 0 &&
-         x.scalar_type() != at::kDouble &&
-         x.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
+// The device's kernels for images whose channels lie side by side, where `x` has such.
+const GroupNormKernels* kernels_for_pixels(const Tensor& x) {
+  const bool is_dense =
+      x.numel() > 0 && x.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
+  return is_dense ? group_norm_kernels.in_use(x) : nullptr;
 }
 
 // Images whose channels lie side by side as those kernels take them: the pixels of one below
@@ -55,10 +54,11 @@ Tensor images_of(const Tensor& pixels, const Tensor& like) {
 
 Tensor compute(const Tensor& x, const Tensor& weight, const Tensor& bias, int64_t groups,
                double eps, bool silu) {
-  if (takes_pixels(x, &PointwiseKernels::group_norm)) {
-    return images_of(
-        kernels_in_use(x)->group_norm(pixels_of(x), weight, bias, images_in(x), groups, eps, silu),
-        x);
+  if (const auto* kernels = kernels_for_pixels(x)) {
+    const Tensor pixels = pixels_of(x);
+    Tensor out = packed_like(pixels);
+    kernels->forward(pixels, weight, bias, images_in(x), groups, eps, silu, out);
+    return images_of(out, x);
   }
   Tensor y = std::get<0>(normalise(in_kernel_layout(x), weight, bias, groups, eps));
   if (silu) at::silu_(y);
@@ -80,11 +80,8 @@ struct GroupNorm : torch::autograd::Function<GroupNorm> {
     variable_list result(6);
     if (!grads[0].defined()) return result;
     const variable_list saved = ctx->get_saved_variables();
-    if (takes_pixels(saved[0], &PointwiseKernels::group_norm_backward)) {
-      auto given = fused_backward(ctx, saved, grads[0]);
-      std::move(given.begin(), given.end(), result.begin());
-      return result;
-    }
+    if (const auto* kernels = kernels_for_pixels(saved[0]))
+      return fused_backward(*kernels, ctx, saved, grads[0]);
     const Tensor x = in_kernel_layout(saved[0]), &weight = saved[1], &bias = saved[2];
     const int64_t groups = ctx->saved_data["groups"].toInt();
     const auto [y, mean, rstd] =
@@ -103,16 +100,19 @@ struct GroupNorm : torch::autograd::Function<GroupNorm> {
   }
 
  private:
-  static std::array<Tensor, 3> fused_backward(AutogradContext* ctx, const variable_list& saved,
-                                              const Tensor& grad) {
-    const Tensor& x = saved[0];
-    auto given = kernels_in_use(x)->group_norm_backward(
-        pixels_of(grad.contiguous(at::MemoryFormat::ChannelsLast)), pixels_of(x), saved[1],
-        saved[2], images_in(x), ctx->saved_data["groups"].toInt(),
-        ctx->saved_data["eps"].toDouble(), ctx->saved_data["silu"].toBool(),
-        {ctx->needs_input_grad(0), ctx->needs_input_grad(1), ctx->needs_input_grad(2)});
-    if (given[0].defined()) given[0] = images_of(given[0], x);
-    return given;
+  static variable_list fused_backward(const GroupNormKernels& kernels, AutogradContext* ctx,
+                                      const variable_list& saved, const Tensor& grad) {
+    const Tensor &x = saved[0], &weight = saved[1], &bias = saved[2];
+    const Tensor pixels = pixels_of(x);
+    Tensor grad_pixels = packed_if(ctx->needs_input_grad(0), pixels),
+           grad_weight = packed_if(ctx->needs_input_grad(1), weight),
+           grad_bias = packed_if(ctx->needs_input_grad(2), bias);
+    kernels.backward(pixels_of(grad.contiguous(at::MemoryFormat::ChannelsLast)), pixels, weight,
+                     bias, images_in(x), ctx->saved_data["groups"].toInt(),
+                     ctx->saved_data["eps"].toDouble(), ctx->saved_data["silu"].toBool(),
+                     grad_pixels, grad_weight, grad_bias);
+    const Tensor grad_x = grad_pixels.defined() ? images_of(grad_pixels, x) : Tensor();
+    return {grad_x, grad_weight, grad_bias, {}, {}, {}};
   }
 };
 

@@ -14,16 +14,6 @@ constexpr size_t kMostEntries = 2;
 constexpr int64_t kMostHeld = int64_t{1} << 26;
 constexpr int kMostInVain = 4;
 
-// Which codes `rows` are to be given by this kernel; nullopt where there is none.
-template <typename Kernel>
-std::optional<at::ScalarType> codes_for(const Tensor& rows, Kernel PointwiseKernels::*kernel,
-                                        bool is_for_one) {
-  const PointwiseKernels* kernels = kernels_in_use(rows);
-  if (kernels == nullptr || kernels->*kernel == nullptr) return std::nullopt;
-  if (rows.size(-1) * rows.element_size() > kernels->widest_codes_bytes) return std::nullopt;
-  return SharedCodes::of_thread().wanted(rows, is_for_one);
-}
-
 }  // namespace
 
 SharedCodes& SharedCodes::of_thread() {
@@ -61,35 +51,10 @@ std::optional<RowCodes> SharedCodes::find(const Tensor& rows, at::ScalarType typ
   return codes;
 }
 
-Tensor run_norm_modulate(const Tensor& x, const Tensor& shift, const Tensor& scale,
-                         const Segments& rows, double eps, const PointwiseKernels& kernels) {
-  const auto type = codes_for(x, &PointwiseKernels::norm_modulate_codes, /*is_for_one=*/false);
-  if (!type) return kernels.norm_modulate(x, shift, scale, rows, eps);
-  auto [out, codes] = kernels_in_use(x)->norm_modulate_codes(x, shift, scale, rows, eps, *type);
-  SharedCodes::of_thread().put(out, codes, /*is_for_one=*/false);
-  return out;
-}
-
-std::array<Tensor, 2> run_gate_residual_norm_modulate(const Tensor& x, const Tensor& y,
-                                                      const Tensor& gate, const Tensor& shift,
-                                                      const Tensor& scale, const Segments& rows,
-                                                      double eps, const PointwiseKernels& kernels) {
-  const auto type =
-      codes_for(x, &PointwiseKernels::gate_residual_norm_modulate_codes, /*is_for_one=*/false);
-  if (!type) return kernels.gate_residual_norm_modulate(x, y, gate, shift, scale, rows, eps);
-  auto [sum, coded] = kernels_in_use(x)->gate_residual_norm_modulate_codes(x, y, gate, shift, scale,
-                                                                           rows, eps, *type);
-  SharedCodes::of_thread().put(coded.rows, coded.codes, /*is_for_one=*/false);
-  return {sum, coded.rows};
-}
-
-Tensor run_gelu_tanh(const Tensor& x, const PointwiseKernels& kernels) {
-  const auto type = codes_for(x, &PointwiseKernels::gelu_tanh_codes, /*is_for_one=*/true);
-  if (!type) return kernels.gelu_tanh(x);
-  const Tensor rows = x.view({-1, x.size(-1)});
-  auto [out, codes] = kernels_in_use(x)->gelu_tanh_codes(rows, *type);
-  SharedCodes::of_thread().put(out, codes, /*is_for_one=*/true);
-  return out.view(x.sizes());
+RowCodes empty_codes(const Tensor& rows, at::ScalarType type) {
+  const int64_t width = rows.size(-1), count = rows.numel() / width;
+  return {at::empty({count, width}, rows.options().dtype(at::kByte)).view(type),
+          at::empty({count}, rows.options().dtype(at::kFloat))};
 }
 
 }  // namespace atelier::ops

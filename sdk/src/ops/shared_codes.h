@@ -1,12 +1,14 @@
-// Codes of 8 bits that the products which read the same rows share, and the operators that make
-// them on the way.
+// Codes of 8 bits that the products which read the same rows share, and that operators in front of
+// them make on the way.
 #pragma once
 
 #include <map>
 #include <optional>
 #include <vector>
 
-#include "ops/pointwise_kernels.h"
+#include "atelier/host/weight_state.h"
+
+#include "ops/kernel_choice.h"
 
 namespace atelier::ops {
 
@@ -45,13 +47,20 @@ class SharedCodes {
   std::map<int64_t, Interest> interests_;  // by the width of rows
 };
 
-// The forward passes of these operators by the kernels of x's device, which make codes as well
-// where products want them. Arguments as PointwiseKernels takes them; x of gelu_tanh is contiguous.
-at::Tensor run_norm_modulate(const at::Tensor& x, const at::Tensor& shift, const at::Tensor& scale,
-                             const Segments& rows, double eps, const PointwiseKernels& kernels);
-std::array<at::Tensor, 2> run_gate_residual_norm_modulate(
-    const at::Tensor& x, const at::Tensor& y, const at::Tensor& gate, const at::Tensor& shift,
-    const at::Tensor& scale, const Segments& rows, double eps, const PointwiseKernels& kernels);
-at::Tensor run_gelu_tanh(const at::Tensor& x, const PointwiseKernels& kernels);
+// Room for codes of rows [..., D], as [N, D].
+RowCodes empty_codes(const at::Tensor& rows, at::ScalarType type);
+
+// Room for codes of an operator's result, [..., D], where products want them and the device has a
+// kernel that makes them on the way.
+template <typename Kernels>
+std::optional<RowCodes> wanted_codes(const KernelTable<Kernels>& table, const at::Tensor& rows,
+                                     bool is_for_one) {
+  const Kernels* kernels = table.of(rows);
+  if (kernels == nullptr || kernels->forward_codes == nullptr ||
+      rows.size(-1) * rows.element_size() > kernels->widest_codes_bytes)
+    return std::nullopt;
+  const auto type = SharedCodes::of_thread().wanted(rows, is_for_one);
+  return type ? std::optional(empty_codes(rows, *type)) : std::nullopt;
+}
 
 }  // namespace atelier::ops

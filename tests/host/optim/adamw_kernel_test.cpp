@@ -4,8 +4,10 @@
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 
+#include "atelier/ops/pointwise.h"
+
 #include "host/optim/optimizer.h"
-#include "ops/cuda/pointwise_cuda.h"
+#include "ops/cuda/register_kernels.h"
 #include "sdk/cuda/row_player.h"
 #include "support/catch.h"
 
@@ -14,8 +16,7 @@ namespace {
 
 // In this program they are the fused kernels of the CPU.
 const bool is_registered = [] {
-  ops::register_pointwise_kernels(at::kCPU, &ops::cuda::pointwise_kernels,
-                                  &ops::cuda::pointwise_kernels);
+  ops::cuda::register_kernels(at::kCPU, /*are_proven=*/true);
   // at::empty gives NaN: what a kernel leaves out shows.
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   at::globalContext().setDeterministicFillUninitializedMemory(true);

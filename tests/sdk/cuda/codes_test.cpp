@@ -4,9 +4,12 @@
 
 #include "atelier/host/row_codes.h"
 #include "atelier/ops/linear.h"
+#include "atelier/ops/pointwise.h"
 
-#include "ops/cuda/codes_cuda.h"
-#include "ops/cuda/pointwise_cuda.h"
+#include "ops/cuda/register_kernels.h"
+#include "ops/gelu_tanh.h"
+#include "ops/layer_norm.h"
+#include "ops/row_codes.h"
 #include "sdk/cuda/row_player.h"
 #include "support/tensors.h"
 
@@ -27,6 +30,16 @@ RowCodes composed_codes(const Tensor& rows, const Tensor& factor, at::ScalarType
   Tensor codes = at::div(values, scales.unsqueeze(1));
   if (type == at::kChar) codes.round_();
   return {codes.clamp_(-limit, limit).to(type), scales};
+}
+
+RowCodes room_for_codes(const Tensor& rows, at::ScalarType type) {
+  return {at::empty(rows.sizes(), at::kByte).view(type), at::empty({rows.size(0)})};
+}
+
+RowCodes quantized(const Tensor& rows, const Tensor& factor, at::ScalarType type) {
+  RowCodes codes = room_for_codes(rows, type);
+  cuda::row_codes.quantize(rows, factor, codes);
+  return codes;
 }
 
 void check_same(const RowCodes& given, const RowCodes& want) {
@@ -82,9 +95,9 @@ TEST_CASE("Played codes of rows are those of LibTorch's operators", "[ops][cuda]
       const Tensor rows = rows_of(5, width).to(dtype);
       for (const at::ScalarType type : kCodes) {
         INFO("width " << width << ", " << toString(dtype) << ", " << toString(type));
-        check_same(cuda::quantize_rows(rows, {}, type), composed_codes(rows, {}, type));
-        check_same(cuda::quantize_rows(apart(rows), {}, type), composed_codes(rows, {}, type));
-        check_same(cuda::quantize_rows(rows, factor, type), composed_codes(rows, factor, type));
+        check_same(quantized(rows, {}, type), composed_codes(rows, {}, type));
+        check_same(quantized(apart(rows), {}, type), composed_codes(rows, {}, type));
+        check_same(quantized(rows, factor, type), composed_codes(rows, factor, type));
       }
     }
   }
@@ -95,8 +108,7 @@ TEST_CASE("Rows that are not finite have scales that are not", "[ops][cuda]") {
     Tensor rows = at::randn({4, 600});
     rows[1][599] = NAN;
     rows[2][0] = INFINITY;
-    const RowCodes codes = cuda::quantize_rows(rows, {}, type),
-                   want = composed_codes(rows, {}, type);
+    const RowCodes codes = quantized(rows, {}, type), want = composed_codes(rows, {}, type);
     CHECK(at::equal(codes.scales.isfinite(), want.scales.isfinite()));
     CHECK(codes.scales[1].isnan().item<bool>());
     const Tensor values = dequantize_rows(codes, at::kFloat);
@@ -113,20 +125,24 @@ TEST_CASE("Norms and GELU write codes of what they give", "[ops][cuda]") {
       const Tensor x = at::randn({5, width}).to(dtype), y = at::randn({5, width}).to(dtype),
                    a = at::randn({3, width}).to(dtype), b = at::randn({3, width}).to(dtype),
                    c = at::randn({3, width}).to(dtype);
-      const PointwiseKernels& kernels = cuda::pointwise_kernels;
+      Tensor out = at::empty_like(x), coded = at::empty_like(x), sum = at::empty_like(x),
+             coded_sum = at::empty_like(x);
       for (const at::ScalarType type : kCodes) {
         INFO("width " << width << ", " << toString(dtype) << ", " << toString(type));
-        const CodedRows normed = cuda::norm_modulate_codes(x, a, b, rows, 1e-6, type);
-        CHECK(same_bits({normed.rows}, {kernels.norm_modulate(x, a, b, rows, 1e-6)}));
-        check_same(normed.codes, composed_codes(normed.rows, {}, type));
-        const auto [sum, gated] =
-            cuda::gate_residual_norm_modulate_codes(x, y, c, a, b, rows, 1e-6, type);
-        const auto both = kernels.gate_residual_norm_modulate(x, y, c, a, b, rows, 1e-6);
-        CHECK(same_bits({sum, gated.rows}, {both[0], both[1]}));
-        check_same(gated.codes, composed_codes(gated.rows, {}, type));
-        const CodedRows gelu = cuda::gelu_tanh_codes(x, type);
-        CHECK(same_bits({gelu.rows}, {kernels.gelu_tanh(x)}));
-        check_same(gelu.codes, composed_codes(gelu.rows, {}, type));
+        RowCodes codes = room_for_codes(x, type);
+        cuda::norm_modulate.forward_codes(x, a, b, rows, 1e-6, coded, codes);
+        cuda::norm_modulate.forward(x, a, b, rows, 1e-6, out);
+        CHECK(same_bits({coded}, {out}));
+        check_same(codes, composed_codes(coded, {}, type));
+        const auto& gated = cuda::gate_residual_norm_modulate;
+        gated.forward_codes(x, y, c, a, b, rows, 1e-6, coded_sum, coded, codes);
+        gated.forward(x, y, c, a, b, rows, 1e-6, sum, out);
+        CHECK(same_bits({coded_sum, coded}, {sum, out}));
+        check_same(codes, composed_codes(coded, {}, type));
+        cuda::gelu_tanh.forward_codes(x, coded, codes);
+        cuda::gelu_tanh.forward(x, out);
+        CHECK(same_bits({coded}, {out}));
+        check_same(codes, composed_codes(coded, {}, type));
       }
     }
   }
@@ -140,7 +156,8 @@ TEST_CASE("Every code is drawn as its value, in one pass", "[ops][cuda]") {
       const RowCodes codes = {bytes.view(type), at::tensor({1.0f, 0.37f, 1e-3f, 5e4f})};
       for (const at::ScalarType dtype : kTypes) {
         const Tensor want = (codes.codes.to(at::kFloat) * codes.scales.unsqueeze(1)).to(dtype);
-        const Tensor given = cuda::draw_codes(codes, dtype);
+        Tensor given = at::empty(want.sizes(), want.options());
+        cuda::row_codes.draw(codes, given);
         CHECK(at::equal(given.isnan(), want.isnan()));
         CHECK(at::equal(given.nan_to_num(0), want.nan_to_num(0)));
       }
@@ -161,9 +178,9 @@ TEST_CASE("Sums of products are scaled in one pass", "[ops][cuda]") {
                         .mul_(column_scales.unsqueeze(0))
                         .to(dtype);
       Tensor given = at::empty({6, width}, dtype);
-      cuda::scale_sums(sums, row_scales, column_scales, {}, given);
+      cuda::row_codes.scale_sums(sums, row_scales, column_scales, {}, given);
       CHECK(same_bits({given}, {want}));
-      cuda::scale_sums(sums, row_scales, column_scales, bias, given);
+      cuda::row_codes.scale_sums(sums, row_scales, column_scales, bias, given);
       CHECK(same_bits({given}, {want.add_(bias)}));
     }
   }

@@ -2,7 +2,9 @@
 // all of its cases on them.
 #include <ATen/Context.h>
 
-#include "ops/cuda/pointwise_cuda.h"
+#include "atelier/ops/pointwise.h"
+
+#include "ops/cuda/register_kernels.h"
 #include "ops/cuda/row_plan.h"
 #include "sdk/cuda/row_player.h"
 #include "support/tensors.h"
@@ -16,7 +18,7 @@ using test::Tensors;
 
 // In this program they are the fused kernels of the CPU.
 const bool is_registered = [] {
-  register_pointwise_kernels(at::kCPU, &cuda::pointwise_kernels, &cuda::pointwise_kernels);
+  cuda::register_kernels(at::kCPU, /*are_proven=*/true);
   // at::empty gives NaN: what a kernel leaves out shows.
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   at::globalContext().setDeterministicFillUninitializedMemory(true);

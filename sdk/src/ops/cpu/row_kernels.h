@@ -9,8 +9,6 @@ namespace atelier::ops::cpu {
 // for double). Rows are dense; `n` of them, `width` elements each, one after another unless strides
 // say otherwise. `sums` are added to and may be null where they are not wanted.
 struct RowKernels {
-  int64_t element_bytes, sum_bytes;
-
   // (x - mean) / deviation * factor + shift. Here and below shift, factor and gate: accumulation
   // type, one row each.
   void (*norm_scale)(const void* x, const void* shift, const void* factor, void* out, int64_t n,

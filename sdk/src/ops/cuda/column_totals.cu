@@ -1,7 +1,6 @@
 #include <cuda_runtime.h>
 
 #include "ops/cuda/column_totals.h"
-#include "ops/cuda/row_operators.h"
 
 namespace atelier::ops::cuda {
 namespace {

@@ -53,3 +53,6 @@ ATELIER_LANE void store_total(const TotalsArguments& a, const TotalPlace& place,
 }
 
 }  // namespace atelier::ops::cuda
+
+// Queues the kernel on a stream of the current device; the CUDA error, 0 for none.
+extern "C" int atelier_cuda_column_totals(const atelier::ops::cuda::TotalsArguments*, void* stream);

@@ -2,11 +2,6 @@
 
 #include "atelier/host/upload.h"
 
-#include "ops/cuda/adamw_functors.h"
-#include "ops/cuda/code_functors.h"
-#include "ops/cuda/image_functors.h"
-#include "ops/cuda/plain_functors.h"
-#include "ops/cuda/rope_functors.h"
 #include "ops/cuda/row_device.h"
 #include "ops/cuda/row_plan.h"
 
@@ -14,14 +9,6 @@ namespace atelier::ops::cuda {
 namespace {
 
 using at::Tensor;
-
-// By Element.
-constexpr int kLanePacks[][3] = {
-#define ATELIER_LANE_PACKS(name, functor) \
-  {functor<Float32>::kLanePacks, functor<BFloat16>::kLanePacks, functor<Float16>::kLanePacks},
-    ATELIER_ROW_OPERATORS(ATELIER_LANE_PACKS)
-#undef ATELIER_LANE_PACKS
-};
 
 Element element_of(const Tensor& x) {
   return x.scalar_type() == at::kBFloat16 ? Element::kBFloat16
@@ -60,8 +47,14 @@ Output output_of(Tensor& t) {
   return {data, t.size(-1), is_aligned(data, t.size(-1), t.element_size())};
 }
 
-Tensor packed_like(const Tensor& t) {
-  return at::empty(t.sizes(), t.options());
+void put_codes(RowArguments& arguments, RowCodes& codes) {
+  arguments.codes = output_of(codes.codes);
+  arguments.new_scales = codes.scales.mutable_data_ptr<float>();
+  arguments.is_int8 = codes.codes.scalar_type() == at::kChar;
+}
+
+void put_sum(const Tensor& totals, int64_t k, Tensor& gradient) {
+  if (gradient.defined()) gradient.copy_(totals.select(1, k).view(gradient.sizes()));
 }
 
 Segments one_sample(int64_t rows) {
@@ -76,12 +69,12 @@ Input wide_columns(const Tensor& t) {
   return t.defined() ? input_of(t, t.dim() == 1 ? 0 : t.stride(0), /*is_wide=*/true) : Input();
 }
 
-RowCall::RowCall(RowOperator name, const Tensor& like, const Segments& rows, int64_t width,
+RowCall::RowCall(const RowKernel& kernel, const Tensor& like, const Segments& rows, int64_t width,
                  bool adds_up_rows, int64_t column_sums)
-    : name_(name), like_(like), rows_(rows), column_sums_(column_sums) {
+    : kernel_(kernel), like_(like), rows_(rows), column_sums_(column_sums) {
   const RowShape shape = {width, static_cast<int>(like.element_size()),
-                          kLanePacks[static_cast<int>(name)][static_cast<int>(element_of(like))],
-                          adds_up_rows, column_sums > 0};
+                          kernel.lane_packs[static_cast<int>(element_of(like))], adds_up_rows,
+                          column_sums > 0};
   const RowPlan plan = plan_rows(shape, rows.tensor().const_data_ptr<int64_t>(), rows.count());
   grid_ = plan.grid;
   if (rows.count() <= kSamplesByValue) return;
@@ -102,7 +95,7 @@ Tensor RowCall::run() {
     arguments.partial_sums = parts.mutable_data_ptr<float>();
   }
   if (grid_.blocks() > 0 && grid_.width > 0)
-    run_rows(name_, element_of(like_), grid_, arguments, like_.device());
+    run_rows(kernel_, element_of(like_), grid_, arguments, like_.device());
   if (column_sums_ == 0) return Tensor();
   Tensor totals = at::empty({rows_.count(), column_sums_, grid_.width}, floats);
   if (totals.numel() > 0) {

@@ -3,9 +3,10 @@
 
 #include <ATen/ATen.h>
 
+#include "atelier/host/weight_state.h"
 #include "atelier/segments.h"
 
-#include "ops/cuda/row_operators.h"
+#include "ops/cuda/row_grid.h"
 
 namespace atelier::ops::cuda {
 
@@ -23,12 +24,16 @@ Input wide_columns(const at::Tensor& t);
 
 Output output_of(at::Tensor& t);
 
+// Codes that a kernel is to write.
+void put_codes(RowArguments& arguments, RowCodes& codes);
+
+// Rounds sum k of `totals`, [S, sums, width], to the gradient that it is, where it is wanted.
+void put_sum(const at::Tensor& totals, int64_t k, at::Tensor& gradient);
+
 bool is_aligned(const void* data, int64_t stride, int64_t element_bytes);
 
 // What the kernels can read as columns beside `x`.
 at::Tensor readable(const at::Tensor& t, const at::Tensor& x);
-
-at::Tensor packed_like(const at::Tensor& t);
 
 Segments one_sample(int64_t rows);
 
@@ -39,7 +44,7 @@ class RowCall {
  public:
   // like: of the kernel's element type, on its device. column_sums: how many the kernel leaves; 0
   // where they are not wanted.
-  RowCall(RowOperator name, const at::Tensor& like, const Segments& rows, int64_t width,
+  RowCall(const RowKernel& kernel, const at::Tensor& like, const Segments& rows, int64_t width,
           bool adds_up_rows, int64_t column_sums);
 
   RowArguments arguments = {};
@@ -49,7 +54,7 @@ class RowCall {
   at::Tensor run();
 
  private:
-  RowOperator name_;
+  const RowKernel& kernel_;
   const at::Tensor& like_;
   const Segments& rows_;
   int64_t column_sums_;

@@ -3,13 +3,14 @@
 
 #include <c10/core/Device.h>
 
-#include "ops/cuda/row_operators.h"
+#include "ops/cuda/column_totals.h"
+#include "ops/cuda/row_grid.h"
 
 namespace atelier::ops::cuda {
 
-// Queues the operator on the device's current stream. Throws what the device says against it.
-void run_rows(RowOperator name, Element element, const RowGrid& grid, const RowArguments& arguments,
-              c10::Device device);
+// Queues the kernel on the device's current stream. Throws what the device says against it.
+void run_rows(const RowKernel& kernel, Element element, const RowGrid& grid,
+              const RowArguments& arguments, c10::Device device);
 void run_totals(const TotalsArguments& arguments, c10::Device device);
 
 }  // namespace atelier::ops::cuda

@@ -122,6 +122,13 @@ struct RowArguments {
   AdamWArguments adamw;
 };
 
+// A kernel on rows, as an operator's .cu file defines it.
+struct RowKernel {
+  // Queues it on a stream of the current device; the CUDA error, 0 for none.
+  int (*launch)(Element, const RowGrid&, const RowArguments&, void* stream);
+  int lane_packs[3];  // by Element
+};
+
 // Where a lane is.
 struct Place {
   int64_t row, sample, column, step, width;

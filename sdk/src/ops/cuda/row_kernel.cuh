@@ -3,8 +3,7 @@
 
 #include <cuda_runtime.h>
 
-#include "ops/cuda/norm_functors.h"
-#include "ops/cuda/row_operators.h"
+#include "ops/cuda/row_functor.h"
 
 namespace atelier::ops::cuda {
 
@@ -68,7 +67,7 @@ __global__ void __maxnreg__(F::kMostRegisters)
 }
 
 template <typename F>
-int launch(const RowGrid& grid, const RowArguments& arguments, void* stream) {
+int queue(const RowGrid& grid, const RowArguments& arguments, void* stream) {
   row_kernel<F><<<static_cast<unsigned>(grid.blocks()), static_cast<unsigned>(grid.threads()), 0,
                   static_cast<cudaStream_t>(stream)>>>(grid, arguments);
   return cudaGetLastError();
@@ -76,9 +75,14 @@ int launch(const RowGrid& grid, const RowArguments& arguments, void* stream) {
 
 template <template <typename> class F>
 int launch(Element element, const RowGrid& grid, const RowArguments& arguments, void* stream) {
-  if (element == Element::kBFloat16) return launch<F<BFloat16>>(grid, arguments, stream);
-  if (element == Element::kFloat16) return launch<F<Float16>>(grid, arguments, stream);
-  return launch<F<Float32>>(grid, arguments, stream);
+  if (element == Element::kBFloat16) return queue<F<BFloat16>>(grid, arguments, stream);
+  if (element == Element::kFloat16) return queue<F<Float16>>(grid, arguments, stream);
+  return queue<F<Float32>>(grid, arguments, stream);
+}
+
+template <template <typename> class F>
+constexpr RowKernel kernel_of() {
+  return {launch<F>, {F<Float32>::kLanePacks, F<BFloat16>::kLanePacks, F<Float16>::kLanePacks}};
 }
 
 }  // namespace atelier::ops::cuda

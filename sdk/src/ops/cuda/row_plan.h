@@ -10,6 +10,8 @@ namespace atelier::ops::cuda {
 inline constexpr int64_t kMostBlocks = 2147483647;
 // Wider rows have more bytes than two packs of each lane: norms of them are not for these kernels.
 inline constexpr int64_t kWidestRowBytes = 2 * 16 * kMostLanes;
+// Wider rows have more bytes than four packs of each lane: codes of them are not, either.
+inline constexpr int64_t kWidestCodesBytes = 4 * 16 * kMostLanes;
 
 struct RowShape {
   int64_t width;

@@ -1,0 +1,190 @@
+#include "ops/autograd_support.h"
+#include "ops/cpu/rows.h"
+#include "ops/rms_norm.h"
+
+namespace atelier::ops::cpu {
+namespace {
+
+using at::Tensor;
+
+void rms_norm_forward(const Tensor& x, const Tensor& weight, double eps, Tensor& out) {
+  const int64_t width = x.size(-1);
+  const RowKernels& loops = loops_for(x);
+  for_each_chunk(chunks_of(one_sample(row_count(x)), width), [&](const Chunk& c, int64_t) {
+    loops.rms_norm(at_element(x, c.first * width), weight.const_data_ptr(),
+                   at_element(out, c.first * width), c.count, width, eps);
+  });
+}
+
+void rms_norm_backward(const Tensor& grad, const Tensor& x, const Tensor& weight, double eps,
+                       Tensor& grad_x, Tensor& grad_weight) {
+  const int64_t width = x.size(-1);
+  const RowKernels& loops = loops_for(x);
+  const auto chunks = chunks_of(one_sample(row_count(x)), width);
+  SampleSums sums(grad_weight.defined(), x, chunks, width);
+  for_each_chunk(chunks, [&](const Chunk& c, int64_t i) {
+    const int64_t first = c.first * width;
+    loops.rms_norm_backward(at_element(grad, first), at_element(x, first), weight.const_data_ptr(),
+                            at_element(grad_x, first), sums.of_chunk(i), c.count, width, eps);
+  });
+  put_gradient(sums.total(chunks, 1, 0, width), grad_weight);
+}
+
+// What a normal row is multiplied with, [S, D] in the type of sums: weight * by_sample, where
+// by_sample is 1 + scale, the tanh of a gate, or undefined.
+struct RmsFactor {
+  RmsFactor(const Tensor& weight, const Tensor& by_sample, int64_t samples)
+      : weight(weight.to(wide(weight))), by_sample(by_sample) {
+    rows = by_sample.defined() ? (this->weight * by_sample).contiguous()
+                               : this->weight.expand({samples, weight.size(0)}).contiguous();
+  }
+  static RmsFactor of_scale(const Tensor& weight, const Tensor& scale, const Segments& rows) {
+    return {weight, scale.defined() ? scale.to(wide(scale)) + 1 : Tensor(), rows.count()};
+  }
+  static RmsFactor of_gate(const Tensor& weight, const Tensor& gate, const Segments& rows) {
+    return {weight, gate.defined() ? at::tanh(gate.to(wide(gate))) : Tensor(), rows.count()};
+  }
+
+  const void* row(int64_t sample) const { return row_of(rows, sample); }
+  // Gradients that are wanted, from the sums over the rows of each sample, [S, D].
+  void put_weight_gradient(const Tensor& sums, Tensor& gradient) const {
+    if (gradient.defined()) gradient.copy_((by_sample.defined() ? sums * by_sample : sums).sum(0));
+  }
+  void put_scale_gradient(const Tensor& sums, Tensor& gradient) const {
+    if (gradient.defined()) gradient.copy_(sums * weight);
+  }
+  void put_gate_gradient(const Tensor& sums, Tensor& gradient) const {
+    if (gradient.defined()) gradient.copy_(sums * weight * (1 - by_sample.square()));
+  }
+
+  Tensor weight, by_sample, rows;
+};
+
+void rms_scale(const Tensor& x, const Tensor& added, const RmsFactor& factor, const Segments& rows,
+               double eps, Tensor& out) {
+  const int64_t width = x.size(1);
+  const RowKernels& loops = loops_for(x);
+  for_each_chunk(chunks_of(rows, width), [&](const Chunk& c, int64_t) {
+    const int64_t first = c.first * width;
+    loops.rms_scale(at_element(x, first), at_element_or_null(added, first), factor.row(c.sample),
+                    at_element(out, first), c.count, width, eps);
+  });
+}
+
+// Returns the sums over the rows of each sample when they are `wanted`.
+Tensor rms_scale_backward(const Tensor& grad, const Tensor& x, const RmsFactor& factor,
+                          const Segments& rows, double eps, bool wanted, Tensor& grad_x) {
+  const int64_t width = x.size(1);
+  const RowKernels& loops = loops_for(x);
+  const auto chunks = chunks_of(rows, width);
+  SampleSums sums(wanted, x, chunks, width);
+  for_each_chunk(chunks, [&](const Chunk& c, int64_t i) {
+    const int64_t first = c.first * width;
+    loops.rms_scale_backward(at_element(grad, first), at_element(x, first), factor.row(c.sample),
+                             nullptr, at_element(grad_x, first), sums.of_chunk(i), c.count, width,
+                             eps);
+  });
+  return sums.total(chunks, rows.count(), 0, width);
+}
+
+void rms_norm_modulate_forward(const Tensor& x, const Tensor& weight, const Tensor& scale,
+                               const Segments& rows, double eps, Tensor& out) {
+  rms_scale(x, Tensor(), RmsFactor::of_scale(weight, scale, rows), rows, eps, out);
+}
+
+void rms_norm_modulate_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
+                                const Tensor& scale, const Segments& rows, double eps,
+                                Tensor& grad_x, Tensor& grad_weight, Tensor& grad_scale) {
+  const RmsFactor factor = RmsFactor::of_scale(weight, scale, rows);
+  const Tensor sums = rms_scale_backward(grad, x, factor, rows, eps,
+                                         grad_weight.defined() || grad_scale.defined(), grad_x);
+  factor.put_weight_gradient(sums, grad_weight);
+  factor.put_scale_gradient(sums, grad_scale);
+}
+
+void rms_gate_residual_forward(const Tensor& x, const Tensor& y, const Tensor& weight,
+                               const Tensor& gate, const Segments& rows, double eps, Tensor& out) {
+  rms_scale(y, x, RmsFactor::of_gate(weight, gate, rows), rows, eps, out);
+}
+
+void rms_gate_residual_backward(const Tensor& grad, const Tensor& y, const Tensor& weight,
+                                const Tensor& gate, const Segments& rows, double eps,
+                                Tensor& grad_y, Tensor& grad_weight, Tensor& grad_gate) {
+  const RmsFactor factor = RmsFactor::of_gate(weight, gate, rows);
+  const Tensor sums = rms_scale_backward(grad, y, factor, rows, eps,
+                                         grad_weight.defined() || grad_gate.defined(), grad_y);
+  factor.put_weight_gradient(sums, grad_weight);
+  factor.put_gate_gradient(sums, grad_gate);
+}
+
+void rms_gate_residual_norm_modulate_forward(const Tensor& x, const Tensor& y, const Tensor& weight,
+                                             const Tensor& gate, const Tensor& next_weight,
+                                             const Tensor& scale, const Segments& rows, double eps,
+                                             Tensor& sum, Tensor& out) {
+  const int64_t width = x.size(1);
+  const RowKernels& loops = loops_for(x);
+  const RmsFactor gated = RmsFactor::of_gate(weight, gate, rows);
+  const RmsFactor scaled = RmsFactor::of_scale(next_weight, scale, rows);
+  for_each_chunk(chunks_of(rows, width), [&](const Chunk& c, int64_t) {
+    for (int64_t r = c.first; r < c.first + c.count; ++r) {
+      const int64_t at = r * width;
+      loops.rms_scale(at_element(y, at), at_element(x, at), gated.row(c.sample),
+                      at_element(sum, at), 1, width, eps);
+      loops.rms_scale(at_element(sum, at), nullptr, scaled.row(c.sample), at_element(out, at), 1,
+                      width, eps);
+    }
+  });
+}
+
+void rms_gate_residual_norm_modulate_backward(const Tensor& grad, const Tensor& grad_sum,
+                                              const Tensor& x, const Tensor& y,
+                                              const Tensor& weight, const Tensor& gate,
+                                              const Tensor& next_weight, const Tensor& scale,
+                                              const Segments& rows, double eps,
+                                              RmsGateResidualNormModulateGradients& to) {
+  const int64_t width = x.size(1);
+  const RowKernels& loops = loops_for(x);
+  const RmsFactor gated = RmsFactor::of_gate(weight, gate, rows);
+  const RmsFactor scaled = RmsFactor::of_scale(next_weight, scale, rows);
+  const auto chunks = chunks_of(rows, width);
+  // The sum is made again, row by row.
+  Tensor sums = at::empty({static_cast<int64_t>(chunks.size()), width}, x.options());
+  SampleSums of_gate(to.weight.defined() || to.gate.defined(), x, chunks, width);
+  SampleSums of_scale(to.next_weight.defined() || to.scale.defined(), x, chunks, width);
+  for_each_chunk(chunks, [&](const Chunk& c, int64_t i) {
+    char* const sum = at_element(sums, i * width);
+    for (int64_t r = c.first; r < c.first + c.count; ++r) {
+      const int64_t at = r * width;
+      loops.rms_scale(at_element(y, at), at_element(x, at), gated.row(c.sample), sum, 1, width,
+                      eps);
+      loops.rms_scale_backward(at_element(grad, at), sum, scaled.row(c.sample),
+                               at_element_or_null(grad_sum, at), at_element(to.x, at),
+                               of_scale.of_chunk(i), 1, width, eps);
+      loops.rms_scale_backward(at_element(to.x, at), at_element(y, at), gated.row(c.sample),
+                               nullptr, at_element(to.y, at), of_gate.of_chunk(i), 1, width, eps);
+    }
+  });
+  const Tensor gate_sums = of_gate.total(chunks, rows.count(), 0, width);
+  const Tensor scale_sums = of_scale.total(chunks, rows.count(), 0, width);
+  gated.put_weight_gradient(gate_sums, to.weight);
+  gated.put_gate_gradient(gate_sums, to.gate);
+  scaled.put_weight_gradient(scale_sums, to.next_weight);
+  scaled.put_scale_gradient(scale_sums, to.scale);
+}
+
+}  // namespace
+
+const RmsNormKernels rms_norm = {
+    .forward = rms_norm_forward, .backward = rms_norm_backward, .limits = kNoLimits};
+const RmsNormModulateKernels rms_norm_modulate = {.forward = rms_norm_modulate_forward,
+                                                  .backward = rms_norm_modulate_backward,
+                                                  .limits = kNoLimits};
+const RmsGateResidualKernels rms_gate_residual = {.forward = rms_gate_residual_forward,
+                                                  .backward = rms_gate_residual_backward,
+                                                  .limits = kNoLimits};
+const RmsGateResidualNormModulateKernels rms_gate_residual_norm_modulate = {
+    .forward = rms_gate_residual_norm_modulate_forward,
+    .backward = rms_gate_residual_norm_modulate_backward,
+    .limits = kNoLimits};
+
+}  // namespace atelier::ops::cpu

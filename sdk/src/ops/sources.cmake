@@ -1,0 +1,44 @@
+# Operators by name: those that kernels of our own run, on the CPU with those kernels.
+set(ATELIER_ROW_OPERATORS
+  ${CMAKE_CURRENT_LIST_DIR}/adamw_8bit.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/channel_norm.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/channel_norm_cpu.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/gate_residual.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/gate_residual_cpu.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/gelu_tanh.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/gelu_tanh_cpu.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/group_norm.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/layer_norm.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/layer_norm_cpu.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/norm_rope.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/norm_rope_cpu.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/rms_norm.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/rms_norm_cpu.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/swiglu.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/swiglu_cpu.cpp)
+# The kernels of GPUs, which tests compile as well: their host halves and what they need, and the kernels themselves.
+set(ATELIER_CUDA_HOST_HALVES
+  ${CMAKE_CURRENT_LIST_DIR}/adamw_8bit_cuda.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/channel_norm_cuda.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/gate_residual_cuda.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/gelu_tanh_cuda.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/group_norm_cuda.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/layer_norm_cuda.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/norm_rope_cuda.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/rms_norm_cuda.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/row_codes_cuda.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/swiglu_cuda.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/cuda/register_kernels.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/cuda/rms_scale.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/cuda/row_call.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/cuda/row_plan.cpp)
+set(ATELIER_ROW_KERNELS
+  ${CMAKE_CURRENT_LIST_DIR}/adamw_8bit.cu
+  ${CMAKE_CURRENT_LIST_DIR}/gate_residual.cu
+  ${CMAKE_CURRENT_LIST_DIR}/gelu_tanh.cu
+  ${CMAKE_CURRENT_LIST_DIR}/group_norm.cu
+  ${CMAKE_CURRENT_LIST_DIR}/layer_norm.cu
+  ${CMAKE_CURRENT_LIST_DIR}/norm_rope.cu
+  ${CMAKE_CURRENT_LIST_DIR}/rms_norm.cu
+  ${CMAKE_CURRENT_LIST_DIR}/row_codes.cu
+  ${CMAKE_CURRENT_LIST_DIR}/swiglu.cu)
