@@ -18,9 +18,8 @@ constexpr InputSpec kInputs[] = {
     {"image", InputKind::kImage, true, "*", InputUse::kTrain, "*", "to learn", InputRole::kTarget},
     {"input_image", InputKind::kImage, false, "*", InputUse::kGenerate, "*", "start",
      InputRole::kStart}};
-constexpr std::string_view kEncoder[] = {"text_encoder"}, kPrompt[] = {"prompt"},
-                           kImage[] = {"image"};
-constexpr EncodeStage kStages[] = {{"text", kEncoder, kPrompt}, {"latents", {}, kImage}};
+constexpr std::string_view kEncoder[] = {"text_encoder"};
+constexpr EncodeStage kStages[] = {{"text", kEncoder, kPromptInput}, {"latents", {}, kImageInput}};
 constexpr ScheduleDefaults kSchedules[] = {{.num_inference_steps = 8}};
 
 // What tells one checkpoint's modules from another's; detect() reads it from shapes.

@@ -9,46 +9,25 @@ namespace lumina2 {
 
 using atelier::Detection;
 using atelier::kOwnConfig;
+using atelier::PartSpelling;
 using atelier::PartView;
 using atelier::TensorIndex;
+using std::to_string;
 
 namespace {
 
-std::string text(int64_t value) {
-  return std::to_string(value);
-}
-
-// Where and how a DiT is spelled.
-struct Names {
-  std::string prefix;
-  bool is_original = true;
-
-  const char* of(const char* original, const char* diffusers) const {
-    return is_original ? original : diffusers;
-  }
-};
+constexpr std::string_view kOriginalMarkers[] = {"cap_embedder.1.weight",
+                                                 "layers.0.adaLN_modulation.1.weight"};
+constexpr std::string_view kDiffusersMarkers[] = {"time_caption_embed.caption_embedder.1.weight",
+                                                  "layers.0.norm1.linear.weight",
+                                                  "layers.0.attn.to_q.weight"};
 
 // Models of the same ancestry have some of these names too: Z-Image pads text and image with
 // tokens of its own and has one modulation without a nonlinearity in front, others read a second
 // text encoder or images.
-std::optional<Names> find_dit(const TensorIndex& index) {
-  static constexpr const char* kPrefixes[] = {"", "model.diffusion_model.", "diffusion_model.",
-                                              "transformer.", "module."};
-  static constexpr const char* kOthers[] = {
-      "cap_pad_token", "x_pad_token", "siglip_embedder.0.weight", "clip_text_pooled_proj.0.weight",
-      "ref_image_patch_embedder.weight"};
-  for (const char* prefix : kPrefixes) {
-    const auto has = [&](const char* name) { return index.contains(std::string(prefix) + name); };
-    if (std::any_of(std::begin(kOthers), std::end(kOthers), has)) continue;
-    const bool is_original =
-        has("cap_embedder.1.weight") && has("layers.0.adaLN_modulation.1.weight");
-    const bool is_diffusers = has("time_caption_embed.caption_embedder.1.weight") &&
-                              has("layers.0.norm1.linear.weight") &&
-                              has("layers.0.attn.to_q.weight");
-    if (is_original || is_diffusers) return Names{prefix, is_original};
-  }
-  return std::nullopt;
-}
+constexpr const char* kOthers[] = {"cap_pad_token", "x_pad_token", "siglip_embedder.0.weight",
+                                   "clip_text_pooled_proj.0.weight",
+                                   "ref_image_patch_embedder.weight"};
 
 // Attention's numbers, of a fused layer or of three.
 void read_heads(const PartView& view, bool is_original, DitConfig& c) {
@@ -59,14 +38,14 @@ void read_heads(const PartView& view, bool is_original, DitConfig& c) {
     const int64_t rows = view.parts(attention + "qkv.weight", 0, c.head_dim);
     c.kv_heads = (rows - c.heads) / 2;
     if (rows != c.heads + 2 * c.kv_heads)
-      view.refuse("has keys for " + text(rows) + " heads in all");
+      view.refuse("has keys for " + to_string(rows) + " heads in all");
   } else {
     c.kv_heads = view.parts(attention + "to_k.weight", 0, c.head_dim);
   }
   view.check_heads(c.heads, c.kv_heads, c.head_dim);
 }
 
-DitConfig read_dit(const PartView& view, const Names& names) {
+DitConfig read_dit(const PartView& view, const PartSpelling& names) {
   const TensorIndex& index = view.index();
   const std::string modulation = names.of(".adaLN_modulation.1.weight", ".norm1.linear.weight");
   DitConfig c;
@@ -82,14 +61,15 @@ DitConfig read_dit(const PartView& view, const Names& names) {
       names.of("t_embedder.mlp.0.weight", "time_caption_embed.timestep_embedder.linear_1.weight"),
       0);
   c.patch = index.config_integer("patch_size").value_or(kPublishedPatch);
-  if (c.patch < 1 || c.patch > 64) view.refuse("has a patch_size of " + text(c.patch), kOwnConfig);
+  if (c.patch < 1 || c.patch > 64)
+    view.refuse("has a patch_size of " + to_string(c.patch), kOwnConfig);
   const int64_t cells = c.patch * c.patch;
   c.channels = view.parts("x_embedder.weight", 1, cells);
   const int64_t out =
       view.dim(names.of("final_layer.linear.weight", "norm_out.linear_2.weight"), 0);
   if (out != c.channels * cells) {
-    atelier::refuse_kind("a DiT with " + text(c.channels * cells) + " input and " + text(out) +
-                             " output values a token",
+    atelier::refuse_kind("a DiT with " + to_string(c.channels * cells) + " input and " +
+                             to_string(out) + " output values a token",
                          "only a velocity of the latents' own channels can be sampled");
   }
   view.require_config(c.width == 2304 && c.head_dim == 96 && c.kv_heads == 8 &&
@@ -105,12 +85,14 @@ DitConfig read_dit(const PartView& view, const Names& names) {
 }  // namespace
 
 std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
-  const auto names = find_dit(checkpoint);
+  const auto names = atelier::find_spelling(checkpoint, atelier::kDenoiserPrefixes,
+                                            kOriginalMarkers, kDiffusersMarkers);
   if (!names) return std::nullopt;
   const PartView view(checkpoint, names->prefix, "DiT");
+  const auto is_there = [&](const char* tensor) { return view.contains(tensor); };
+  if (std::ranges::any_of(kOthers, is_there)) return std::nullopt;
   view.refuse_quantised();
-  return atelier::detection_of("dit", names->of("original", "diffusers"), read_dit(view, *names),
-                               names->prefix);
+  return atelier::detection_of("dit", names->name(), read_dit(view, *names), names->prefix);
 }
 
 }  // namespace lumina2

@@ -37,12 +37,10 @@ at::Tensor time_channels(const at::Tensor& sigma_B) {
   return atelier::nn::time_channels(1 - sigma_B, kTimeChannels);
 }
 
-// Angles of positions 0 to count - 1 on an axis that carries `channels` of a head: [count,
-// channels / 2] float64.
+// Angles of positions 0 to count - 1: [count, channels / 2] float64.
 at::Tensor angles(int64_t count, int64_t channels, at::Device device) {
   const auto options = at::TensorOptions(device).dtype(at::kDouble);
-  const at::Tensor exponent = at::arange(0, channels, 2, options) / static_cast<double>(channels);
-  return at::outer(at::arange(count, options), at::reciprocal(at::pow(kRopeTheta, exponent)));
+  return atelier::nn::rope_angles(at::arange(count, options), channels, kRopeTheta);
 }
 
 // Scales and gates of the two halves of a block: [B, D] each, views of [B, 4 D]; undefined in a

@@ -114,14 +114,10 @@ constexpr InputSpec kInputs[] = {
      .role = atelier::InputRole::kStart},
 };
 
-constexpr std::string_view kTextComponents[] = {"tokenizer", "text_encoder"};
 constexpr std::string_view kTextInputs[] = {"prompt", "system_prompt"};
-constexpr std::string_view kLatentsComponents[] = {"vae"};
-constexpr std::string_view kLatentsInputs[] = {"image"};
-
 constexpr atelier::EncodeStage kStages[] = {
-    {.name = "text", .components = kTextComponents, .inputs = kTextInputs},
-    {.name = "latents", .components = kLatentsComponents, .inputs = kLatentsInputs},
+    {.name = "text", .components = atelier::kTextComponents, .inputs = kTextInputs},
+    atelier::kImageStage,
 };
 
 constexpr SigmaShift kShift = {.kind = SigmaShift::Kind::kConstant, .value = 6.0};

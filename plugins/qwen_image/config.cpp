@@ -14,33 +14,24 @@ using atelier::kOwnConfig;
 using atelier::PartView;
 using atelier::refuse_kind;
 using atelier::TensorIndex;
+using std::to_string;
 
 namespace {
-
-std::string text(int64_t value) {
-  return std::to_string(value);
-}
 
 constexpr const char* kTextToImageOnly =
     "checkpoints of Qwen-Image, Qwen-Image-2512 and Qwen-Image-Edit are loaded so far";
 
+constexpr const char* kNoControlNet = "ControlNets are not loaded yet; leave it out";
+
 // Checkpoints of the family that this code does not run.
-void refuse_other_kinds(const PartView& view) {
-  const TensorIndex& index = view.index();
-  const auto is_on = [&](const char* key) { return index.config_flag(key).value_or(false); };
-  if (view.contains("controlnet_blocks.0.x_rms.weight")) {
-    refuse_kind("a blockwise Qwen-Image ControlNet",
-                "ControlNets are not loaded yet; leave it out");
-  }
-  if (view.contains("controlnet_x_embedder.weight") ||
-      view.contains("controlnet_blocks.0.weight")) {
-    refuse_kind("a Qwen-Image ControlNet", "ControlNets are not loaded yet; leave it out");
-  }
-  if (view.contains("time_text_embed.addition_t_embedding.weight") ||
-      is_on("use_additional_t_cond") || is_on("use_layer3d_rope")) {
-    refuse_kind("Qwen-Image-Layered", kTextToImageOnly);
-  }
-}
+constexpr atelier::UnsupportedKind kUnsupported[] = {
+    {"controlnet_blocks.0.x_rms.weight", "a blockwise Qwen-Image ControlNet", kNoControlNet},
+    {"controlnet_x_embedder.weight", "a Qwen-Image ControlNet", kNoControlNet},
+    {"controlnet_blocks.0.weight", "a Qwen-Image ControlNet", kNoControlNet},
+    {"time_text_embed.addition_t_embedding.weight", "Qwen-Image-Layered", kTextToImageOnly},
+    {"use_additional_t_cond", "Qwen-Image-Layered", kTextToImageOnly},
+    {"use_layer3d_rope", "Qwen-Image-Layered", kTextToImageOnly},
+};
 
 bool says_clean_references(const PartView& view) {
   return view.contains(kCleanMark) || view.index().contains(kCleanMark) ||
@@ -60,8 +51,8 @@ DitConfig read_dit(const PartView& view) {
   c.channels = view.parts("img_in.weight", 1, kPatch * kPatch, kDamaged);
   const int64_t out = view.dim("proj_out.weight", 0);
   if (out != c.channels * kPatch * kPatch) {
-    refuse_kind("a Qwen-Image DiT with " + text(c.channels * kPatch * kPatch) + " input and " +
-                    text(out) + " output channels",
+    refuse_kind("a Qwen-Image DiT with " + to_string(c.channels * kPatch * kPatch) + " input and " +
+                    to_string(out) + " output channels",
                 kTextToImageOnly);
   }
   view.require_config(c.width == 3072 && c.head_dim == 128 && c.mlp_width == 12288 &&
@@ -87,8 +78,8 @@ void read_windows(const PartView& view, const std::string& home, TextEncoderConf
   if (const auto listed = view.layer_windows(home + "layer_types", c.layers)) c.windowed = *listed;
   const bool any = std::find(c.windowed.begin(), c.windowed.end(), true) != c.windowed.end();
   if (first < 0 || c.window < 0 || (any && c.window == 0)) {
-    view.refuse("has " + text(c.layers) + " layers, which " + home + "layer_types or " + window +
-                    " in its config does not fit",
+    view.refuse("has " + to_string(c.layers) + " layers, which " + home + "layer_types or " +
+                    window + " in its config does not fit",
                 kOwnConfig);
   }
 }
@@ -109,7 +100,7 @@ void read_sections(const PartView& view, const std::string& home, TextEncoderCon
                       std::all_of(given->begin(), given->end(), [](int64_t n) { return n >= 0; }) &&
                       (*given)[0] + (*given)[1] + (*given)[2] == pairs;
     if (!fits)
-      view.refuse("has heads of " + text(c.head_dim) + " channels, which " + home + field +
+      view.refuse("has heads of " + to_string(c.head_dim) + " channels, which " + home + field +
                       " in its config does not fit",
                   kOwnConfig);
     std::copy(given->begin(), given->end(), c.sections.begin());
@@ -183,15 +174,13 @@ TextEncoderConfig text_encoder_config(const Detection& part) {
 }
 
 std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
-  static constexpr std::string_view kPrefixes[] = {"", "model.diffusion_model.", "diffusion_model.",
-                                                   "transformer.", "module."};
   static constexpr std::string_view kMarkers[] = {"transformer_blocks.0.img_mod.1.weight",
                                                   "transformer_blocks.0.img_mod.1.qweight",
                                                   "controlnet_blocks.0.x_rms.weight"};
-  const auto prefix = atelier::find_prefix(checkpoint, kPrefixes, kMarkers);
+  const auto prefix = atelier::find_prefix(checkpoint, atelier::kDenoiserPrefixes, kMarkers);
   if (!prefix) return std::nullopt;
   const PartView view(checkpoint, *prefix, "DiT");
-  refuse_other_kinds(view);
+  view.refuse_kinds(kUnsupported);
   view.refuse_quantised();
   Detection part = detection_of_dit(read_dit(view), *prefix);
   // What a config says counts more than what a path will say: see Family::assign().

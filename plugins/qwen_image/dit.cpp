@@ -42,11 +42,8 @@ at::Tensor time_channels(const at::Tensor& sigma_B) {
   return atelier::nn::time_channels(sigma_B, kTimeChannels, 1000.0);
 }
 
-// Angles of one axis that carries `channels` of a head: [positions, channels / 2] float32.
 at::Tensor angles(const at::Tensor& positions, int64_t channels) {
-  const at::Tensor exponent =
-      at::arange(0, channels, 2, positions.options()) / static_cast<double>(channels);
-  return at::outer(positions, at::reciprocal(at::pow(kRopeTheta, exponent)));
+  return atelier::nn::rope_angles(positions, channels, kRopeTheta);
 }
 
 // Shift, scale and gate of the two halves of a block, of one kind of rows: [B, D] each, views of

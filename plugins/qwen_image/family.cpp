@@ -168,16 +168,14 @@ constexpr std::string_view kTextComponents[] = {"tokenizer", "text_encoder", "vi
 constexpr std::string_view kTextInputs[] = {"prompt", "edit_image", "edit_image_auto_resize"};
 constexpr std::string_view kReferencesInputs[] = {"edit_image", "edit_image_auto_resize",
                                                   "edit_rope_interpolation", "zero_cond_t"};
-constexpr std::string_view kLatentsComponents[] = {"vae"};
-constexpr std::string_view kLatentsInputs[] = {"image"};
 
 constexpr atelier::EncodeStage kStages[] = {
     {.name = "text", .components = kTextComponents, .inputs = kTextInputs},
     {.name = "references",
-     .components = kLatentsComponents,
+     .components = atelier::kLatentsComponents,
      .inputs = kReferencesInputs,
      .variants = kEditVariants},
-    {.name = "latents", .components = kLatentsComponents, .inputs = kLatentsInputs},
+    atelier::kImageStage,
 };
 
 constexpr SigmaShift kDynamicShift = {.kind = SigmaShift::Kind::kByTokens,

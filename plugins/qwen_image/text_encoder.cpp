@@ -113,14 +113,12 @@ at::Tensor TextEncoder::forward(const at::Tensor& ids_N, std::span<const Picture
 
   // The first pairs of channels turn with the time, others with the row or the column.
   const auto places = token_places(N, pictures).to(at::kFloat).split(1, 0);
-  const at::Tensor exponent =
-      at::arange(0, config_.head_dim, 2, at::kFloat) / static_cast<double>(config_.head_dim);
-  const at::Tensor frequency = at::reciprocal(at::pow(config_.rope_theta, exponent));
   std::vector<at::Tensor> angles;
   int64_t first = 0;
   for (size_t axis = 0; axis < 3; ++axis) {
     const int64_t count = config_.sections[axis];
-    angles.push_back(at::outer(places[axis][0], frequency.narrow(0, first, count)));
+    angles.push_back(atelier::nn::rope_angles(places[axis][0], config_.head_dim, config_.rope_theta)
+                         .narrow(1, first, count));
     first += count;
   }
   const at::Tensor angle = at::cat(angles, 1).to(text.device());

@@ -9,6 +9,7 @@
 #include "atelier/block.h"
 #include "atelier/component_family.h"
 #include "atelier/config_fields.h"
+#include "atelier/nn/waves.h"
 #include "atelier/ops/attention.h"
 #include "atelier/ops/pointwise.h"
 #include "atelier/part_view.h"
@@ -81,12 +82,12 @@ std::pair<at::Tensor, at::Tensor> places(std::span<const PatchGrid> grids) {
 // with the column.
 at::Tensor angles_of(std::span<const PatchGrid> grids, const Windows& windows, int64_t head_dim) {
   const int64_t channels = head_dim / 2;
-  const at::Tensor exponent =
-      at::arange(0, channels, 2, at::kFloat) / static_cast<double>(channels);
-  const at::Tensor frequency = at::reciprocal(at::pow(kRopeTheta, exponent));
+  const auto turned = [&](const at::Tensor& positions) {
+    return atelier::nn::rope_angles(positions, channels, kRopeTheta);
+  };
   const auto [rows, columns] = places(grids);
-  const at::Tensor angles = at::cat({at::outer(rows, frequency), at::outer(columns, frequency)}, 1);
-  return angles.view({-1, kMerged, channels})
+  return at::cat({turned(rows), turned(columns)}, 1)
+      .view({-1, kMerged, channels})
       .index_select(0, windows.order)
       .reshape({-1, channels});
 }

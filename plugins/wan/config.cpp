@@ -11,9 +11,11 @@ namespace wan {
 
 using atelier::Detection;
 using atelier::kOwnConfig;
+using atelier::PartSpelling;
 using atelier::PartView;
 using atelier::refuse_kind;
 using atelier::TensorIndex;
+using std::to_string;
 
 namespace {
 
@@ -21,45 +23,21 @@ constexpr int64_t kPublishedHeadDim = 128;
 constexpr const char* kKnownKinds =
     "text-to-video and image-to-video checkpoints are loaded so far";
 
-std::string text(int64_t value) {
-  return std::to_string(value);
-}
-
-// Checkpoints of the same ancestry that this code does not run, by a tensor that each has.
-struct OtherKind {
-  const char *tensor, *what;
-};
-constexpr OtherKind kOtherKinds[] = {
-    {"vace_blocks.0.norm3.weight", "a VACE of Wan"},
-    {"vace_blocks.0.norm2.weight", "a VACE of Wan"},
-    {"control_adapter.conv.weight", "a Wan-Fun DiT with a camera"},
-    {"ref_conv.weight", "a Wan-Fun DiT with a reference"},
-    {"casual_audio_encoder.weights", "Wan2.2-S2V"},
-    {"pose_patch_embedding.weight", "Wan2.2-Animate"},
+// Checkpoints of the same ancestry that this code does not run.
+constexpr atelier::UnsupportedKind kUnsupported[] = {
+    {"vace_blocks.0.norm3.weight", "a VACE of Wan", kKnownKinds},
+    {"vace_blocks.0.norm2.weight", "a VACE of Wan", kKnownKinds},
+    {"control_adapter.conv.weight", "a Wan-Fun DiT with a camera", kKnownKinds},
+    {"ref_conv.weight", "a Wan-Fun DiT with a reference", kKnownKinds},
+    {"casual_audio_encoder.weights", "Wan2.2-S2V", kKnownKinds},
+    {"pose_patch_embedding.weight", "Wan2.2-Animate", kKnownKinds},
 };
 
-// Where and how a DiT is spelled.
-struct Names {
-  std::string prefix;
-  bool is_original = true;
-
-  const char* of(const char* original, const char* diffusers) const {
-    return is_original ? original : diffusers;
-  }
-};
-
-std::optional<Names> find_dit(const TensorIndex& index) {
-  static constexpr std::string_view kPrefixes[] = {
-      "", "model.diffusion_model.", "diffusion_model.", "transformer.", "model.", "module."};
-  for (const bool is_original : {true, false}) {
-    const std::string_view marker = is_original
-                                        ? "blocks.0.cross_attn.norm_k.weight"
-                                        : "condition_embedder.text_embedder.linear_1.weight";
-    if (const auto prefix = atelier::find_prefix(index, kPrefixes, {&marker, 1}))
-      return Names{*prefix, is_original};
-  }
-  return std::nullopt;
-}
+constexpr std::string_view kPrefixes[] = {
+    "", "model.diffusion_model.", "diffusion_model.", "transformer.", "model.", "module."};
+constexpr std::string_view kOriginalMarkers[] = {"blocks.0.cross_attn.norm_k.weight"};
+constexpr std::string_view kDiffusersMarkers[] = {
+    "condition_embedder.text_embedder.linear_1.weight"};
 
 void read_heads(const PartView& view, DitConfig& c) {
   const TensorIndex& index = view.index();
@@ -67,11 +45,12 @@ void read_heads(const PartView& view, DitConfig& c) {
   if (!heads) heads = index.config_integer("num_attention_heads");
   c.heads = heads ? *heads : c.width / kPublishedHeadDim;
   if (c.heads < 1 || c.width % c.heads != 0 || c.head_dim() % 2 != 0 || c.head_dim() < 6)
-    view.refuse("has " + text(c.width) + " channels for " + text(c.heads) + " heads", kOwnConfig);
+    view.refuse("has " + to_string(c.width) + " channels for " + to_string(c.heads) + " heads",
+                kOwnConfig);
 }
 
 // What models that are shown images have: an image encoder's rows, and channels of what is known.
-void read_images(const PartView& view, const Names& names, DitConfig& c) {
+void read_images(const PartView& view, const PartSpelling& names, DitConfig& c) {
   const std::string norm =
       names.of("img_emb.proj.0.weight", "condition_embedder.image_embedder.norm1.weight");
   const std::string positions =
@@ -83,13 +62,13 @@ void read_images(const PartView& view, const Names& names, DitConfig& c) {
   if (with_control == c.channels || with_control == c.channels + kFrameStride)
     refuse_kind("a Wan-Fun DiT with a control video", kKnownKinds);
   if (is_given || (c.given_channels == 0 && c.image_width == 0)) return;
-  refuse_kind("a Wan DiT with " + text(c.channels + c.given_channels) + " input and " +
-                  text(c.channels) + " output channels" +
+  refuse_kind("a Wan DiT with " + to_string(c.channels + c.given_channels) + " input and " +
+                  to_string(c.channels) + " output channels" +
                   (c.image_width > 0 ? " that is shown images" : ""),
               kKnownKinds);
 }
 
-DitConfig read_dit(const PartView& view, const Names& names) {
+DitConfig read_dit(const PartView& view, const PartSpelling& names) {
   const std::string block = "blocks.0.";
   DitConfig c;
   c.layers = view.block_count(names.of("blocks.{}.modulation", "blocks.{}.scale_shift_table"));
@@ -125,16 +104,14 @@ std::string_view variant_of(const DitConfig& c) {
 }  // namespace
 
 std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
-  const auto names = find_dit(checkpoint);
+  const auto names =
+      atelier::find_spelling(checkpoint, kPrefixes, kOriginalMarkers, kDiffusersMarkers);
   if (!names) return std::nullopt;
   const PartView view(checkpoint, names->prefix, "DiT");
-  for (const OtherKind& kind : kOtherKinds) {
-    if (view.contains(kind.tensor)) refuse_kind(kind.what, kKnownKinds);
-  }
+  view.refuse_kinds(kUnsupported);
   view.refuse_quantised();
   const DitConfig config = read_dit(view, *names);
-  Detection part =
-      atelier::detection_of("dit", names->of("original", "diffusers"), config, names->prefix);
+  Detection part = atelier::detection_of("dit", names->name(), config, names->prefix);
   part.variant = variant_of(config);
   return part;
 }

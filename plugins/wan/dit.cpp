@@ -27,12 +27,10 @@ namespace {
 constexpr double kRopeTheta = 10000;
 constexpr atelier::WeightOptions kFloat32 = {.keeps_float32 = true};
 
-// Angles of positions 0 to count - 1 on an axis that carries `channels` of a head: [count,
-// channels / 2] float64.
+// Angles of positions 0 to count - 1: [count, channels / 2] float64.
 at::Tensor angles(int64_t count, int64_t channels, at::Device device) {
   const auto options = at::TensorOptions(device).dtype(at::kDouble);
-  const at::Tensor exponent = at::arange(0, channels, 2, options) / static_cast<double>(channels);
-  return at::outer(at::arange(count, options), at::reciprocal(at::pow(kRopeTheta, exponent)));
+  return atelier::nn::rope_angles(at::arange(count, options), channels, kRopeTheta);
 }
 
 // q, k and v of one attention, with norms over all heads of q and k, and what comes behind it.

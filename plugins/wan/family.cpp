@@ -167,16 +167,12 @@ constexpr InputSpec kInputs[] = {
      .role = atelier::InputRole::kTarget},
 };
 
-constexpr std::string_view kTextComponents[] = {"tokenizer", "text_encoder"};
-constexpr std::string_view kTextInputs[] = {"prompt"};
 constexpr std::string_view kImagesComponents[] = {"image_encoder"};
 constexpr std::string_view kImagesInputs[] = {"input_image", "end_image"};
 constexpr std::string_view kFirstImageInputs[] = {"input_image"};
-constexpr std::string_view kLatentsComponents[] = {"vae"};
-constexpr std::string_view kLatentsInputs[] = {"video"};
 
 constexpr atelier::EncodeStage kStages[] = {
-    {.name = "text", .components = kTextComponents, .inputs = kTextInputs},
+    atelier::kTextStage,
     {.name = "images",
      .components = kImagesComponents,
      .inputs = kImagesInputs,
@@ -188,16 +184,16 @@ constexpr atelier::EncodeStage kStages[] = {
      .inputs = kFirstImageInputs,
      .variants = "wan2.1-i2v-*b"},
     {.name = "given_clip",
-     .components = kLatentsComponents,
+     .components = atelier::kLatentsComponents,
      .inputs = kImagesInputs,
      .sees_target = true,
      .variants = "*-i2v-*"},
     {.name = "first_frame",
-     .components = kLatentsComponents,
+     .components = atelier::kLatentsComponents,
      .inputs = kFirstImageInputs,
      .sees_target = true,
      .variants = "*-ti2v-*"},
-    {.name = "latents", .components = kLatentsComponents, .inputs = kLatentsInputs},
+    atelier::kVideoStage,
 };
 
 constexpr SigmaShift shift(double value) {

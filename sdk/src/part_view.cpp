@@ -1,5 +1,7 @@
 #include "atelier/part_view.h"
 
+#include <algorithm>
+
 #include "atelier/error.h"
 
 #include "formats/escape.h"
@@ -37,6 +39,22 @@ std::optional<std::string> find_prefix(const TensorIndex& index,
   for (const std::string_view prefix : prefixes) {
     for (const std::string_view marker : markers) {
       if (index.contains(std::string(prefix).append(marker))) return std::string(prefix);
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<PartSpelling> find_spelling(const TensorIndex& index,
+                                          std::span<const std::string_view> prefixes,
+                                          std::span<const std::string_view> original,
+                                          std::span<const std::string_view> diffusers) {
+  for (const bool is_original : {true, false}) {
+    for (const std::string_view prefix : prefixes) {
+      const auto is_there = [&](std::string_view marker) {
+        return index.contains(std::string(prefix).append(marker));
+      };
+      if (std::ranges::all_of(is_original ? original : diffusers, is_there))
+        return PartSpelling{std::string(prefix), is_original};
     }
   }
   return std::nullopt;
@@ -106,6 +124,12 @@ void PartView::refuse_quantised() const {
   if (!integers.empty()) {
     refuse_as(integers,
               std::string(", its weights are ") + c10::toString(index_.find(integers)->dtype));
+  }
+}
+
+void PartView::refuse_kinds(std::span<const UnsupportedKind> kinds) const {
+  for (const auto& [sign, what, hint] : kinds) {
+    if (contains(sign) || index_.config_flag(sign).value_or(false)) refuse_kind(what, hint);
   }
 }
 

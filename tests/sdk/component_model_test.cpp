@@ -228,6 +228,18 @@ TEST_CASE("Fields of every kind are read as they were written", "[kit]") {
   CHECK_THROWS(config_of<DitConfig>(encoder("dit", 4)));
 }
 
+TEST_CASE("The stages that most families have differ in what is learned alone", "[kit]") {
+  CHECK(kTextStage.name == "text");
+  CHECK(std::ranges::equal(kTextStage.components, std::array{"tokenizer", "text_encoder"}));
+  CHECK(std::ranges::equal(kTextStage.inputs, std::array{"prompt"}));
+  CHECK(std::ranges::equal(kImageStage.inputs, std::array{"image"}));
+  CHECK(std::ranges::equal(kVideoStage.inputs, std::array{"video"}));
+  for (const EncodeStage& stage : {kImageStage, kVideoStage}) {
+    CHECK(stage.name == "latents");
+    CHECK(std::ranges::equal(stage.components, std::array{"vae"}));
+  }
+}
+
 TEST_CASE("Components of one architecture are told apart by the hint alone", "[kit]") {
   const PairFamily family;
   CHECK_FALSE(family.detect(holding("x"), {}));

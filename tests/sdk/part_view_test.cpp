@@ -54,6 +54,34 @@ TEST_CASE("The first prefix that a marker stands behind is taken", "[detect]") {
   CHECK_FALSE(find_prefix(index_of(), {kPrefixes, 1}, kMarkers));
 }
 
+TEST_CASE("A spelling is found by all of its markers, the original one first", "[detect]") {
+  constexpr std::string_view kPrefixes[] = {"", "model."},
+                             kBoth[] = {"in.weight", "blocks.0.q.weight"}, kOne[] = {"in.weight"},
+                             kAbsent[] = {"in.weight", "out.weight"};
+  const auto original = find_spelling(index_of(), kPrefixes, kBoth, kOne);
+  REQUIRE(original);
+  CHECK(original->prefix == "model.");
+  CHECK(original->name() == std::string("original"));
+  const auto diffusers = find_spelling(index_of(), kPrefixes, kAbsent, kOne);
+  REQUIRE(diffusers);
+  CHECK(diffusers->of("wq", "to_q") == std::string("to_q"));
+  CHECK_FALSE(find_spelling(index_of(), kPrefixes, kAbsent, kAbsent));
+}
+
+TEST_CASE("Unsupported kinds are refused by a tensor of the part or a flag that is on",
+          "[detect]") {
+  constexpr UnsupportedKind kKinds[] = {{"extra.weight", "a cat", "give a dog"},
+                                        {"use_cats", "many cats", "give dogs"}};
+  const TensorIndex off = index_of({{"use_cats", false}}), on = index_of({{"use_cats", true}});
+  CHECK_NOTHROW(PartView(off, "model.", "DiT").refuse_kinds(kKinds));
+  refused(ErrorCode::kUnsupported, {"this is many cats", "give dogs"},
+          [&] { PartView(on, "model.", "DiT").refuse_kinds(kKinds); });
+  const TensorIndex extra({{"model.extra.weight", {at::kFloat, {1}}}});
+  CHECK_NOTHROW(PartView(extra, "", "DiT").refuse_kinds(kKinds));
+  refused(ErrorCode::kUnsupported, {"this is a cat", "give a dog"},
+          [&] { PartView(extra, "model.", "DiT").refuse_kinds(kKinds); });
+}
+
 TEST_CASE("Quantised weights are refused in the part and not beside it", "[detect]") {
   const TensorIndex index = index_of();
   CHECK_NOTHROW(PartView(index, "model.", "DiT").refuse_quantised());

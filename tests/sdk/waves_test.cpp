@@ -17,6 +17,14 @@ TEST_CASE("Time in channels is cosines, then sines, at falling frequencies", "[w
   }
 }
 
+TEST_CASE("Angles of an axis fall from its positions by the base", "[waves]") {
+  const at::Tensor positions = at::tensor({0.0, 3.0, -2.0});
+  const at::Tensor angles = nn::rope_angles(positions.to(at::kDouble), 4, 100.0);
+  CHECK(angles.scalar_type() == at::kDouble);
+  CHECK(
+      at::allclose(angles, at::tensor({0.0, 0.0, 3.0, 0.3, -2.0, -0.2}, at::kDouble).view({3, 2})));
+}
+
 TEST_CASE("Rows of each sample are turned from position 0", "[waves]") {
   const nn::Waves waves = nn::row_waves(Segments({3, 2}), 4, 100.0, at::kCPU);
   CHECK(waves.cos.sizes() == at::IntArrayRef({5, 2}));

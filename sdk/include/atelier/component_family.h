@@ -84,6 +84,18 @@ class ATELIER_API ComponentFamily : public ModelFamily {
   std::vector<ComponentSpec> specs_;
 };
 
+// ---- Stages that most families have ----
+
+inline constexpr std::string_view kTextComponents[] = {"tokenizer", "text_encoder"};
+inline constexpr std::string_view kLatentsComponents[] = {"vae"};
+inline constexpr std::string_view kPromptInput[] = {"prompt"};
+inline constexpr std::string_view kImageInput[] = {"image"}, kVideoInput[] = {"video"};
+
+// The prompt's stage, and the one that gives the latents of the image or clip that training learns.
+inline constexpr EncodeStage kTextStage = {"text", kTextComponents, kPromptInput};
+inline constexpr EncodeStage kImageStage = {"latents", kLatentsComponents, kImageInput};
+inline constexpr EncodeStage kVideoStage = {"latents", kLatentsComponents, kVideoInput};
+
 // ---- Weight tables that follow from a module's own names ----
 
 struct Renamed {

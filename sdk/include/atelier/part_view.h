@@ -22,6 +22,34 @@ ATELIER_API std::optional<std::string> find_prefix(const TensorIndex& index,
                                                    std::span<const std::string_view> prefixes,
                                                    std::span<const std::string_view> markers);
 
+// How a checkpoint spells a part: as its authors published it, or as diffusers does.
+struct PartSpelling {
+  std::string prefix;
+  bool is_original = true;
+
+  const char* of(const char* original, const char* diffusers) const {
+    return is_original ? original : diffusers;
+  }
+  const char* name() const { return of("original", "diffusers"); }
+};
+
+// What stands in front of a denoiser's names in published files.
+inline constexpr std::string_view kDenoiserPrefixes[] = {
+    "", "model.diffusion_model.", "diffusion_model.", "transformer.", "module."};
+
+// The spelling whose markers are all tensors behind one of `prefixes`, the original one first;
+// nullopt when there is none.
+ATELIER_API std::optional<PartSpelling> find_spelling(const TensorIndex& index,
+                                                      std::span<const std::string_view> prefixes,
+                                                      std::span<const std::string_view> original,
+                                                      std::span<const std::string_view> diffusers);
+
+// A kind of checkpoint that a family knows and does not run: `sign` is a tensor that it has, or a
+// flag that is on in its config.
+struct UnsupportedKind {
+  const char *sign, *what, *hint;
+};
+
 // Throws Error{kUnsupported}: "this is WHAT".
 [[noreturn]] ATELIER_API void refuse_kind(const std::string& what, const std::string& hint);
 
@@ -53,6 +81,9 @@ class ATELIER_API PartView {
   // Throws Error{kUnsupported} when the weights are quantised in a way that the host has not
   // already resolved: plain floating tensors, 8-bit ones among them, are read.
   void refuse_quantised() const;
+
+  // Throws refuse_kind() of the first of `kinds` whose sign the part has.
+  void refuse_kinds(std::span<const UnsupportedKind> kinds) const;
 
   // `fields` of the config are read, because shapes do not tell them. Without a config they are
   // those of the published model, in a checkpoint that has its widths; throws

@@ -14,13 +14,18 @@ at::Tensor time_channels(const at::Tensor& position_B, int64_t channels, double 
   return at::cat({at::cos(angle), at::sin(angle)}, 1);
 }
 
+at::Tensor rope_angles(const at::Tensor& positions_N, int64_t channels, double theta) {
+  const at::Tensor exponent =
+      at::arange(0, channels, 2, positions_N.options()) / static_cast<double>(channels);
+  return at::outer(positions_N, at::reciprocal(at::pow(theta, exponent)));
+}
+
 Waves row_waves(const Segments& rows, int64_t head_dim, double theta, at::Device device) {
   const auto options = at::TensorOptions(device).dtype(at::kFloat);
   std::vector<at::Tensor> positions;
   for (int64_t s = 0; s < rows.count(); ++s)
     positions.push_back(at::arange(rows.length(s), options));
-  const at::Tensor exponent = at::arange(0, head_dim, 2, options) / static_cast<double>(head_dim);
-  const at::Tensor angle = at::outer(at::cat(positions), at::reciprocal(at::pow(theta, exponent)));
+  const at::Tensor angle = rope_angles(at::cat(positions), head_dim, theta);
   return {at::cos(angle), at::sin(angle)};
 }
 

@@ -24,6 +24,11 @@ struct Waves {
   at::Tensor cos, sin;
 };
 
+// Angles by which the positions on an axis turn the `channels` of a head that it carries, at
+// frequencies that fall from 1 by the base `theta`. positions_N: float32 or float64. Returns
+// [N, channels / 2] in its dtype.
+ATELIER_API at::Tensor rope_angles(const at::Tensor& positions_N, int64_t channels, double theta);
+
 // Positions count each sample's rows from 0, and turn heads by the base `theta`.
 ATELIER_API Waves row_waves(const Segments& rows, int64_t head_dim, double theta,
                             at::Device device);
