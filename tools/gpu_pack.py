@@ -25,7 +25,7 @@ MOST_BYTES = 45 << 20  # of all files
 OF_THE_SYSTEM = re.compile(r"^(ld-linux-x86-64|lib(c|m|dl|rt|util|pthread|stdc\+\+|gcc_s))\.so\.\d+$")
 PROGRAMS = ("atelier", "atelier-bench", "atelier-bench-ops")
 SOURCES = ("tools/gpu", "bench/*.py", "tests/gpu/*.py", "tests/parity/*.py", "tests/parity/device_suites.txt",
-           "tests/support/published_sizes.py", "tests/data/keys/*.txt", "tests/data/configs/*.json", "examples/tiny_model/make.py",
+           "tests/support/*.py", "tests/data/keys/*.txt", "tests/data/configs/*.json", "examples/tiny_model/make.py",
            "docs/benchmarks/gpu_predictions.md")
 PYTHON_PACKAGES = ("diffusers", "importlib_metadata", "zipp", "ftfy", "wcwidth")
 

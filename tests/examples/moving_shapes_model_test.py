@@ -2,19 +2,12 @@
 
 import json
 import pathlib
-import sys
 import tempfile
 import unittest
 
-try:
-    import numpy  # noqa: F401
-    import PIL  # noqa: F401
-except ImportError:
-    print("skipped: numpy or Pillow is missing")
-    sys.exit(77)
+import example  # first: it skips the test without numpy and Pillow
 
-EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "moving_shapes"
-sys.path.insert(0, str(EXAMPLE))
+EXAMPLE = example.use("moving_shapes")
 import clips  # noqa: E402
 import judge  # noqa: E402
 import score  # noqa: E402

@@ -7,15 +7,11 @@ import sys
 import tempfile
 import unittest
 
-try:
-    import numpy as np
-    from PIL import Image, ImageFilter
-except ImportError:
-    print("skipped: numpy or Pillow is missing")
-    sys.exit(77)
+import example  # first: it skips the test without numpy and Pillow
+import numpy as np
+from PIL import Image, ImageFilter
 
-EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "moving_shapes"
-sys.path.insert(0, str(EXAMPLE))
+EXAMPLE = example.use("moving_shapes")
 import clips  # noqa: E402
 import judge  # noqa: E402
 

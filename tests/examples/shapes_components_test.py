@@ -1,23 +1,18 @@
 """Components that were trained or merged draw what their model draws: files carry the config."""
 
 import json
-import pathlib
 import shutil
 import struct
-import sys
-import tempfile
 import unittest
 
 import program
+from tiny_run import FolderTest, data_of, read_header
 
-try:
-    import numpy as np
-    from PIL import Image
-except ImportError:
-    print("skipped: numpy or Pillow is missing")
-    sys.exit(77)
+import example  # first: it skips the test without numpy and Pillow
+import numpy as np
+from PIL import Image
 
-EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "shapes"
+EXAMPLE = example.EXAMPLES / "shapes"
 MODEL = EXAMPLE / "model"
 FOLDERS = {"dit": "transformer", "text_encoder": "text_encoder", "vae": "vae"}
 NEAR = 0.5  # levels of 255: weights that moved by 1e-7, beside 13 and more with another config
@@ -28,9 +23,7 @@ def run(*words, code=0):
 
 
 def header(path):
-    data = pathlib.Path(path).read_bytes()
-    length, = struct.unpack_from("<Q", data)
-    return json.loads(data[8:8 + length]), data[8 + length:]
+    return read_header(path), data_of(path)
 
 
 def write(path, entries, data):
@@ -38,12 +31,11 @@ def write(path, entries, data):
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
-class Components(unittest.TestCase):
+class Components(FolderTest):
 
     @classmethod
     def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory()
-        cls.root = pathlib.Path(cls.holder.name)
+        super().setUpClass()
         cls.base = cls.draw("base", MODEL)
         for component in FOLDERS:
             run("train", "--plugin", "qwen_image", "--model_paths", json.dumps([str(MODEL)]),
@@ -56,10 +48,6 @@ class Components(unittest.TestCase):
             EXAMPLE / "hatched/metadata.csv", "--lora_base_model", "dit", "--lora_rank", 2,
             "--learning_rate", 1e-7, "--max_train_steps", 1, "--quiet", "--output_path",
             cls.root / "lora")
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
 
     @classmethod
     def draw(cls, name, *paths, code=0):

@@ -1,19 +1,13 @@
 """The example's model makes one of two things anew and leaves the rest; what judges it tells right from wrong."""
 
 import pathlib
-import sys
 import tempfile
 import unittest
 
-try:
-    import numpy as np
-    import PIL  # noqa: F401
-except ImportError:
-    print("skipped: numpy or Pillow is missing")
-    sys.exit(77)
+import example  # first: it skips the test without numpy and Pillow
+import numpy as np
 
-EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "shapes"
-sys.path.insert(0, str(EXAMPLE))
+EXAMPLE = example.use("shapes")
 import inpaint  # noqa: E402
 import pictures  # noqa: E402
 import recolor  # noqa: E402

@@ -1,22 +1,14 @@
 """A LoRA that is trained for a minute hatches things: visibly at strength 1, not at all at 0."""
 
 import pathlib
-import sys
 import tempfile
 import unittest
 
-try:
-    import numpy  # noqa: F401
-    import PIL  # noqa: F401
-except ImportError:
-    print("skipped: numpy or Pillow is missing")
-    sys.exit(77)
+import example  # first: it skips the test without numpy and Pillow
 
-EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "shapes"
-sys.path.insert(0, str(EXAMPLE))
+EXAMPLE = example.use("shapes")
 import hatch  # noqa: E402
 from program import PROGRAM  # noqa: E402
-
 
 
 class Lora(unittest.TestCase):

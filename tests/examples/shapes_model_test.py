@@ -4,19 +4,13 @@ import hashlib
 import json
 import pathlib
 import shutil
-import sys
 import tempfile
 import unittest
 
-try:
-    import numpy  # noqa: F401
-    from PIL import Image
-except ImportError:
-    print("skipped: numpy or Pillow is missing")
-    sys.exit(77)
+import example  # first: it skips the test without numpy and Pillow
+from PIL import Image
 
-EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "shapes"
-sys.path.insert(0, str(EXAMPLE))
+EXAMPLE = example.use("shapes")
 import classify  # noqa: E402
 import pictures  # noqa: E402
 import score  # noqa: E402

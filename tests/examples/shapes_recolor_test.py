@@ -2,19 +2,12 @@
 
 import dataclasses
 import pathlib
-import sys
 import tempfile
 import unittest
 
-try:
-    import numpy as np
-    import PIL  # noqa: F401
-except ImportError:
-    print("skipped: numpy or Pillow is missing")
-    sys.exit(77)
+import example  # first: it skips the test without numpy and Pillow
 
-EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "shapes"
-sys.path.insert(0, str(EXAMPLE))
+EXAMPLE = example.use("shapes")
 import pictures  # noqa: E402
 import recolor  # noqa: E402
 from program import PROGRAM  # noqa: E402

@@ -2,18 +2,13 @@
 
 import itertools
 import pathlib
-import sys
 import tempfile
 import unittest
 
-try:
-    import numpy
-except ImportError:
-    print("skipped: numpy is missing")
-    sys.exit(77)
+import example  # first: it skips the test without numpy and Pillow
+import numpy
 
-EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "shapes"
-sys.path.insert(0, str(EXAMPLE))
+EXAMPLE = example.use("shapes")
 import score  # noqa: E402
 from program import PROGRAM  # noqa: E402
 

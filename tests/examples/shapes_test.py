@@ -3,19 +3,14 @@
 import collections
 import csv
 import pathlib
-import sys
 import tempfile
 import unittest
 
-try:
-    import numpy as np
-    from PIL import Image, ImageFilter
-except ImportError:
-    print("skipped: numpy or Pillow is missing")
-    sys.exit(77)
+import example  # first: it skips the test without numpy and Pillow
+import numpy as np
+from PIL import Image, ImageFilter
 
-EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "shapes"
-sys.path.insert(0, str(EXAMPLE))
+EXAMPLE = example.use("shapes")
 import classify  # noqa: E402
 import pictures  # noqa: E402
 

@@ -12,6 +12,7 @@ import unittest
 
 import program
 from PIL import Image
+from tiny_run import data_of
 
 PLUGIN, WRITE_MODEL = (str(pathlib.Path(sys.argv.pop(1)).resolve()) for _ in range(2))
 COMPONENTS = ("text_encoder", "vae", "dit", "dit_low")
@@ -35,11 +36,6 @@ def count_frames(path):
         with Image.open(path) as image:
             return getattr(image, "n_frames", 1)
     return json.loads(program.run("inspect", "--json", path).stdout)["frames"]
-
-
-def weights(path):
-    data = path.read_bytes()
-    return data[8 + int.from_bytes(data[:8], "little"):]
 
 
 def latest(words):
@@ -149,7 +145,7 @@ class Clips(unittest.TestCase):
         for part in ("dit", "dit_low"):
             name = f"step-6.lora.{part}.safetensors"
             for other in ("lengths_stopped", "of_file", "of_cache"):
-                self.assertEqual(weights(straight / name), weights(self.folder / other / name), other)
+                self.assertEqual(data_of(straight / name), data_of(self.folder / other / name), other)
 
         def planned(frames):
             self.run_program("plan", "train", *self.flags("planned", self.TABLE), "--lora_base_model", "dit,dit_low",
@@ -184,7 +180,7 @@ class Clips(unittest.TestCase):
                             self.folder / "first" / "cache", "--dataset_metadata_path", "")
         for part in ("dit", "dit_low"):
             name = f"step-3.lora.{part}.safetensors"
-            self.assertEqual(weights(straight / name), weights(second / name))
+            self.assertEqual(data_of(straight / name), data_of(second / name))
 
     def test_random_pieces_follow_from_the_seed_and_go_on_when_resumed(self):
         flags = ["--frame_extraction", "random", "--frame_sample", 3, "--save_steps", 2, "--num_epochs", 4]
@@ -199,7 +195,7 @@ class Clips(unittest.TestCase):
         self.assertNotEqual(self.latents("drawn"), self.latents("seeded"))
 
         def learnt(run):
-            return [weights(file) for file in sorted(run.glob("step-4*.safetensors"))]
+            return [data_of(file) for file in sorted(run.glob("step-4*.safetensors"))]
 
         self.assertTrue(learnt(straight))
         self.assertEqual(learnt(straight), learnt(again))
@@ -211,7 +207,7 @@ class Clips(unittest.TestCase):
         runs = [self.train("absent_first", "video,prompt\nwalk,a walk\n", *extra),
                 self.train("given_first", "video,prompt,first_image\nwalk,a walk,walk/0.png\n", *extra),
                 self.train("other_first", "video,prompt,first_image\nwalk,a walk,walk/5.png\n", *extra)]
-        learnt = [[weights(file) for file in sorted(run.glob("step-2*.safetensors"))] for run in runs]
+        learnt = [[data_of(file) for file in sorted(run.glob("step-2*.safetensors"))] for run in runs]
         self.assertTrue(learnt[0])
         self.assertEqual(learnt[0], learnt[1])
         self.assertNotEqual(learnt[0], learnt[2])

@@ -6,12 +6,12 @@ import json
 import pathlib
 import re
 import shutil
-import struct
 import sys
 import tempfile
 import unittest
 
 import program
+from tiny_run import data_of, pixels, png_size, read_header
 
 PLUGIN, WRITE_MODEL = (str(pathlib.Path(sys.argv.pop(1)).resolve()) for _ in range(2))
 COMPONENTS = ("text_encoder", "vae", "dit", "dit_low")  # and an image encoder, which images beside the prompt need
@@ -19,38 +19,12 @@ VIDEO_LIBRARY = program.PROGRAM.parent.parent / "lib/libatelier_video.so"
 FAST = ["--model_hints", json.dumps({"*dit*": {"variant": "experts-fast"}})]
 
 
-def pixels(path):
-    """The compressed pixels of a PNG, without what is written beside them."""
-    data, at, found = path.read_bytes(), 8, b""
-    while at < len(data):
-        length = int.from_bytes(data[at:at + 4], "big")
-        if data[at + 4:at + 8] == b"IDAT":
-            found += data[at + 8:at + 8 + length]
-        at += 12 + length
-    return found
-
-
-def size_of(path):
-    """Width and height of a PNG."""
-    return struct.unpack(">II", path.read_bytes()[16:24])
-
-
-def header(path):
-    data = path.read_bytes()
-    return json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
-
-
 def tensor_names(path):
-    return set(header(path)) - {"__metadata__"}
+    return set(read_header(path)) - {"__metadata__"}
 
 
 def metadata(path):
-    return header(path)["__metadata__"]
-
-
-def weights(path):
-    data = path.read_bytes()
-    return data[8 + int.from_bytes(data[:8], "little"):]
+    return read_header(path)["__metadata__"]
 
 
 def join(path, *parts):
@@ -58,10 +32,10 @@ def join(path, *parts):
     tensors, data = {}, b""
     for part in parts:
         for name in tensor_names(part):
-            tensor = header(part)[name]
+            tensor = read_header(part)[name]
             tensor["data_offsets"] = [len(data) + offset for offset in tensor["data_offsets"]]
             tensors[name] = tensor
-        data += weights(part)
+        data += data_of(part)
     text = json.dumps(tensors).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
@@ -235,7 +209,7 @@ class Experts(unittest.TestCase):
             asked = [*model, "--prompt", "a cat", "--seed", 3, "--output", "variant.png"]
             self.assertIn("denoise", self.run_program("plan", "generate", *asked, "--vram", "1GiB"))
             self.run_program("generate", *asked)
-            self.assertEqual(size, size_of(self.folder / "variant.png"))
+            self.assertEqual(size, png_size(self.folder / "variant.png"))
             self.assertIn(f"Steps: {steps}, Sampler: {sampler}".encode(), (self.folder / "variant.png").read_bytes())
             plain = pixels(self.folder / "variant.png")
             lines = self.folder / "jobs.jsonl"
@@ -243,7 +217,7 @@ class Experts(unittest.TestCase):
                              '{"prompt": "a cat", "seed": 3, "output": "b.png", "solver": "dpm++", "width": 8}\n')
             self.run_program("generate", *model, "--prompts_file", lines)
             self.assertEqual(plain, pixels(self.folder / "a.png"))
-            self.assertEqual((8, size[1]), size_of(self.folder / "b.png"))
+            self.assertEqual((8, size[1]), png_size(self.folder / "b.png"))
 
     def test_a_clip_is_made_frame_by_frame(self):
         flags = [*self.model(), "--prompt", "a cat", "--height", 16, "--width", 24, "--seed", 3,
@@ -299,7 +273,7 @@ class Experts(unittest.TestCase):
                          '{"prompt": "a dog"}\n')
         said = self.run_program(*flags, "--prompts_file", lines, "--output", "line.webp")
         self.assertIn('"output":["dog.gif"]', said)
-        self.assertEqual((24, 16), size_of(self.folder / "dog.png"))
+        self.assertEqual((24, 16), png_size(self.folder / "dog.png"))
         self.assertTrue((self.folder / "line_3.webp").is_file())
         self.run_program(*flags, "--output", "frame_%02d.png")
         self.assertEqual([f"frame_{i:02}.png" for i in range(5)],
@@ -342,9 +316,9 @@ class Experts(unittest.TestCase):
         flags = ["generate", *self.model(more=["image_encoder"]), "--prompt", "a cat", "--seed", 3, "--side_images", "asked.png",
                  "--output", "said.png"]
         self.run_program(*flags)
-        self.assertEqual((40, 16), size_of(self.folder / "said.png"))
+        self.assertEqual((40, 16), png_size(self.folder / "said.png"))
         self.run_program(*flags, "--height", 8, "--width", 8)
-        self.assertEqual((8, 8), size_of(self.folder / "said.png"))
+        self.assertEqual((8, 8), png_size(self.folder / "said.png"))
 
     def test_the_solver_is_the_users_choice(self):
         plain = self.draw("by_schedule")
@@ -420,8 +394,8 @@ class Experts(unittest.TestCase):
         self.run_program("train", *self.model("dit"), *flags, *resume)
         alone = self.flags(*(self.folder / "model" / name for name in COMPONENTS if name != "dit"))
         self.run_program("train", *alone, *flags, "--max_train_steps", 3, "--output_path", self.folder / "alone")
-        self.assertEqual(weights(output / "step-3.safetensors"),
-                         weights(self.folder / "alone" / "step-3.safetensors"))
+        self.assertEqual(data_of(output / "step-3.safetensors"),
+                         data_of(self.folder / "alone" / "step-3.safetensors"))
 
     def test_distillation_needs_every_expert(self):
         self.write_data()
@@ -443,8 +417,8 @@ class Experts(unittest.TestCase):
             path = run / f"checkpoints/step-{step:08d}/{name}.safetensors"
             if not path.is_file():
                 continue
-            data = weights(path)
-            for tensor, entry in header(path).items():
+            data = data_of(path)
+            for tensor, entry in read_header(path).items():
                 if tensor != "__metadata__":
                     begin, end = entry["data_offsets"]
                     tensors[f"{name}/{tensor}"] = data[begin:end]
@@ -495,7 +469,7 @@ class Experts(unittest.TestCase):
                 self.run_program("train", "--resume", run, "--max_train_steps", 8)
                 self.assertEqual(self.state(whole, 8), self.state(run, 8))
                 for file in sorted(whole.glob("step-8*.safetensors")):
-                    self.assertEqual(weights(file), weights(run / file.name))
+                    self.assertEqual(data_of(file), data_of(run / file.name))
 
     def test_where_experts_rest_changes_no_bit(self):
         """Blocks come from the host, and the optimizer works there; what comes and goes is computed again."""
@@ -575,7 +549,7 @@ class Experts(unittest.TestCase):
             (data / "metadata.csv").write_text(table)
             output = self.folder / ("lora_of_" + name)
             self.train(data, output, "--lora_base_model", "dit", "--extra_inputs", "first_image", base=self.folder)
-            loras[name] = weights(output / "step-3.safetensors")
+            loras[name] = data_of(output / "step-3.safetensors")
         self.assertEqual(loras["absent"], loras["same"])
         self.assertEqual(loras["absent"], loras["empty"])
         self.assertNotEqual(loras["absent"], loras["other"])

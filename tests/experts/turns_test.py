@@ -12,6 +12,7 @@ import unittest
 
 import program
 from PIL import Image
+from tiny_run import tensors
 
 sys.path.insert(0, str(program.REPOSITORY / "tests/plugins"))
 from wan_scripts_test import write_tokenizer  # noqa: E402
@@ -20,15 +21,6 @@ EXPERTS, WAN, WRITE_MODEL = (str(pathlib.Path(sys.argv.pop(1)).resolve()) for _ 
 BLOCKS, STEPS = 8, 6
 SIZES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 FILES = ("trained", "optimizer", "ema")
-
-
-def tensors(path):
-    """The bytes of each tensor by its name."""
-    data = path.read_bytes()
-    begin = 8 + int.from_bytes(data[:8], "little")
-    entries = json.loads(data[8:begin])
-    entries.pop("__metadata__", None)
-    return {name: data[begin:][slice(*entry["data_offsets"])] for name, entry in entries.items()}
 
 
 class Turns(unittest.TestCase):

@@ -4,79 +4,31 @@
 """
 import argparse
 import hashlib
-import importlib.util
-import json
-import os
 import pathlib
 import shutil
-import struct
-import subprocess
 import sys
-import tempfile
 import unittest
-import zlib
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROGRAM = os.environ.get("ATELIER_BIN") or str(ROOT / "build/release/bin/atelier")
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))  # where CMake does not say it
+import program  # noqa: E402
+from tiny_run import TinyRuns, data_of, on_data, write_dataset  # noqa: E402
+
 BLOCKS, SIDE = 4, 64
 DEVICE = "cpu"
 
 
-def write_model(folder):
-    """The tiny example model with more blocks in its denoiser."""
-    spec = importlib.util.spec_from_file_location("make", ROOT / "examples/tiny_model/make.py")
-    make = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(make)
-    make.DENOISER_BLOCKS = BLOCKS
-    make.make(folder, seed=0)
-
-
-def write_png(path, seed):
-    rows = bytearray()
-    for y in range(SIDE):
-        rows.append(0)
-        for x in range(SIDE):
-            rows += bytes(((x * 3 + seed * 40) % 256, (y * 3) % 256, (x + y + seed) % 256))
-
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", SIDE, SIDE, 8, 2, 0, 0, 0)) +
-                     chunk(b"IDAT", zlib.compress(bytes(rows))) + chunk(b"IEND", b""))
-
-
-def write_dataset(folder):
-    folder.mkdir()
-    lines = ["image,prompt"]
-    for seed in range(3):
-        write_png(folder / f"{seed}.png", seed)
-        lines.append(f"{seed}.png,number {seed}")
-    (folder / "metadata.csv").write_text("\n".join(lines) + "\n")
-
-
-def values_of(path):
-    """The bytes of a safetensors file behind its header."""
-    data = path.read_bytes()
-    return data[8 + struct.unpack_from("<Q", data)[0]:]
-
-
-class Places(unittest.TestCase):
+class Places(TinyRuns):
+    denoiser_blocks = BLOCKS
 
     @classmethod
     def setUpClass(cls):
-        cls.root = pathlib.Path(tempfile.mkdtemp(prefix="atelier_places_"))
-        cls.addClassCleanup(shutil.rmtree, cls.root)
-        write_model(cls.root / "model")
-        write_dataset(cls.root / "data")
+        super().setUpClass()
+        cls.data = cls.root / "data"
+        write_dataset(cls.data, count=3)
 
     def run_program(self, command, **flags):
-        model = {"plugin": "qwen_image", "model_paths": json.dumps([str(self.root / "model")]), "device": DEVICE}
-        words = [PROGRAM, command] if DEVICE == "cpu" else [PROGRAM, command, "--deterministic"]
-        for name, value in {**model, **flags}.items():
-            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-        result = subprocess.run(words, capture_output=True, text=True, timeout=120)
-        self.assertEqual(0, result.returncode, result.stderr[-3000:])
-        return result.stderr
+        defaults = dict(self.on_model, device=DEVICE, threads=None, deterministic=True if DEVICE != "cpu" else None)
+        return program.run_line(program.command(command, **{**defaults, **flags}), code=0, timeout=120).stderr
 
     def image(self, **flags):
         """A hash of the pixels, and what was said."""
@@ -91,11 +43,10 @@ class Places(unittest.TestCase):
         folder = self.root / "out"
         shutil.rmtree(folder, ignore_errors=True)
         flags = {"vram": "off", **flags}
-        self.run_program("train", dataset_base_path=self.root / "data",
-                         dataset_metadata_path=self.root / "data/metadata.csv", lora_base_model="dit",
-                         lora_rank=4, max_train_steps=3, learning_rate=1e-3, output_path=folder,
-                         cache_path=self.root / "cache", save_state="false", save_steps=3, **flags)
-        return values_of(folder / "step-3.safetensors")
+        self.run_program("train", **on_data(self.data), lora_base_model="dit", lora_rank=4, max_train_steps=3,
+                         learning_rate=1e-3, output_path=folder, cache_path=self.root / "cache", save_state="false",
+                         save_steps=3, **flags)
+        return data_of(folder / "step-3.safetensors")
 
     def test_an_image_has_the_same_bits_wherever_blocks_rest(self):
         resident, _ = self.image()

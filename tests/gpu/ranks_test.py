@@ -5,15 +5,13 @@ process alone learns.
 """
 import argparse
 import json
-import pathlib
 import shutil
-import struct
-import subprocess
 import sys
-import tempfile
 import unittest
 
 import places_test
+import program
+from tiny_run import TinyRuns, data_of, floats, tensors, write_dataset
 
 FULL, LORA = dict(trainable_models="dit"), dict(lora_base_model="dit", lora_rank=4)
 STEPS = 5
@@ -32,45 +30,23 @@ TOGETHER = {
 SHARING = ("zero_stage", "sequence_parallel")  # flags that one process does without
 
 
-def tensors(path):
-    """Of a safetensors file in float32: values by name."""
-    data = path.read_bytes()
-    length, = struct.unpack_from("<Q", data)
-    header = json.loads(data[8:8 + length])
-    header.pop("__metadata__", None)
-    found = {}
-    for name, entry in header.items():
-        assert entry["dtype"] == "F32", entry
-        begin, end = (8 + length + offset for offset in entry["data_offsets"])
-        found[name] = struct.unpack(f"<{(end - begin) // 4}f", data[begin:end])
-    return found
-
-
-class Ranks(unittest.TestCase):
+class Ranks(TinyRuns):
+    denoiser_blocks = places_test.BLOCKS
 
     @classmethod
     def setUpClass(cls):
-        cls.root = pathlib.Path(tempfile.mkdtemp(prefix="atelier_ranks_"))
-        cls.addClassCleanup(shutil.rmtree, cls.root)
-        places_test.write_model(cls.root / "model")
-        places_test.write_dataset(cls.root / "data")
+        super().setUpClass()
+        cls.data = cls.root / "data"
+        write_dataset(cls.data, count=3)
 
     def train(self, name, launch=(), **flags):
         """The folder of a run, by one process alone or behind a launch of several."""
         run = self.root / name.replace(" ", "_")
-        defaults = dict(plugin="qwen_image", model_paths=json.dumps([str(self.root / "model")]), device=places_test.DEVICE,
-                        dtype="float32", vram="off", dataset_base_path=self.root / "data",
-                        dataset_metadata_path=self.root / "data/metadata.csv", max_train_steps=STEPS, save_steps=STEPS,
-                        num_epochs=99, learning_rate=1e-3, adam_epsilon=1e-3, global_batch_size=2, max_grad_norm=0,
-                        activation_memory_budget="none", enable_csv_log=True, threads=1, cache_path=self.root / "cache",
-                        output_path=run)
-        if places_test.DEVICE != "cpu":
-            defaults["deterministic"] = True
-        words = [places_test.PROGRAM, *launch, "train"]
-        for flag, value in {**defaults, **flags}.items():
-            words += [f"--{flag}"] if value is True else [f"--{flag}", str(value)]
-        result = subprocess.run(words, capture_output=True, text=True, timeout=150)
-        self.assertEqual(0, result.returncode, result.stderr[-3000:])
+        defaults = dict(device=places_test.DEVICE, dtype="float32", vram="off", max_train_steps=STEPS, save_steps=STEPS,
+                        num_epochs=99, adam_epsilon=1e-3, global_batch_size=2, max_grad_norm=0,
+                        activation_memory_budget="none", deterministic=True if places_test.DEVICE != "cpu" else None)
+        words = program.command("train", **self.training(run, self.data, **{**defaults, **flags}))
+        program.run_line([words[0], *launch, *words[1:]], code=0, timeout=150)
         return run
 
     @staticmethod
@@ -82,9 +58,10 @@ class Ranks(unittest.TestCase):
         ours, theirs = (tensors(folder / f"step-{STEPS}.safetensors") for folder in (alone, run))
         self.assertTrue(ours)
         self.assertEqual(set(ours), set(theirs))
-        for name, values in ours.items():
+        for name in ours:
+            values, others = floats(ours[name]), floats(theirs[name])
             scale = max(map(abs, values)) or 1.0
-            self.assertLessEqual(max(abs(a - b) for a, b in zip(values, theirs[name])), 1e-6 * scale, name)
+            self.assertLessEqual(max(abs(a - b) for a, b in zip(values, others)), 1e-6 * scale, name)
 
     def test_one_rank_that_exchanges_with_itself_has_the_bits_of_one_that_does_not(self):
         backend = "gloo" if places_test.DEVICE == "cpu" else "nccl"
@@ -94,8 +71,8 @@ class Ranks(unittest.TestCase):
                 run = self.train(f"{name} of {backend}", ("launch", "--nproc_per_node", "1", "--"), dist_backend=backend,
                                  **flags)
                 self.assertEqual((self.has_exchanged(alone), self.has_exchanged(run)), (False, True))
-                self.assertEqual(places_test.values_of(alone / f"step-{STEPS}.safetensors"),
-                                 places_test.values_of(run / f"step-{STEPS}.safetensors"))
+                self.assertEqual(data_of(alone / f"step-{STEPS}.safetensors"),
+                                 data_of(run / f"step-{STEPS}.safetensors"))
 
     def test_two_ranks_that_send_through_host_memory_learn_what_one_does(self):
         alone = {}

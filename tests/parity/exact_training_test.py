@@ -16,12 +16,12 @@ import time
 import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "host/train")]
+sys.path.insert(0, str(HERE))
 
 import lumina2_models
 import program
 import tiny_models
-from train_cli_test import state_of, write_dataset
+from tiny_run import state_of, write_dataset
 
 BUDGETS = ["none", "full", "auto", "0.5", "1", "0.5MB", "checkpointing"]
 TRAINED = {

@@ -5,16 +5,12 @@ Their command lines are pasted behind `atelier`, and what comes back is planned,
 checks. The files have no values. The lines name no tokenizer and no processor.
 """
 import json
-import pathlib
-import shlex
-import tempfile
 import unittest
 
 import numpy as np
 import program
-import published_sizes
 from PIL import Image
-from wan_scripts_test import of_one_process, published_shapes
+from published_scripts import ScriptTest, write_published
 
 CONFIG = "examples/qwen_image/model_training/full/accelerate_config_zero2offload.yaml"
 TARGETS = ("to_q,to_k,to_v,add_q_proj,add_k_proj,add_v_proj,to_out.0,to_add_out,img_mlp.net.2,img_mod.1,txt_mlp.net.2,"
@@ -30,27 +26,21 @@ MODELS = {
 }
 
 
-class Scripts(unittest.TestCase):
+class Scripts(ScriptTest):
+    plugin, config = "qwen_image", CONFIG
 
     @classmethod
     def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_edit_scripts_")
-        cls.addClassCleanup(cls.holder.cleanup)
-        cls.root = pathlib.Path(cls.holder.name)
-        program.write_launcher_file(cls.root, CONFIG)
+        super().setUpClass()
         program.write_tiny_model(cls.root / "tiny")
         models = cls.root / "models"
         base = models / "Qwen/Qwen-Image"
-        cls.write(base / "text_encoder/model-00001-of-00001.safetensors", "text_encoder_disk")
-        cls.write(base / "vae/diffusion_pytorch_model.safetensors", "vae_diffusers")
+        write_published(base / "text_encoder/model-00001-of-00001.safetensors", "text_encoder_disk")
+        write_published(base / "vae/diffusion_pytorch_model.safetensors", "vae_diffusers")
         (base / "tokenizer").symlink_to(cls.root / "tiny/tokenizer")
         for model, (owner, _) in MODELS.items():
-            cls.write(models / owner / model / "transformer/diffusion_pytorch_model-00001-of-00001.safetensors", "transformer")
+            write_published(models / owner / model / "transformer/diffusion_pytorch_model-00001-of-00001.safetensors", "transformer")
             cls.write_rows(cls.root / cls.data(model), is_table=model == "Qwen-Image-Edit")
-
-    @staticmethod
-    def write(path, keys):
-        published_sizes.write_holes(path, published_shapes(keys))
 
     @staticmethod
     def data(model):
@@ -89,21 +79,10 @@ class Scripts(unittest.TestCase):
                  "--find_unused_parameters"]
         return line + (["--zero_cond_t"] if model.endswith("2511") else [])
 
-    def run_program(self, *words, code=0):
-        return program.run(*words, code=code, cwd=self.root, ATELIER_MODEL_BASE_PATH=str(self.root / "models"))
-
     def plan(self, line):
-        """Pastes a line, and plans what comes back."""
-        answer = self.run_program(*line).stdout
-        words = shlex.split(answer.replace("\\\n", " "))
-        words = of_one_process(words)
-        self.assertEqual(["atelier", "train", "--plugin", "qwen_image"], words[:4])
-        json_path = self.root / "plan.json"
-        said = self.run_program("plan", *words[1:], "--vram", "4000GiB", "--host_memory", "4000GiB", "--device_profile",
-                                "h200", "--json", json_path)
-        self.assertNotIn("no plan", said.stderr)
-        self.assertNotIn("warning", said.stderr)
-        return json.loads(json_path.read_text())
+        plan = super().plan(line)
+        self.assertNotIn("warning", self.said)
+        return plan
 
     def check(self, model):
         for is_lora in (True, False):

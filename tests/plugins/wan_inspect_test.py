@@ -8,8 +8,7 @@ import tempfile
 import unittest
 
 import program
-import published_sizes
-from wan_scripts_test import published_shapes
+from published_scripts import write_published
 
 # Keys of what is run, with what it is taken as; and of what is not, with what it is called.
 TAKEN = {
@@ -47,7 +46,7 @@ class WanInspect(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             paths = [pathlib.Path(folder) / keys / "model.safetensors" for keys in tables]
             for path in paths:
-                published_sizes.write_holes(path, published_shapes(path.parent.name))
+                write_published(path, path.parent.name)
             told = program.run("inspect", *paths, "--json", code=code).stdout.splitlines()
         self.assertEqual(len(tables), len(told))
         return [(json.loads(line), expected) for line, expected in zip(told, tables.values())]

@@ -5,20 +5,11 @@ checks. The files have no values, and the rows name clips. The tokenizer is wher
 """
 
 import json
-import pathlib
-import re
-import shlex
-import sys
-import tempfile
 import unittest
 
-import program
-import published_sizes
+from published_scripts import ScriptTest, write_published
+from tiny_run import write_png
 
-sys.path.insert(0, str(program.REPOSITORY / "tests/host/train"))
-from train_cli_test import write_png  # noqa: E402
-
-KEYS = program.REPOSITORY / "tests/data/keys"
 TEXT_ENCODER = "models_t5_umt5-xxl-enc-bf16.pth"
 IMAGE_ENCODER = "models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth"
 DIT = "diffusion_pytorch_model*.safetensors"
@@ -47,19 +38,6 @@ FRAMES = {
 }
 
 
-def published_shapes(keys):
-    """The tensors of a published file, block ranges written out."""
-    shapes = {}
-    for line in (KEYS / f"{keys}.txt").read_text().splitlines()[1:]:
-        name, shape = line.split("\t")
-        blocks = re.search(r"\{(\d+)\.\.(\d+)\}", name)
-        numbers = range(int(blocks[1]), int(blocks[2]) + 1) if blocks else [0]
-        for number in numbers:
-            shapes[name.replace(blocks[0], str(number)) if blocks else name] = [
-                int(n) for n in shape.split("x") if n]
-    return shapes
-
-
 def write_clips(folder, frames=(81, 85)):
     """Rows of clips, folders of frames; a few files, linked."""
     folder.mkdir()
@@ -86,19 +64,12 @@ def write_tokenizer(folder):
         "model": {"type": "Unigram", "unk_id": 2, "vocab": vocabulary, "byte_fallback": False}}))
 
 
-def of_one_process(words):
-    """What each process of `atelier launch ... -- train ...` is told."""
-    return words[:1] + words[words.index("--") + 1:] if words[1] == "launch" else words
-
-
-class WanScripts(unittest.TestCase):
+class WanScripts(ScriptTest):
+    plugin, config = "wan", CONFIG
 
     @classmethod
     def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_wan_scripts_")
-        cls.addClassCleanup(cls.holder.cleanup)
-        cls.root = pathlib.Path(cls.holder.name)
-        program.write_launcher_file(cls.root, CONFIG)
+        super().setUpClass()
         cls.data = cls.root / "data/diffsynth_example_dataset/wanvideo"
         cls.data.mkdir(parents=True)
         write_clips(cls.root / "rows")
@@ -106,17 +77,13 @@ class WanScripts(unittest.TestCase):
             folder = cls.root / "models/Wan-AI" / model
             parts = ("high_noise_model/", "low_noise_model/") if model in BOUNDARIES else ("",)
             for part in parts:
-                cls.write(folder / (part + "diffusion_pytorch_model.safetensors"), keys + "_original")
-            cls.write(folder / TEXT_ENCODER, "umt5_original")
-            cls.write(folder / cls.vae(model), "wan22_vae_original" if "TI2V" in model else "vae_original")
+                write_published(folder / (part + "diffusion_pytorch_model.safetensors"), keys + "_original")
+            write_published(folder / TEXT_ENCODER, "umt5_original")
+            write_published(folder / cls.vae(model), "wan22_vae_original" if "TI2V" in model else "vae_original")
             if "image_encoder" in cls.components(model):
-                cls.write(folder / IMAGE_ENCODER, "clip_original")
+                write_published(folder / IMAGE_ENCODER, "clip_original")
             write_tokenizer(folder / "google/umt5-xxl")
             (cls.data / model).symlink_to(cls.root / "rows")
-
-    @staticmethod
-    def write(path, keys):
-        published_sizes.write_holes(path, published_shapes(keys))
 
     @staticmethod
     def vae(model):
@@ -151,21 +118,6 @@ class WanScripts(unittest.TestCase):
             line += ["--max_timestep_boundary", "1" if low else BOUNDARIES[model], "--min_timestep_boundary",
                      BOUNDARIES[model] if low else "0"]
         return line
-
-    def run_program(self, *words, code=0):
-        return program.run(*words, code=code, cwd=self.root, ATELIER_MODEL_BASE_PATH=str(self.root / "models"))
-
-    def plan(self, line):
-        """Pastes a line, and plans what comes back."""
-        answer = self.run_program(*line).stdout
-        words = shlex.split(answer.replace("\\\n", " "))
-        words = of_one_process(words)
-        self.assertEqual(["atelier", "train", "--plugin", "wan"], words[:4])
-        json_path = self.root / "plan.json"
-        said = self.run_program("plan", *words[1:], "--vram", "4000GiB", "--host_memory", "4000GiB", "--device_profile",
-                                "h200", "--json", json_path)
-        self.assertNotIn("no plan", said.stderr)
-        return json.loads(json_path.read_text())
 
     def check(self, model, expert=""):
         for is_lora in (True, False):

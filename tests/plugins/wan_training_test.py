@@ -16,6 +16,7 @@ import numpy as np
 import program
 from PIL import Image
 from safetensors.numpy import load_file, save_file
+from tiny_run import tensors
 
 PLUGIN, WRITE_MODEL = (str(pathlib.Path(sys.argv.pop(1)).resolve()) for _ in range(2))
 ENCODERS = ("text_encoder", "vae", "tokenizer")
@@ -75,11 +76,6 @@ def write_walk(folder):
     folder.mkdir(parents=True)
     for i in range(12):
         frame(i).save(folder / f"{i}.png")
-
-
-def tensors(path):
-    """The bytes of each tensor, by its name."""
-    return {name: value.tobytes() for name, value in load_file(path).items()}
 
 
 def state(run, step):

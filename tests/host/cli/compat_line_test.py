@@ -2,12 +2,11 @@
 """Pastes whole command lines of other programs behind `atelier`."""
 
 import json
-import pathlib
 import shlex
-import tempfile
 import unittest
 
 import program
+from tiny_run import FolderTest
 
 QWEN = ("Qwen/Qwen-Image:transformer/diffusion_pytorch_model*.safetensors,"
         "Qwen/Qwen-Image:text_encoder/model*.safetensors,"
@@ -67,11 +66,7 @@ batch_size = 2
 """
 
 
-class CompatLine(unittest.TestCase):
-    def setUp(self):
-        holder = tempfile.TemporaryDirectory(prefix="atelier_line_")
-        self.addCleanup(holder.cleanup)
-        self.dir = pathlib.Path(holder.name)
+class CompatLine(FolderTest):
 
     def answer(self, line, code=0):
         """The answer's words, each flag with its values: ("generate", {"--lora": ["a", "b"]})."""

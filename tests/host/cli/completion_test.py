@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Completes command lines in a real bash, and reads the scripts with zsh and fish where they are."""
 
-import pathlib
 import shutil
-import tempfile
 import unittest
 
 import program
+from tiny_run import FolderTest
 
 # What bash does at Tab, with the words as its line editor cuts them.
 DRIVER = r"""
@@ -18,24 +17,23 @@ true
 """
 
 
-class Completion(unittest.TestCase):
+class Completion(FolderTest):
+
     @classmethod
     def setUpClass(cls):
-        holder = tempfile.TemporaryDirectory(prefix="atelier_completion_")
-        cls.addClassCleanup(holder.cleanup)
-        cls.dir = pathlib.Path(holder.name)
+        super().setUpClass()
         for shell in ("bash", "zsh", "fish"):
             result = program.run("completion", shell, code=0)
             assert result.stderr == "", result.stderr
-            (cls.dir / shell).write_text(result.stdout)
-        (cls.dir / "files").mkdir()
+            (cls.root / shell).write_text(result.stdout)
+        (cls.root / "files").mkdir()
         for name in ("model one.safetensors", "moss.png"):
-            (cls.dir / "files" / name).touch()
-        (cls.dir / "files" / "models").mkdir()
+            (cls.root / "files" / name).touch()
+        (cls.root / "files" / "models").mkdir()
 
     def offers(self, *words):
-        result = program.run_line(["bash", "--norc", "-c", DRIVER, "bash", self.dir / "bash", "atelier", *words],
-                                  cwd=self.dir / "files")
+        result = program.run_line(["bash", "--norc", "-c", DRIVER, "bash", self.root / "bash", "atelier", *words],
+                                  cwd=self.root / "files")
         self.assertEqual("", result.stderr)
         return result.stdout.splitlines()
 
@@ -84,7 +82,7 @@ class Completion(unittest.TestCase):
 
     def test_other_shells_read_their_scripts(self):
         for shell, check in (("zsh", ["zsh", "-n"]), ("fish", ["fish", "--no-execute"])):
-            script = self.dir / shell
+            script = self.root / shell
             self.assertIn("lora_rank", script.read_text())
             self.assertIn("qwen_image", script.read_text())
             if shutil.which(shell):
@@ -93,7 +91,7 @@ class Completion(unittest.TestCase):
         if shutil.which("fish"):
             for line, offered in (("tr", "train"), ("lora c", "convert"), ("train --dtype b", "bfloat16"),
                                   ("generate --plugin q", "qwen_image")):
-                result = program.run_line(["fish", "-c", f"source {self.dir / 'fish'}; complete -C 'atelier {line}'"])
+                result = program.run_line(["fish", "-c", f"source {self.root / 'fish'}; complete -C 'atelier {line}'"])
                 self.assertIn(offered, result.stdout.split(), line)
 
     def test_wrong_shells_are_told(self):

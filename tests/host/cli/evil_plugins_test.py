@@ -3,17 +3,16 @@
 
 import json
 import os
-import pathlib
 import random
 import signal
 import struct
 import subprocess
-import tempfile
 import time
 import unittest
 from concurrent import futures
 
 import program
+from tiny_run import FolderTest
 
 PLUGIN = program.PROGRAM.parent.parent / "tests/fake_plugins/evil_plugin.so"
 WIDTH, LAYERS, PIXELS = 32, 2, 48
@@ -80,27 +79,22 @@ def write_model(folder):
     write(folder / "dit.safetensors", shapes)
 
 
-class EvilTest(unittest.TestCase):
+class EvilTest(FolderTest):
 
     @classmethod
     def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_evil_")
-        cls.dir = pathlib.Path(cls.holder.name)
-        write_model(cls.dir)
-        (cls.dir / "image.ppm").write_bytes(b"P6 32 32 255\n" + bytes(32 * 32 * 3))
-        (cls.dir / "metadata.csv").write_text("image,prompt\nimage.ppm,a\n")
+        super().setUpClass()
+        write_model(cls.root)
+        (cls.root / "image.ppm").write_bytes(b"P6 32 32 255\n" + bytes(32 * 32 * 3))
+        (cls.root / "metadata.csv").write_text("image,prompt\nimage.ppm,a\n")
         model = {"plugin": PLUGIN, "threads": 1, "dtype": "float32",
-                 "model_paths": json.dumps([str(cls.dir / n) for n in ("text.safetensors", "dit.safetensors")])}
+                 "model_paths": json.dumps([str(cls.root / n) for n in ("text.safetensors", "dit.safetensors")])}
         cls.draw = {**model, "prompt": "x", "height": 32, "width": 32, "num_inference_steps": 1, "cfg_scale": 1}
-        cls.learn = {**model, "dataset_base_path": cls.dir, "dataset_metadata_path": cls.dir / "metadata.csv",
+        cls.learn = {**model, "dataset_base_path": cls.root, "dataset_metadata_path": cls.root / "metadata.csv",
                      "max_pixels": 1024, "lora_base_model": "dit", "lora_rank": 2, "max_train_steps": 1}
 
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
-
     def generate(self, evil, **environment):
-        return program.run_line(program.command("generate", output=self.dir / f"a{evil}.png", **self.draw),
+        return program.run_line(program.command("generate", output=self.root / f"a{evil}.png", **self.draw),
                                 EVIL=evil, OMP_NUM_THREADS="1", **environment)
 
     def check_told(self, result, where, says, tag):
@@ -138,7 +132,7 @@ class EvilPluginsTest(EvilTest):
     def test_wrong_samples_are_no_lack_of_memory(self):
         for evil, says in WRONG_SAMPLES.items():
             with self.subTest(evil=evil):
-                line = program.command("train", output_path=self.dir / f"run {evil}", **self.learn)
+                line = program.command("train", output_path=self.root / f"run {evil}", **self.learn)
                 result = program.run_line(line, EVIL=evil, OMP_NUM_THREADS="1")
                 self.check_told(result, "", "toy.encode", "[PLUGIN_WRONG]")
                 self.assertIn(says, result.stderr)
@@ -151,7 +145,7 @@ class EvilPluginsTest(EvilTest):
         def folders():
             return list(temporary.glob("atelier-conformance-*"))
 
-        temporary = self.dir / "tmp"
+        temporary = self.root / "tmp"
         temporary.mkdir()
         environment = {**os.environ, "TMPDIR": str(temporary), "EVIL": "detect:deadlock"}
         suite = subprocess.Popen(program.command("check-plugin", PLUGIN, "--in_process"), env=environment,
@@ -184,7 +178,7 @@ class HangingPluginsTest(EvilTest):
         result = self.generate("decode:atexit")
         self.assertEqual(0, result.returncode, result.stderr)
         self.assertIn("warning: what a plugin or a library does at the end", result.stderr)
-        self.assertTrue((self.dir / "adecode:atexit.png").is_file())
+        self.assertTrue((self.root / "adecode:atexit.png").is_file())
 
 
 if __name__ == "__main__":

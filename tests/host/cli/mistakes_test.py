@@ -3,23 +3,18 @@
 
 import json
 import os
-import pathlib
 import re
 import subprocess
-import tempfile
 import unittest
 
 import program
 from program import PROGRAM, REPOSITORY
+from tiny_run import FolderTest
 
 MODEL = str(REPOSITORY / "examples/shapes/model")
 
 
-class Mistakes(unittest.TestCase):
-    def setUp(self):
-        holder = tempfile.TemporaryDirectory(prefix="atelier_mistakes_")
-        self.addCleanup(holder.cleanup)
-        self.dir = pathlib.Path(holder.name)
+class Mistakes(FolderTest):
 
     def run_it(self, *words, code=2, stdin=""):
         result = program.run(*words, code=code, cwd=self.dir, stdin=stdin)

@@ -1,20 +1,12 @@
 """Runs that do not fit into the device at first, or at all, and what is told of memory."""
 
 import csv
-import json
-import pathlib
 import re
-import sys
-import tempfile
 import unittest
 import xml.etree.ElementTree
 
 import program
-
-HOST = pathlib.Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(HOST / "generate"), str(HOST / "train")]
-from generate_cli_test import pixels  # noqa: E402
-from train_cli_test import TARGETS, losses, state_of, tensors, write_dataset  # noqa: E402
+from tiny_run import TARGETS, TinyRuns, losses, pixels, state_of, tensors, write_dataset
 
 UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
@@ -28,30 +20,19 @@ def size_in(pattern, said):
     return float(number) * UNITS[unit]
 
 
-class OutOfMemoryTest(unittest.TestCase):
+class OutOfMemoryTest(TinyRuns):
+    denoiser_blocks = 5
 
     @classmethod
     def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_out_of_memory_")
-        root = cls.root = pathlib.Path(cls.holder.name)
-        cls.model, cls.small, cls.large, cls.mixed = (root / n for n in ("model", "small", "large", "mixed"))
-        program.write_tiny_model(cls.model, denoiser_blocks=5)
+        super().setUpClass()
+        cls.small, cls.large, cls.mixed = (cls.root / name for name in ("small", "large", "mixed"))
         write_dataset(cls.small, count=4)
         write_dataset(cls.large, count=4, sizes=((320, 320),))
         write_dataset(cls.mixed, count=4, sizes=((64, 64), (320, 320)))
 
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
-
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(dir=self.root)
-        self.addCleanup(folder.cleanup)
-        self.dir = pathlib.Path(folder.name)
-
     def run_program(self, command, expect=0, **flags):
-        defaults = dict(plugin="qwen_image", model_paths=json.dumps([str(self.model)]), device="simulated:1GiB",
-                        vram="off", threads=1)
+        defaults = dict(self.on_model, device="simulated:1GiB", vram="off")
         result = program.run_line(program.command(command, **{**defaults, **flags}), code=expect, cwd=self.dir)
         errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
         self.assertEqual(len(errors), 1 if expect else 0, result.stderr[-3000:])
@@ -61,14 +42,11 @@ class OutOfMemoryTest(unittest.TestCase):
 
     def train(self, name, data=None, capacity="1GiB", **flags):
         data = data or self.large
-        out = self.dir / name
-        cache = self.root / f"cache_{data.name}"
-        defaults = dict(dataset_base_path=data, dataset_metadata_path=data / "metadata.csv", max_pixels=320 * 320,
-                        learning_rate=1e-3, max_train_steps=4, lora_base_model="dit", lora_target_modules=TARGETS,
+        defaults = dict(max_pixels=320 * 320, max_train_steps=4, lora_base_model="dit", lora_target_modules=TARGETS,
                         lora_rank=4, lora_dropout=0.1, gradient_accumulation_steps=2, save_steps=4,
-                        enable_csv_log=True, cache_path=cache, output_path=out, device=f"simulated:{capacity}")
-        self.run_program("train", **{**defaults, **flags})
-        return out
+                        cache_path=self.root / f"cache_{data.name}", device=f"simulated:{capacity}")
+        self.run_program("train", **self.training(name, data, **{**defaults, **flags}))
+        return self.dir / name
 
     def peak(self):
         return size_in("simulated device: at most SIZE", self.said)

@@ -2,16 +2,17 @@
 """Runs the program: commands, exit codes, and what is said about files."""
 
 import json
+import math
 import pathlib
 import re
 import struct
 import subprocess
 import sys
-import tempfile
 import unittest
 import zlib
 
 from program import PROGRAM, run, write_tiny_model
+from tiny_run import FolderTest, png_chunk, write_tensors
 
 FAKES = PROGRAM.parent.parent / "tests" / "fake_plugins"
 
@@ -24,35 +25,18 @@ LORA = {f"transformer.transformer_blocks.0.attn.to_q.lora_{half}.weight": shape
 
 def safetensors(path, tensors):
     """Writes float32 zeros of these shapes."""
-    header, at = {}, 0
-    for name, shape in tensors.items():
-        size = 4
-        for length in shape:
-            size *= length
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(at))
+    write_tensors(path, {name: (shape, [0.0] * math.prod(shape)) for name, shape in tensors.items()})
 
 
 def png(path, width, height, text):
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
     rows = (b"\0" + bytes(3 * width)) * height
-    chunks = [chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))]
-    chunks += [chunk(b"tEXt", key.encode() + b"\0" + value.encode()) for key, value in text.items()]
-    chunks += [chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")]
+    chunks = [png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))]
+    chunks += [png_chunk(b"tEXt", key.encode() + b"\0" + value.encode()) for key, value in text.items()]
+    chunks += [png_chunk(b"IDAT", zlib.compress(rows)), png_chunk(b"IEND", b"")]
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
 
 
-class ProgramTest(unittest.TestCase):
-    def setUp(self):
-        self.scratch = tempfile.TemporaryDirectory()
-        self.folder = pathlib.Path(self.scratch.name)
-
-    def tearDown(self):
-        self.scratch.cleanup()
+class ProgramTest(FolderTest):
 
     def refused(self, code, *arguments, says=(), **environment):
         result = run(*arguments, **environment)
@@ -108,7 +92,7 @@ class ProgramTest(unittest.TestCase):
         self.assertTrue(all(item["reason"] for item in items.values() if item["state"] != "ok"))
 
     def test_inspect_names_what_no_family_takes(self):
-        model = self.folder / "model.safetensors"
+        model = self.dir / "model.safetensors"
         safetensors(model, {"some.weight": [2, 3]})
         result = self.refused(2, "inspect", model, says=["no family takes it", "[CHECKPOINT_UNKNOWN]"])
         self.assertIn("1 tensors, 6 values, 24 bytes, F32 1", result.stdout)
@@ -117,14 +101,14 @@ class ProgramTest(unittest.TestCase):
         self.assertIn("CHECKPOINT_UNKNOWN", listed["refused"])
         model.write_bytes(model.read_bytes()[:-1])
         self.refused(2, "inspect", model, says=["model.safetensors", "[ST_TRUNCATED]"])
-        self.refused(2, "inspect", self.folder / "none", says=["No such file"])
-        (self.folder / "x.gguf").write_bytes(b"GGUF" + bytes(60))
-        self.refused(2, "inspect", self.folder / "x.gguf", says=["GGUF"])
-        (self.folder / "x.txt").write_text("a prompt a line\n")
-        self.refused(2, "inspect", self.folder / "x.txt", says=["is text of no kind that is known"])
-        (self.folder / "x.mp4").write_bytes(bytes(60))
-        self.refused(2, "inspect", self.folder / "x.mp4", says=["video"])
-        both = run("inspect", self.folder / "x.mp4", model)
+        self.refused(2, "inspect", self.dir / "none", says=["No such file"])
+        (self.dir / "x.gguf").write_bytes(b"GGUF" + bytes(60))
+        self.refused(2, "inspect", self.dir / "x.gguf", says=["GGUF"])
+        (self.dir / "x.txt").write_text("a prompt a line\n")
+        self.refused(2, "inspect", self.dir / "x.txt", says=["is text of no kind that is known"])
+        (self.dir / "x.mp4").write_bytes(bytes(60))
+        self.refused(2, "inspect", self.dir / "x.mp4", says=["video"])
+        both = run("inspect", self.dir / "x.mp4", model)
         self.assertEqual(both.returncode, 2)
         self.assertEqual([line.split()[-1] for line in both.stderr.splitlines()],
                          ["[FILE_KIND]", "[ST_TRUNCATED]"])
@@ -142,14 +126,14 @@ class ProgramTest(unittest.TestCase):
             self.refused(2, "inspect", clips / "sound_alone.mp4", says=["sound and no video"])
         else:
             self.assertIn("tools/setup", video["reason"])
-        frames = self.folder / "frames"
+        frames = self.dir / "frames"
         frames.mkdir()
         for number in range(3):
             png(frames / f"{number}.png", 5, 4, {})
         self.assertIn("frames: clip, folder, 5x4, 3 frames\n", run("inspect", frames).stdout)
 
     def test_inspect_knows_a_lora(self):
-        lora = self.folder / "lora.safetensors"
+        lora = self.dir / "lora.safetensors"
         safetensors(lora, {
             f"transformer.transformer_blocks.{block}.attn.to_q.lora_{half}.weight": shape
             for block in (0, 1) for half, shape in (("A", [16, 3072]), ("B", [3072, 16]))
@@ -157,17 +141,17 @@ class ProgramTest(unittest.TestCase):
         result = run("inspect", lora)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("2 layers, rank [16], for qwen_image dit (2 layers known there)", result.stdout)
-        flat = self.folder / "flat.safetensors"
+        flat = self.dir / "flat.safetensors"
         safetensors(flat, {"lora_unet_transformer_blocks_0_attn_to_q.lora_down.weight": [4, 3072],
                            "lora_unet_transformer_blocks_0_attn_to_q.lora_up.weight": [3072, 4],
                            "lora_unet_transformer_blocks_0_attn_to_q.alpha": []})
         self.assertIn("1 layers, rank [4], for qwen_image", run("inspect", flat).stdout)
-        both = run("inspect", "--json", self.folder)
+        both = run("inspect", "--json", self.dir)
         self.assertEqual(both.returncode, 0, both.stderr)
         self.assertEqual([json.loads(line)["lora"]["layers"] for line in both.stdout.splitlines()], [1, 2])
 
     def test_inspect_reads_pictures_with_their_settings(self):
-        picture = self.folder / "a.png"
+        picture = self.dir / "a.png"
         png(picture, 5, 3, {"atelier": '{"prompt": "a cat"}'})
         result = run("inspect", "--json", picture)
         self.assertEqual(result.returncode, 0, result.stderr)
@@ -179,34 +163,34 @@ class ProgramTest(unittest.TestCase):
         self.refused(2, "inspect", picture)
 
     def test_inspect_reads_dataset_tables(self):
-        (self.folder / "metadata.csv").write_text('image,prompt\na.png,"one, two"\nb.png,x\n')
-        (self.folder / "rows.jsonl").write_text('{"image": "a"}\n\n{"image": "b", "prompt": "y"}\n')
-        (self.folder / "rows.json").write_text('[{"video": "a"}]')
-        result = run("inspect", self.folder, self.folder / "rows.jsonl", self.folder / "rows.json")
+        (self.dir / "metadata.csv").write_text('image,prompt\na.png,"one, two"\nb.png,x\n')
+        (self.dir / "rows.jsonl").write_text('{"image": "a"}\n\n{"image": "b", "prompt": "y"}\n')
+        (self.dir / "rows.json").write_text('[{"video": "a"}]')
+        result = run("inspect", self.dir, self.dir / "rows.jsonl", self.dir / "rows.json")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("csv, 2 rows, columns image, prompt", result.stdout)
         self.assertIn("jsonl, 2 rows, columns image, prompt", result.stdout)
         self.assertIn("json, 1 rows, columns video", result.stdout)
-        (self.folder / "bad.csv").write_text("a,b\n1\n")
-        self.refused(2, "inspect", self.folder / "bad.csv", says=["bad.csv:2: has 1 fields"])
-        (self.folder / "bad.jsonl").write_text('{"a": 1}\n{"a": }\n')
-        self.refused(2, "inspect", self.folder / "bad.jsonl", says=["bad.jsonl:2"])
-        (self.folder / "open.csv").write_text('a\n"x\n')
-        self.refused(2, "inspect", self.folder / "open.csv", says=["open.csv:2", "[CSV_QUOTE]"])
+        (self.dir / "bad.csv").write_text("a,b\n1\n")
+        self.refused(2, "inspect", self.dir / "bad.csv", says=["bad.csv:2: has 1 fields"])
+        (self.dir / "bad.jsonl").write_text('{"a": 1}\n{"a": }\n')
+        self.refused(2, "inspect", self.dir / "bad.jsonl", says=["bad.jsonl:2"])
+        (self.dir / "open.csv").write_text('a\n"x\n')
+        self.refused(2, "inspect", self.dir / "open.csv", says=["open.csv:2", "[CSV_QUOTE]"])
 
     def test_an_index_is_no_table(self):
-        index = self.folder / "model.safetensors.index.json"
+        index = self.dir / "model.safetensors.index.json"
         for text, says in (('[{"image": "a"}]', "is an array, not an object"), ("{}", "has no weight_map")):
             index.write_text(text)
             self.refused(2, "inspect", index, says=["index.json", says])
 
     def test_names_steer_no_terminal(self):
-        plugin = self.folder / "a\033[2J\n.so"
+        plugin = self.dir / "a\033[2J\n.so"
         plugin.write_bytes((FAKES / "other_abi.so").read_bytes())
-        listed = run("plugins", "--plugin_path", self.folder)
+        listed = run("plugins", "--plugin_path", self.dir)
         self.assertIn(r"a\x1b[2J\n.so", listed.stdout)
         self.assertEqual([], [c for c in listed.stdout if c < " " and c != "\n"])
-        lora = self.folder / "a\u009b2J.safetensors"
+        lora = self.dir / "a\u009b2J.safetensors"
         safetensors(lora, LORA)
         for words in (["inspect"], ["lora", "info"]):
             told = run(*words, "--json", lora, code=0).stdout
@@ -221,7 +205,7 @@ class ProgramTest(unittest.TestCase):
             self.assertIn(old, library)
             self.assertLessEqual(len(new), len(old))
             library = library.replace(old, new.ljust(len(old), b"."))
-        plugin = self.folder / name
+        plugin = self.dir / name
         plugin.write_bytes(library)
         return plugin
 
@@ -230,16 +214,16 @@ class ProgramTest(unittest.TestCase):
             "an example of a family, for plugin authors": "a\033]0;owned\007\u0085b\u202ec",
             "to learn": "d\033[2J\u0085",
             "\0start\0": "\0d\033[2J\0", "a vector for each byte": "e\033[31m\u009bf\u202e"})
-        text = self.folder / "a\033[31m\u0085b\u202e.safetensors"
+        text = self.dir / "a\033[31m\u0085b\u202e.safetensors"
         safetensors(text, {"bytes.weight": [256, 32]})
-        missing = self.folder / "c\033[31m\u0085d\u202e"
+        missing = self.dir / "c\033[31m\u0085d\u202e"
         model = ["--plugin", plugin, "--model_paths", json.dumps([str(missing)])]
         shown = {
             r"a\x1b]0;owned\x07\u0085b\u202ec": ["plugins", "show", plugin],
             r"e\x1b[31m\u009bf\u202e": ["plugins", "show", plugin],
             r"d\u001b[2J\u0085.": ["plugins", "show", plugin, "--json"],
             r"d\x1b[2J": ["generate", "--plugin", plugin, "--help"],
-            r"a\u001b[2J\u0085\u202e.so": ["plugins", "--plugin_path", self.folder, "--json"],
+            r"a\u001b[2J\u0085\u202e.so": ["plugins", "--plugin_path", self.dir, "--json"],
         }
         for part, words in shown.items():
             with self.subTest(words=words[:2], part=part):
@@ -254,7 +238,7 @@ class ProgramTest(unittest.TestCase):
 
     def test_a_familys_name_steers_no_terminal(self):
         plugin = self.plugin_that_says("named.so", {"\0toy\x000.1.0": "\0t\033y\x000.1.0"})
-        for words in (["plugins", "--plugin_path", self.folder], ["plugins", "show", plugin],
+        for words in (["plugins", "--plugin_path", self.dir], ["plugins", "show", plugin],
                       ["generate", "--plugin", plugin, "--prompt", "x"]):
             with self.subTest(words=words[:2]):
                 told = run(*words)
@@ -263,18 +247,18 @@ class ProgramTest(unittest.TestCase):
 
     def test_log_lines_steer_no_terminal(self):
         plugin = self.plugin_that_says("toy.so", {"text_enc": "t\033[2J\u0085"})  # of text_encoder
-        text, ids = self.folder / "text.safetensors", self.folder / "ids.safetensors"
+        text, ids = self.dir / "text.safetensors", self.dir / "ids.safetensors"
         safetensors(text, {"bytes.weight": [256, 32]})
         safetensors(ids, {"ids": [2]})
         told = run("probe", "--plugin", plugin, "--model_paths", text, "--component", "t\033[2J\u0085.oder",
-                   "--inputs", ids, "--output", self.folder / "out.safetensors")
+                   "--inputs", ids, "--output", self.dir / "out.safetensors")
         self.assertIn(r"loaded t\x1b[2J\u0085.oder: ", told.stderr)
         listed = run("train", "--plugin", plugin, "--help", code=0)
         self.assertIn(r"t\x1b[2J\u0085.oder", listed.stdout)
         self.assertEqual([], STEERING.findall(told.stdout + told.stderr + listed.stdout))
 
     def test_a_working_folder_that_was_removed_is_one_error(self):
-        gone = self.folder / "gone"
+        gone = self.dir / "gone"
         gone.mkdir()
         line = ["bash", "-c", 'cd "$1" && rmdir "$1" && exec "$2" --version', "bash", gone, PROGRAM]
         result = subprocess.run(line, capture_output=True, text=True, timeout=100)
@@ -282,7 +266,7 @@ class ProgramTest(unittest.TestCase):
                          (result.returncode, result.stdout, result.stderr))
 
     def test_closed_streams_are_no_place_for_files(self):
-        lora, out = self.folder / "lora.safetensors", self.folder / "new.safetensors"
+        lora, out = self.dir / "lora.safetensors", self.dir / "new.safetensors"
         safetensors(lora, LORA)
         words = ["lora", "convert", lora, out, "--lora_format", "kohya"]
         run(*words, code=0)
@@ -296,9 +280,9 @@ class ProgramTest(unittest.TestCase):
             self.assertEqual(json.loads(run("inspect", "--json", out).stdout)["kind"], "lora")
 
     def test_a_file_that_may_not_grow_is_told(self):
-        lora = self.folder / "lora.safetensors"
+        lora = self.dir / "lora.safetensors"
         safetensors(lora, LORA)
-        out = self.folder / "out"
+        out = self.dir / "out"
         out.mkdir()
         result = subprocess.run(
             ["bash", "-c", 'ulimit -f 8; exec "$@"', "bash", PROGRAM, "lora", "convert", lora,
@@ -308,7 +292,7 @@ class ProgramTest(unittest.TestCase):
         self.assertEqual([], list(out.iterdir()))
 
     def test_inspect_recognises_a_whole_model(self):
-        model = self.folder / "model"
+        model = self.dir / "model"
         write_tiny_model(model)
         result = run("inspect", "--json", model)
         self.assertEqual(result.returncode, 0, result.stderr)
@@ -324,17 +308,17 @@ class ProgramTest(unittest.TestCase):
         self.refused(2, "inspect", model, says=["[SHARD_MISSING]"])
 
     def test_probe_refuses_before_it_loads(self):
-        inputs = self.folder / "in.safetensors"
+        inputs = self.dir / "in.safetensors"
         safetensors(inputs, {"x": [1]})
-        common = ["probe", "--plugin", "qwen_image", "--inputs", inputs, "--output", self.folder / "out.safetensors"]
+        common = ["probe", "--plugin", "qwen_image", "--inputs", inputs, "--output", self.dir / "out.safetensors"]
         self.refused(2, *common, "--component", "dot", says=['"dit"', "did you mean dit?"])
         self.refused(2, *common, "--component", "dit", says=["component dit is missing"])
         self.refused(2, *common, "--component", "dit", "--trainable", "*", says=["--gradients"])
         self.refused(2, *common, "--component", "dit", "--model_paths", inputs, says=["no component of qwen_image"])
-        self.refused(2, *common[:-1], self.folder / "no" / "out", "--component", "nothing", says=["2 mistakes", "folder"])
+        self.refused(2, *common[:-1], self.dir / "no" / "out", "--component", "nothing", says=["2 mistakes", "folder"])
 
     def test_a_schedule_is_made_without_any_file(self):
-        asked, given = self.folder / "in.json", self.folder / "out.json"
+        asked, given = self.dir / "in.json", self.dir / "out.json"
         asked.write_text(json.dumps({"height": 1024, "width": 1024, "num_inference_steps": 4}))
         result = run("probe", "--plugin", "qwen_image", "--component", "schedule", "--inputs", asked, "--output", given)
         self.assertEqual(result.returncode, 0, result.stderr)

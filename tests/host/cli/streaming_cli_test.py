@@ -2,20 +2,12 @@
 
 import json
 import math
-import pathlib
 import re
 import struct
-import sys
-import tempfile
 import unittest
 
 import program
-
-HOST = pathlib.Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(HOST / "generate"), str(HOST / "train"), str(HOST / "lora")]
-from generate_cli_test import pixels  # noqa: E402
-from lora_cli_test import factors, read_header, write_tensors  # noqa: E402
-from train_cli_test import TARGETS, tensors, write_dataset  # noqa: E402
+from tiny_run import TARGETS, TinyRuns, factors, matrices, pixels, tensors, write_dataset, write_tensors
 
 BLOCKS = 4
 ALL_ON_HOST = "dit=host,text_encoder=host,vae=host"
@@ -25,10 +17,7 @@ ALL_IN_FILES = "dit=disk,text_encoder=disk,vae=disk"
 def write_loras(model, folder):
     """Two LoRAs of the denoiser, and one whose additions are no products."""
     folder.mkdir()
-    shapes = {name.removesuffix(".weight"): meta["shape"]
-              for file in sorted((model / "transformer").glob("*.safetensors"))
-              for name, meta in read_header(file).items()
-              if name.startswith("transformer_blocks.") and name.endswith(".weight") and len(meta["shape"]) == 2}
+    shapes = {name: shape for name, shape in matrices(model).items() if name.startswith("transformer_blocks.")}
     assert len(shapes) >= 14 * BLOCKS, shapes
     style, light, whole = {}, {}, {}
     for number, (name, shape) in enumerate(shapes.items()):
@@ -40,31 +29,21 @@ def write_loras(model, folder):
         write_tensors(folder / f"{name}.safetensors", values)
 
 
-class StreamingTest(unittest.TestCase):
+class StreamingTest(TinyRuns):
+    denoiser_blocks = BLOCKS
 
     @classmethod
     def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_streaming_")
-        root = cls.root = pathlib.Path(cls.holder.name)
-        cls.model, cls.loras, cls.data = root / "model", root / "loras", root / "data"
-        program.write_tiny_model(cls.model, denoiser_blocks=BLOCKS)
+        super().setUpClass()
+        cls.loras, cls.data = cls.root / "loras", cls.root / "data"
         write_loras(cls.model, cls.loras)
         write_dataset(cls.data, count=3)
         cls.plain = {}
 
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
-
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(dir=self.root)
-        self.addCleanup(folder.cleanup)
-        self.dir = pathlib.Path(folder.name)
-
     def run_program(self, command, expect=0, stdin="", **flags):
-        defaults = dict(plugin="qwen_image", model_paths=json.dumps([str(self.model)]), device="cpu")
-        if command != "probe":
-            defaults["threads"] = 1
+        defaults = dict(self.on_model)
+        if command == "probe":
+            del defaults["threads"]
         if command in ("generate", "train"):
             defaults["vram"] = "off"  # places are said by hand
         line = program.command(command, **{**defaults, **flags})

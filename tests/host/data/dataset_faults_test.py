@@ -6,16 +6,13 @@ import io
 import json
 import os
 import sys
-import tempfile
 import unittest
-from pathlib import Path
 
 import numpy as np
-from dataset_tool import DatasetTool  # first: it makes image_test importable
+from dataset_tool import DatasetTest  # first: it makes image_test importable
 from PIL import Image
 from image_test import noise, png_bytes
 
-TOOL = None
 ROWS = 10_000
 EXTRA = ["edit_image", "steps", "scale", "tiled"]
 
@@ -156,22 +153,7 @@ def plant_all(data):
     data.plant_file("damaged or cut short", "riff.webp", webp[:-2])
 
 
-class FaultsTest(unittest.TestCase):
-
-    @classmethod
-    def setUpClass(cls):
-        cls.tool = DatasetTool(TOOL)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.tool.close()
-
-    def setUp(self):
-        self.temporary = tempfile.TemporaryDirectory()
-        self.dir = Path(self.temporary.name)
-
-    def tearDown(self):
-        self.temporary.cleanup()
+class FaultsTest(DatasetTest):
 
     def test_all_planted_faults_are_found_in_one_pass(self):
         data = FaultyDataset(self.dir)
@@ -230,5 +212,4 @@ class FaultsTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    TOOL = sys.argv.pop(1)
     unittest.main()

@@ -3,17 +3,13 @@
 usage: dataset_images_test.py DATASET_TOOL
 """
 import struct
-import sys
 import tempfile
 import unittest
-from pathlib import Path
 
 import numpy as np
-from dataset_tool import DatasetTool  # first: it makes image_test importable
+from dataset_tool import DatasetTest  # first: it makes image_test importable
 from PIL import Image, ImageOps
 from image_test import noise, over_white, png_bytes
-
-TOOL = None
 
 
 def cut(picture, width, height):
@@ -41,25 +37,13 @@ def pixels(picture):
     return values / np.float32(255) * np.float32(2) - np.float32(1)
 
 
-class PicturesTest(unittest.TestCase):
-
-    @classmethod
-    def setUpClass(cls):
-        cls.tool = DatasetTool(TOOL)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.tool.close()
+class PicturesTest(DatasetTest):
 
     def setUp(self):
-        self.temporary = tempfile.TemporaryDirectory()
-        self.dir = Path(self.temporary.name)
+        super().setUp()
         self.out = tempfile.TemporaryDirectory()
+        self.addCleanup(self.out.cleanup)
         self.references = {}
-
-    def tearDown(self):
-        self.temporary.cleanup()
-        self.out.cleanup()
 
     def save(self, name, picture, reference=None, **options):
         """Writes an image; `reference` is what it shows, by default what Pillow reads."""
@@ -188,5 +172,4 @@ class PicturesTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    TOOL = sys.argv.pop(1)
     unittest.main()

@@ -1,10 +1,13 @@
-"""Runs dataset_tool: datasets opened and samples loaded by the program's own code."""
+"""Runs dataset_tool, the program named first: datasets opened and samples loaded by the program's own code."""
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+from tiny_run import FolderTest
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "media"))
+TOOL = sys.argv.pop(1)
 
 
 class DatasetTool:
@@ -32,3 +35,13 @@ class DatasetTool:
         code = self.process.wait()
         self.process.stdout.close()
         assert code == 0, f"the tool ended with {code}"
+
+
+class DatasetTest(FolderTest):
+    """A folder for each test, and one tool for all."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.tool = DatasetTool(TOOL)
+        cls.addClassCleanup(cls.tool.close)

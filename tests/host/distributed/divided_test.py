@@ -2,21 +2,16 @@
 
     divided_test.py WAN_PLUGIN WRITE_MODEL
 """
-import os
-import pathlib
 import re
-import signal
-import tempfile
-import time
 import unittest
 
-import program
-import train_test
+import rank_runs
 import wan_training_test as wan
-from train_cli_test import TARGETS, losses, state_of, tensors, write_dataset
+from families import write_clips
+from tiny_run import losses, state_of, tensors, validations
 
 BLOCKS = 6
-LORA = dict(lora_base_model="dit", lora_target_modules=TARGETS, lora_rank=4, zero_stage=3)
+LORA = dict(rank_runs.LORA, zero_stage=3)
 
 # Name: flags.
 KINDS = {
@@ -43,26 +38,8 @@ def block_bytes(model):
                    for name, tensor in tensors(path).items() if name.startswith("transformer_blocks.")) // BLOCKS
 
 
-class DividedTest(unittest.TestCase):
-    assert_close = train_test.DistributedTrainTest.assert_close
-    line = train_test.DistributedTrainTest.line
-    start = train_test.DistributedTrainTest.start
-    children = staticmethod(train_test.DistributedTrainTest.children)
-    train = train_test.DistributedTrainTest.train
-
-    @classmethod
-    def setUpClass(cls):
-        holder = tempfile.TemporaryDirectory(prefix="atelier_divided_")
-        cls.addClassCleanup(holder.cleanup)
-        root = cls.root = pathlib.Path(holder.name)
-        cls.model, cls.data = root / "model", root / "data"
-        program.write_tiny_model(cls.model, denoiser_blocks=BLOCKS)
-        write_dataset(cls.data, count=7, sizes=((64, 64), (64, 32)))
-
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(dir=self.root)
-        self.addCleanup(folder.cleanup)
-        self.dir = pathlib.Path(folder.name)
+class DividedRuns(rank_runs.RankRuns):
+    denoiser_blocks = BLOCKS
 
     def assert_same_bits(self, name="", steps=8, **flags):
         """Of one process and of two, each of which has a batch of every step."""
@@ -72,15 +49,8 @@ class DividedTest(unittest.TestCase):
         alone, both = (self.train(ranks, f"{name}_{ranks}", **flags) for ranks in (1, 2))
         self.assert_same(alone, both, steps)
 
-    def assert_same(self, alone, both, steps):
-        one, other = state_of(alone, steps), state_of(both, steps)
-        self.assertTrue(one)
-        self.assertEqual(set(one), set(other))
-        self.assertEqual([key for key, value in one.items() if other[key] != value], [])
-        files = [{path.name: tensors(path) for path in run.glob("*.safetensors")} for run in (alone, both)]
-        self.assertTrue(files[0])
-        self.assertTrue(files[0] == files[1])
-        self.assertEqual(losses(alone), losses(both))
+
+class DividedTest(DividedRuns):
 
     def test_two_ranks_have_the_bits_of_one(self):
         for name, flags in KINDS.items():
@@ -93,19 +63,19 @@ class DividedTest(unittest.TestCase):
             with self.subTest(ranks=ranks):
                 whole = self.train(ranks, f"whole_{ranks}", **{**LORA, "zero_stage": 0})
                 divided = self.train(ranks, f"divided_{ranks}", **LORA)
-                self.assert_same(whole, divided, 10)
+                self.assert_same(whole, divided)
 
     def test_rows_of_other_numbers_of_steps_are_distilled_in_lockstep(self):
-        flags = dict(LORA, **train_test.distilled(self.data))
+        flags = dict(LORA, **rank_runs.distilled(self.data))
         self.assert_same_bits("distilled", **flags)
         self.assert_same_bits("a_layer", **{**flags, "lora_target_modules": "transformer_blocks.3.attn.to_q"})
         flags.update(batch_size=2, global_batch_size=8)
         whole = self.train(3, "whole", **{**flags, "zero_stage": 0})
-        self.assert_same(whole, self.train(3, "divided", **flags), 10)
+        self.assert_same(whole, self.train(3, "divided", **flags))
 
     def test_two_groups_have_a_model_each(self):
         whole = self.train(4, "whole", **{**LORA, "zero_stage": 0})
-        self.assert_same(whole, self.train(4, "in_pairs", zero_group=2, **LORA), 10)
+        self.assert_same(whole, self.train(4, "in_pairs", zero_group=2, **LORA))
         self.assertIn(f"{BLOCKS} blocks are divided among 2 processes", self.said)
 
     def test_a_run_goes_on_with_another_number_of_ranks(self):
@@ -118,12 +88,8 @@ class DividedTest(unittest.TestCase):
     def test_both_experts_of_wan(self):
         model = self.dir / "wan"
         wan.write_model(model)
-        wan.write_walk(self.dir / "walk")
-        wan.frame(3).save(self.dir / "still.png")
-        (self.dir / "clips.csv").write_text("video,image,prompt\nwalk,,a walk\n,still.png,a stand\n")
-        flags = dict(plugin=wan.PLUGIN, dataset_base_path=self.dir, dataset_metadata_path=self.dir / "clips.csv",
-                     num_frames=5, height=16, width=32, max_pixels=None, lora_rank=2, zero_stage=3, cache_path=self.dir / "cache",
-                     model_paths=wan.model_paths(model))
+        flags = dict(write_clips(self.dir), plugin=wan.PLUGIN, model_paths=wan.model_paths(model), max_pixels=None,
+                     lora_rank=2, zero_stage=3, cache_path=self.dir / "cache")
         self.assert_same_bits("device", lora_base_model="dit,dit2", **flags)
         self.assert_same_bits("host", lora_base_model="dit,dit2", device="simulated", cpu_offload=True, prefetch=1,
                               **flags)
@@ -145,8 +111,7 @@ class DividedTest(unittest.TestCase):
         for ranks, batches in ((2, 1), (2, 3), (4, 1)):
             run = self.train(ranks, f"sent_{ranks}_{batches}", global_batch_size=ranks * batches, prefetch=0,
                              dataset_repeat=ranks * batches, **LORA)  # all steps are whole
-            values = [line.split(",") for line in (run / "loss.csv").read_text().splitlines()]
-            sent, = {float(value) for step, key, value in values if key == "perf/sent_gb_per_step" and step == "10"}
+            sent = losses(run, "perf/sent_gb_per_step")[10]
             numbers = sum(map(count, tensors(run / "step-10.safetensors").values()))
             # One slot: the last block of a forward pass and the first one of the next are there.
             gathered = 2 * batches * (BLOCKS - 1) + 1 / 10
@@ -154,40 +119,25 @@ class DividedTest(unittest.TestCase):
             self.assertAlmostEqual(sent * 1e9 / expected, 1, delta=0.03)
 
     def test_validation_and_sample_images_are_those_of_one(self):
-        (self.dir / "prompts.txt").write_text("a red image --w 64 --h 64 --s 2 --d 3\na blue one --w 64 --h 32 --s 3\n")
+        prompts = self.write_prompts("a red image --w 64 --h 64 --s 2 --d 3\na blue one --w 64 --h 32 --s 3\n")
         flags = dict(LORA, validation_dataset_base_path=self.data, max_train_steps=2, save_steps=2, validation_steps=1,
-                     validation_dataset_metadata_path=self.data / "metadata.csv", sample_prompts=self.dir / "prompts.txt",
+                     validation_dataset_metadata_path=self.data / "metadata.csv", sample_prompts=prompts,
                      sample_every_n_steps=1, sample_at_first=True, global_batch_size=2)
         seen = []
         for ranks in (1, 2):
             run = self.train(ranks, **flags)
-            rows = [line.split(",") for line in (run / "loss.csv").read_text().splitlines()[1:]]
-            seen.append(([float(value) for _, key, value in rows if key.startswith("validation/")],
-                         {path.name: path.read_bytes() for path in (run / "samples").iterdir()}))
+            seen.append((validations(run), {path.name: path.read_bytes() for path in (run / "samples").iterdir()}))
         (one, images), (other, both) = seen
         self.assertEqual(len(images), 6)
         self.assertEqual(images, both)
-        self.assertTrue(one)
-        self.assertTrue(all(abs(a - b) <= 1e-6 * abs(a) for a, b in zip(one, other, strict=True)))
+        self.assert_validations_near(one, other)
 
     def test_a_rank_that_is_killed_ends_the_others(self):
-        for rank in (0, 1):
-            with self.subTest(rank=rank):
-                process = self.start(2, zero_stage=3, prefetch=0, output_path=self.dir / "run", resume="latest")
-                begin = time.monotonic()
-                os.kill(self.children(process)[rank], signal.SIGKILL)
-                _, said = process.communicate(timeout=60)
-                self.assertEqual(process.returncode, 6, said)
-                self.assertLess(time.monotonic() - begin, 6)
-                self.assertRegex(said, rf"step \d+, .*rank {rank} \(.*\) is lost")
-                (self.dir / "run/loss.csv").unlink()
+        self.assert_a_killed_rank_ends_the_run(**LORA, lora_dropout=0.1, prefetch=0)
 
     def test_a_signal_to_any_rank_saves_the_same_step(self):
-        process = self.start(2, zero_stage=3)
-        os.kill(self.children(process)[1], signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 75, said)
-        self.assertTrue(state_of(self.dir / "run", max(losses(self.dir / "run"))), said)
+        said, step = self.stop_by_signal(**LORA, lora_dropout=0.1)
+        self.assertTrue(state_of(self.dir / "run", step), said)
 
     def test_what_cannot_be_divided_is_refused(self):
         self.train(2, "refused", expect=2, **LORA, resident_blocks=2, cpu_offload=True)

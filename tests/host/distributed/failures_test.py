@@ -8,21 +8,20 @@ How many rounds there are of each; 3 of each without. Each test prints the longe
 
 import json
 import os
-import pathlib
 import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import unittest
 
 import program
-from train_cli_test import TARGETS, losses, state_of, write_dataset
+from rank_runs import RankRuns
+from ranks import allowance, children, free_port, is_alive, launched, place
+from tiny_run import TARGETS, losses, write_dataset
 
 ROUNDS = dict(zip(("killed", "stopped", "thrown", "full"), [int(word) for word in sys.argv[1:5]] or [3] * 4))
 sys.argv[1:5] = []
@@ -44,29 +43,11 @@ TIME_OUT = 5  # seconds that an exchange may take
 PROMISE = 5  # seconds in which the others end, behind the event or the time-out
 
 
-def allowance():
-    """Seconds that a promise is exceeded by where more programs run than there are cores."""
-    return 3 * max(0, os.getloadavg()[0] / os.cpu_count() - 1)
-
-
-def is_alive(process):
-    try:
-        return pathlib.Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def wait_until(holds, what, seconds=120):
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, f"not in {seconds} s: {what}"
         time.sleep(0.01)
-
-
-def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 class Launched:
@@ -79,8 +60,7 @@ class Launched:
         self.reader.start()
 
     def ranks(self):
-        listed = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(child) for child in listed.split()]
+        return children(self.process)
 
     def has_ended(self):
         return self.process.poll() is not None
@@ -103,12 +83,8 @@ class Started:
     """The ranks of a run, each by itself: a line for each."""
 
     def __init__(self, lines):
-        count = len(lines)
-        place = dict(WORLD_SIZE=count, LOCAL_WORLD_SIZE=count, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
-        self.programs = []
-        for rank, line in enumerate(lines):
-            own = dict(place, RANK=rank, LOCAL_RANK=rank)
-            self.programs.append(Launched(line, **{name: str(value) for name, value in own.items()}))
+        port = free_port()
+        self.programs = [Launched(line, **place(rank, len(lines), port)) for rank, line in enumerate(lines)]
 
     def ranks(self):
         return [program.process.pid for program in self.programs]
@@ -128,21 +104,11 @@ class Started:
         return [program.finish() for program in self.programs]
 
 
-class FailuresTest(unittest.TestCase):
-
-    @classmethod
-    def setUpClass(cls):
-        holder = tempfile.TemporaryDirectory(prefix="atelier_failures_")
-        cls.addClassCleanup(holder.cleanup)
-        cls.root = pathlib.Path(holder.name)
-        program.write_tiny_model(cls.root / "model")
-        write_dataset(cls.root / "data", count=7, sizes=((64, 64), (64, 32)))
+class FailuresTest(RankRuns):
 
     def setUp(self):
+        super().setUp()
         self.random = random.Random(self.id())
-        folder = tempfile.TemporaryDirectory(dir=self.root)
-        self.addCleanup(folder.cleanup)
-        self.dir = pathlib.Path(folder.name)
         self.longest = 0.0
         self.addCleanup(lambda: print(f"{self.id().rsplit('.', 1)[1]}: longest {self.longest:.2f} s", flush=True))
 
@@ -155,17 +121,13 @@ class FailuresTest(unittest.TestCase):
 
     def line(self, way, run, **flags):
         """Of one rank."""
-        defaults = dict(plugin="qwen_image", model_paths=json.dumps([str(self.root / "model")]), device="cpu",
-                        dtype="float32", dataset_base_path=self.root / "data",
-                        dataset_metadata_path=self.root / "data/metadata.csv", max_pixels=64 * 64, learning_rate=1e-3,
-                        num_epochs=99999, max_train_steps=99999, save_steps=3, checkpoints_total_limit=3,
-                        weights_total_limit=1, threads=1, global_batch_size=4, enable_csv_log=True,
-                        resume="latest", dist_timeout=TIME_OUT, cache_path=self.root / "cache", output_path=run)
-        return program.command("train", **{**defaults, **WAYS[way][1], **flags})
+        defaults = dict(dtype="float32", max_pixels=64 * 64, num_epochs=99999, max_train_steps=99999, save_steps=3,
+                        checkpoints_total_limit=3, weights_total_limit=1, global_batch_size=4, resume="latest",
+                        dist_timeout=TIME_OUT, output_path=run)
+        return program.command("train", **self.training(run, self.data, **{**defaults, **WAYS[way][1], **flags}))
 
     def launch_line(self, way, run, **flags):
-        line = self.line(way, run, **flags)
-        return [line[0], "launch", "--nproc_per_node", str(WAYS[way][0]), "--", *line[1:]]
+        return launched(WAYS[way][0], self.line(way, run, **flags))
 
     @staticmethod
     def last_step(run):
@@ -203,12 +165,6 @@ class FailuresTest(unittest.TestCase):
         code = launched.finish()
         self.assertLess(time.monotonic() - since, promise + 1 + allowance(), launched.said())
         return code
-
-    def assert_same_state(self, run, other, step):
-        ours, theirs = state_of(run, step), state_of(other, step)
-        self.assertTrue(ours)
-        self.assertEqual(set(ours), set(theirs))
-        self.assertEqual([name for name, value in ours.items() if theirs[name] != value], [])
 
     def assert_whole(self, way, run):
         """What is left goes on, to the bits of a run that nothing happened to."""

@@ -17,5 +17,9 @@ def write_models(folder):
     }
 
 
-def launched(ranks, line):
-    return line if ranks == 1 else [line[0], "launch", "--nproc_per_node", str(ranks), "--", *line[1:]]
+def write_clips(folder):
+    """A clip and a still, and the flags that train wan on them."""
+    wan.write_walk(folder / "walk")
+    wan.frame(3).save(folder / "still.png")
+    (folder / "clips.csv").write_text("video,image,prompt\nwalk,,a walk\n,still.png,a stand\n")
+    return dict(dataset_base_path=folder, dataset_metadata_path=folder / "clips.csv", num_frames=5, height=16, width=32)

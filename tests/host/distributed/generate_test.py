@@ -13,17 +13,16 @@ import unittest
 
 import program
 import wan_training_test as wan
-from families import launched, write_models
-from generate_cli_test import pixels
+from families import write_models
+from ranks import launched
+from tiny_run import FolderTest, pixels
 
 
-class GenerateTest(unittest.TestCase):
+class GenerateTest(FolderTest):
 
     @classmethod
     def setUpClass(cls):
-        holder = tempfile.TemporaryDirectory(prefix="atelier_pictures_")
-        cls.addClassCleanup(holder.cleanup)
-        cls.root = pathlib.Path(holder.name)
+        super().setUpClass()
         cls.models = write_models(cls.root)
         for family in ("qwen_image", "lumina2"):
             cls.models[family].update(height=64, width=96, output="out.png")

@@ -10,28 +10,12 @@ import tempfile
 import time
 import unittest
 
+from ranks import allowance, free_port, is_alive, place
+
 TOOL = pathlib.Path(sys.argv.pop(1)).resolve()
 KEPT = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
 HOST = socket.gethostname()
 LIMIT = 3  # seconds that an exchange may take where it is to fail
-
-
-def allowance():
-    """Seconds that a promise is exceeded by where more programs run than there are cores."""
-    return 3 * max(0, os.getloadavg()[0] / os.cpu_count() - 1)
-
-
-def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
-
-
-def is_alive(process):
-    try:
-        return pathlib.Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 class GroupTest(unittest.TestCase):
@@ -53,9 +37,7 @@ class GroupTest(unittest.TestCase):
     def start(self, rank, size, work="exchange", port=None, which=-1, **environment):
         process = subprocess.Popen([TOOL, "rank", work, str(which)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                    text=True,
-                                   env={**KEPT, "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank),
-                                        "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
-                                        "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", **environment})
+                                   env={**KEPT, **place(rank, size, port), "OMP_NUM_THREADS": "1", **environment})
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         return process

@@ -11,13 +11,13 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 
 import program
 import yaml
-from train_cli_test import TARGETS, losses, state_of, write_dataset
+from ranks import children, free_port, launched
+from tiny_run import TARGETS, TinyRuns, losses, state_of, write_dataset
 
 EXAMPLES = program.REPOSITORY / "examples/distributed"
 LAUNCHERS = program.REPOSITORY / "tests/data/launchers"
@@ -57,27 +57,14 @@ sys.exit(highest)
 CPUS = {"SLURM_CPUS_PER_TASK": "8"}  # as the job's --cpus-per-task=8 sets it
 
 
-def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
-
-
-class LaunchersTest(unittest.TestCase):
+class LaunchersTest(TinyRuns):
 
     @classmethod
     def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_launchers_")
-        cls.root = pathlib.Path(cls.holder.name)
-        program.write_tiny_model(cls.root / "model")
+        super().setUpClass()
         write_dataset(cls.root / "data", count=5)
         cls.reference = cls.root / "reference"
-        program.run_line([program.PROGRAM, "launch", "--nproc_per_node", "2", "--", "train",
-                          *cls.words(cls.root, output_path=cls.reference)], code=0)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
+        program.run_line(launched(2, program.command("train", *cls.words(cls.root, output_path=cls.reference))), code=0)
 
     @classmethod
     def words(cls, folder, **flags):
@@ -94,7 +81,7 @@ class LaunchersTest(unittest.TestCase):
         return ["--config", str(file)]
 
     def setUp(self):
-        self.dir = pathlib.Path(tempfile.mkdtemp(dir=self.root))
+        super().setUp()
         bin_folder = self.dir / "bin"
         bin_folder.mkdir()
         (bin_folder / "atelier").symlink_to(program.PROGRAM)
@@ -122,11 +109,6 @@ class LaunchersTest(unittest.TestCase):
         self.assertEqual(state_of(self.reference, STEPS), state_of(run, STEPS))
         self.assertTrue(state_of(run, STEPS))
 
-    @staticmethod
-    def children(process):
-        listed = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-        return [int(child) for child in listed.split()]
-
     def wait_for_step(self, run, process):
         for _ in range(1200):
             if (run / "loss.csv").exists() and losses(run):
@@ -152,7 +134,7 @@ class LaunchersTest(unittest.TestCase):
         self.words(self.dir, output_path=run, max_train_steps=steps, save_steps=2)
         process = self.start([EXAMPLES / "torchrun.sh", "run.toml"], NPROC_PER_NODE="2")
         self.wait_for_step(run, process)
-        os.kill(self.children(process)[1], signal.SIGKILL)
+        os.kill(children(process)[1], signal.SIGKILL)
         said = self.finish(process)
         self.assertIn("is lost", said)
         self.assert_bits_of_a_whole_run(run, steps)
@@ -164,7 +146,7 @@ class LaunchersTest(unittest.TestCase):
         agents = [self.start([EXAMPLES / "torchrun.sh", "run.toml"], NNODES="2", NPROC_PER_NODE="1", HEAD=head)
                   for _ in range(2)]
         self.wait_for_step(run, agents[0])
-        os.kill(self.children(agents[1])[0], signal.SIGKILL)
+        os.kill(children(agents[1])[0], signal.SIGKILL)
         said = [self.finish(agent) for agent in agents]
         self.assertLessEqual(said[0].count("is lost"), 1, said[0])  # those who came again have met
         self.assertNotIn("is lost", said[1])
@@ -184,7 +166,7 @@ class LaunchersTest(unittest.TestCase):
         self.words(self.dir, output_path=run, max_train_steps=steps, save_steps=steps)
         process = self.start([EXAMPLES / "torchrun.sh", "run.toml"], NPROC_PER_NODE="2")
         self.wait_for_step(run, process)
-        os.kill(self.children(process)[1], signal.SIGUSR1)
+        os.kill(children(process)[1], signal.SIGUSR1)
         said = self.finish(process)
         self.assertIn("stopped after step", said)
         self.assert_bits_of_a_whole_run(run, steps)
@@ -221,7 +203,7 @@ class LaunchersTest(unittest.TestCase):
         words = self.words(self.dir, output_path=run, max_train_steps=100000, save_steps=100000)
         process = self.start(["atelier", "launch", "--nproc_per_node", "2", "--", "train", *words])
         self.wait_for_step(run, process)
-        for one in (process.pid, *self.children(process)):  # as systemd and srun do
+        for one in (process.pid, *children(process)):  # as systemd and srun do
             os.kill(one, signal.SIGTERM)
         self.finish(process, code=75)
         self.assertTrue(state_of(run, max(losses(run))))

@@ -7,20 +7,18 @@ import os
 import pathlib
 import re
 import signal
-import socket
 import struct
 import subprocess
 import tempfile
-import time
 import unittest
 
 import divided_test
 import program
 import wan_training_test as wan
-from generate_cli_test import pixels
-from train_cli_test import TARGETS, losses, tensors, write_dataset
+from rank_runs import LORA
+from ranks import children, free_port, launched, place
+from tiny_run import losses, pixels, tensors
 
-LORA = dict(lora_base_model="dit", lora_target_modules=TARGETS, lora_rank=4)
 STREAMED = dict(LORA, device="simulated", cpu_offload=True)
 MIB = 2**20
 BLOCKS = 6
@@ -84,31 +82,16 @@ def own(pid):
     return mapped(pid, "Anonymous", lambda line: True)
 
 
-class MachineMemoryTest(unittest.TestCase):
-    line = divided_test.DividedTest.line
-    train = divided_test.DividedTest.train
-    start = divided_test.DividedTest.start
-    children = staticmethod(divided_test.DividedTest.children)
-    assert_same = divided_test.DividedTest.assert_same
-    assert_same_bits = divided_test.DividedTest.assert_same_bits
+class MachineMemoryTest(divided_test.DividedRuns):
 
     @classmethod
     def setUpClass(cls):
-        holder = tempfile.TemporaryDirectory(prefix="atelier_machine_")
-        cls.addClassCleanup(holder.cleanup)
-        root = cls.root = pathlib.Path(holder.name)
-        cls.model, cls.few, cls.many, cls.data = (root / name for name in ("model", "few", "many", "data"))
-        program.write_tiny_model(cls.model, denoiser_blocks=BLOCKS)
+        super().setUpClass()
+        cls.few, cls.many = cls.root / "few", cls.root / "many"
         for model, count in ((cls.few, FEW), (cls.many, MANY)):
             program.write_tiny_model(model)
             write_blocks(model, count)
-        write_dataset(cls.data, count=7, sizes=((64, 64), (64, 32)))
         cls.block = divided_test.block_bytes(cls.model)  # in float32
-
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(dir=self.root)
-        self.addCleanup(folder.cleanup)
-        self.dir = pathlib.Path(folder.name)
 
     def assert_told(self, said, component, blocks, share=1.0):
         """That so many bytes, a share of what the host holds of the component, are those of all processes."""
@@ -122,21 +105,12 @@ class MachineMemoryTest(unittest.TestCase):
 
     def measure(self, ranks, name, **flags):
         """Bytes that each process has to itself, and those that all share, while a model of many blocks is trained."""
-        model, self.model = self.model, self.many
-        self.addCleanup(setattr, self, "model", model)
-        line = self.line(ranks, name, max_train_steps=100000, save_steps=100000, **{**STREAMED, **flags})
-        process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
-        self.addCleanup(process.kill)
-        csv = self.dir / name / "loss.csv"
-        while not csv.exists() or "train/loss" not in csv.read_text():
-            self.assertIsNone(process.poll())
-            time.sleep(0.1)
-        pids = self.children(process) if ranks > 1 else [process.pid]
+        process = self.start(ranks, name, **{**STREAMED, "model_paths": json.dumps([str(self.many)]), **flags})
+        pids = children(process) if ranks > 1 else [process.pid]
         seen = [own(pid) for pid in pids], sum(shared(pid) for pid in pids)
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 75, said)
-        self.model = model
         return *seen, said
 
     def test_two_ranks_hold_a_streamed_base_once(self):
@@ -171,7 +145,7 @@ class MachineMemoryTest(unittest.TestCase):
 
     def test_a_rank_that_is_killed_leaves_the_others_what_they_have(self):
         process = self.start(2, output_path=self.dir / "run", resume="latest", device="simulated", cpu_offload=True)
-        os.kill(self.children(process)[0], signal.SIGKILL)  # whose memory it is
+        os.kill(children(process)[0], signal.SIGKILL)  # whose memory it is
         _, said = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 6, said)
         self.assertRegex(said, r"rank 0 \(.*\) is lost")
@@ -197,9 +171,7 @@ class MachineMemoryTest(unittest.TestCase):
                     line = program.command("generate", plugin=plugin, negative_prompt="grey", cfg_scale=4, seed=5,
                                            num_inference_steps=4, device="simulated", dtype="float32", threads=1,
                                            prefetch=1, **flags, **jobs, **how)
-                    if ranks > 1:
-                        line = [line[0], "launch", "--nproc_per_node", str(ranks), "--", *line[1:]]
-                    said = program.run_line(line, code=0, cwd=folder).stderr
+                    said = program.run_line(launched(ranks, line), code=0, cwd=folder).stderr
                     made.append({path.name: pixels(path) for path in folder.rglob("*.png")})
                     self.assertEqual("together" in said, ranks > 1, said)
                 self.assertTrue(made[0])
@@ -208,15 +180,11 @@ class MachineMemoryTest(unittest.TestCase):
 
     def peaks(self, ranks, name, **flags):
         """The largest resident set of each process of a step."""
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            port = sock.getsockname()[1]
+        port = free_port()
         line = self.line(1, name, max_train_steps=1, save_steps=1, global_batch_size=2, **{**LORA, "lora_rank": 1, "prefetch": 0, **flags})
         processes = []
         for rank in range(ranks):
-            place = dict(RANK=rank, WORLD_SIZE=ranks, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=ranks, MASTER_ADDR="127.0.0.1",
-                         MASTER_PORT=port)
-            env = {**os.environ, **{key: str(value) for key, value in place.items()}}
+            env = {**os.environ, **place(rank, ranks, port)}
             with open(self.dir / f"{name}_{rank}.log", "w") as log:
                 processes.append(subprocess.Popen(line, stderr=log, env=env))
         used = []
@@ -232,10 +200,9 @@ class MachineMemoryTest(unittest.TestCase):
                                   ("on the host", dict(dtype="float32", device="simulated", cpu_offload=True), 1)):
             with self.subTest(name):
                 most = {}
-                self.addCleanup(setattr, self, "model", self.model)
                 for model in (self.few, self.many):
-                    self.model = model
-                    most[model] = max(self.peaks(2, f"{name} {model.name}", zero_stage=3, **flags))
+                    most[model] = max(self.peaks(2, f"{name} {model.name}", zero_stage=3,
+                                                 model_paths=json.dumps([str(model)]), **flags))
                 more, whole = most[self.many] - most[self.few], (MANY - FEW) * self.block * size
                 # Half of each block rests here; what a step keeps of a block is a twentieth of it.
                 self.assertGreater(more / whole, 0.4)

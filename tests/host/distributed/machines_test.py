@@ -13,14 +13,11 @@ import sys
 import time
 import unittest
 
+from ranks import allowance, place
+
 TOOL = pathlib.Path(sys.argv.pop(1)).resolve()
 PROMISE = 30  # seconds after which the others have ended
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
-
-
-def allowance():
-    """Seconds that a promise is exceeded by where more programs run than there are cores."""
-    return 3 * max(0, os.getloadavg()[0] / os.cpu_count() - 1)
 
 
 def ip(*words):
@@ -45,9 +42,8 @@ class MachinesTest(unittest.TestCase):
         """Two ranks, each alone on its machine, that exchange until rank `busy` has slept at step 5 for a minute."""
         process = subprocess.Popen(["ip", "netns", "exec", self.names[rank], TOOL, "rank", "sleep", str(busy)],
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                   env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0",
-                                        "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29500",
-                                        "GLOO_SOCKET_IFNAME": "ranks0", "OMP_NUM_THREADS": "1"})
+                                   env={**os.environ, **place(rank, 2, 29500, ADDRESSES[0]), "LOCAL_RANK": "0",
+                                        "LOCAL_WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "ranks0", "OMP_NUM_THREADS": "1"})
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         return process

@@ -1,29 +1,21 @@
 """Tiny models of all families, and datasets for them, for processes that share rows."""
 import json
-import pathlib
-import tempfile
-import unittest
 
-import wan_training_test as wan
-from families import write_models
-from train_cli_test import write_dataset
+from families import write_clips, write_models
+from tiny_run import FolderTest, write_dataset
 
 
-class SequenceRuns(unittest.TestCase):
+class SequenceRuns(FolderTest):
 
     @classmethod
     def setUpClass(cls):
-        holder = tempfile.TemporaryDirectory(prefix="atelier_sequence_")
-        cls.addClassCleanup(holder.cleanup)
-        cls.root = pathlib.Path(holder.name)
+        super().setUpClass()
         cls.models = write_models(cls.root)
         for name, variant in (("one", "Qwen-Image-Edit"), ("several", "Qwen-Image-Edit-2511")):
             (cls.root / variant).symlink_to(cls.root / "qwen")
             cls.models[name] = dict(plugin="qwen_image", model_paths=json.dumps([str(cls.root / variant)]))
         write_dataset(cls.root / "data", count=7, sizes=((64, 64), (64, 32)))
-        wan.write_walk(cls.root / "walk")
-        wan.frame(3).save(cls.root / "still.png")
-        (cls.root / "clips.csv").write_text("video,image,prompt\nwalk,,a walk\n,still.png,a stand\n")
+        cls.clips = write_clips(cls.root)
         for name, first in (("one", "walk/1.png"), ("several", ["walk/1.png", "walk/5.png"])):
             rows = [{"image": "still.png", "prompt": "a cat", "edit_image": first},
                     {"image": "walk/9.png", "prompt": "a dog", "edit_image": "walk/2.png"}]

@@ -8,8 +8,8 @@ import unittest
 
 import numpy as np
 import program
-from families import launched
 from PIL import Image
+from ranks import launched
 from sequence_runs import SequenceRuns
 
 

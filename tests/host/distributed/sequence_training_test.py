@@ -7,26 +7,26 @@ import unittest
 
 import numpy as np
 import program
-from families import launched
 import safetensors.numpy
+from rank_runs import RankRuns
+from ranks import launched
 from sequence_runs import SequenceRuns
-from train_cli_test import losses, state_of
+from tiny_run import on_data, state_of
 
 LORA = dict(lora_base_model="dit", lora_rank=4)
 
 
 class SequenceTrainingTest(SequenceRuns):
+    assert_losses_near = RankRuns.assert_losses_near
 
     def train(self, ranks, family, name, code=0, **flags):
         run = self.root / f"{name}_{family}_{ranks}"
-        data = dict(dataset_base_path=self.root / "data", dataset_metadata_path=self.root / "data/metadata.csv",
-                    max_pixels=64 * 64)
+        data = dict(on_data(self.root / "data"), max_pixels=64 * 64)
         if family in ("one", "several"):
             data.update(dataset_base_path=self.root, dataset_metadata_path=self.root / f"{family}.json",
                         data_file_keys="image,edit_image", extra_inputs="edit_image")
         if family == "wan":
-            data = dict(dataset_base_path=self.root, dataset_metadata_path=self.root / "clips.csv", num_frames=5,
-                        height=16, width=32)
+            data = self.clips
         defaults = dict(device="cpu", dtype="float32", learning_rate=1e-3, adam_epsilon=1e-3, max_train_steps=10,
                         save_steps=10, num_epochs=99, threads=1, global_batch_size=2, enable_csv_log=True,
                         cache_path=self.root / f"cache_{family}", output_path=run)
@@ -49,10 +49,7 @@ class SequenceTrainingTest(SequenceRuns):
         """Losses within 1e-6, trained values within a part of each tensor's largest."""
         for name, distance in self.distances(alone, run, step).items():
             self.assertLessEqual(distance, part, name)
-        one, other = losses(alone), losses(run)
-        self.assertEqual(list(one), list(other))
-        for number, loss in one.items():
-            self.assertLessEqual(abs(other[number] - loss), 1e-6 * loss, number)
+        self.assert_losses_near(alone, run)
 
     def test_sequences_of_two_and_four_learn_what_one_process_does(self):
         whole = dict(trainable_models="dit")

@@ -2,90 +2,19 @@
 
 import json
 import os
-import pathlib
 import shutil
-import signal
-import socket
-import struct
 import subprocess
-import tempfile
-import time
 import unittest
 
 import program
-from train_cli_test import TARGETS, losses, state_of, tensors, write_dataset
+from rank_runs import FULL, LORA as PLAIN_LORA, RankRuns
+from ranks import free_port, launched, place
+from tiny_run import losses, on_data, state_of, tensors, validations
 
-FULL = dict(trainable_models="dit")
-LORA = dict(lora_base_model="dit", lora_target_modules=TARGETS, lora_rank=4, lora_dropout=0.1)
-
-
-def floats(tensor):
-    dtype, _, data = tensor
-    assert dtype == "F32", dtype
-    return struct.unpack(f"<{len(data) // 4}f", data)
+LORA = dict(PLAIN_LORA, lora_dropout=0.1)
 
 
-def distilled(data):
-    """Flags of distillation in which the rows of write_dataset() have one to four steps."""
-    rows = (data / "metadata.csv").read_text().splitlines()
-    more = [f",{7 + i},cpu,{1 + 3 * i % 4}" for i in range(len(rows) - 1)]
-    (data / "distilled.csv").write_text("\n".join(map("".join, zip(rows, [",seed,rand_device,num_inference_steps", *more]))))
-    return dict(task="direct_distill", dataset_metadata_path=data / "distilled.csv")
-
-
-class Runs(unittest.TestCase):
-    """Runs of some processes on one small dataset."""
-
-    @classmethod
-    def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_ranks_")
-        root = cls.root = pathlib.Path(cls.holder.name)
-        cls.model, cls.data = root / "model", root / "data"
-        program.write_tiny_model(cls.model)
-        write_dataset(cls.data, count=7, sizes=((64, 64), (64, 32)))
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
-
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(dir=self.root)
-        self.addCleanup(folder.cleanup)
-        self.dir = pathlib.Path(folder.name)
-
-    def line(self, ranks, name="run", **flags):
-        defaults = dict(plugin="qwen_image", model_paths=json.dumps([str(self.model)]), device="cpu", dtype="float32",
-                        dataset_base_path=self.data, dataset_metadata_path=self.data / "metadata.csv",
-                        max_pixels=64 * 64, learning_rate=1e-3, adam_epsilon=1e-3, max_train_steps=10, num_epochs=99,
-                        threads=1, global_batch_size=4, save_steps=10, enable_csv_log=True, caption_dropout_rate=0.2,
-                        cache_path=self.root / "cache", output_path=self.dir / name)
-        train = program.command("train", **{**defaults, **flags})
-        if ranks == 1:
-            return train
-        return [train[0], "launch", "--nproc_per_node", str(ranks), "--", *train[1:]]
-
-    def train(self, ranks, name=None, expect=0, **flags):
-        name = name or f"of_{ranks}"
-        self.said = program.run_line(self.line(ranks, name, **flags), code=expect).stderr
-        return self.dir / name
-
-    def assert_close(self, a, b, step=10):
-        """The trained values, within 1e-6 of each tensor's largest, and the losses."""
-        ours, theirs = state_of(a, step), state_of(b, step)
-        self.assertEqual(set(ours), set(theirs))
-        trained = [name for name in ours if name[0] == "trained.safetensors"]
-        self.assertTrue(trained)
-        for name in trained:
-            one, other = floats(ours[name]), floats(theirs[name])
-            scale = max(map(abs, one)) or 1.0
-            self.assertLessEqual(max(abs(x - y) for x, y in zip(one, other)), 1e-6 * scale, name)
-        one, other = losses(a), losses(b)
-        self.assertEqual(list(one), list(other))
-        for number, loss in one.items():
-            self.assertLessEqual(abs(other[number] - loss), 1e-6 * loss, number)
-
-
-class DistributedTrainTest(Runs):
+class DistributedTrainTest(RankRuns):
 
     def test_two_and_four_ranks_learn_what_one_does(self):
         for kind, flags in (("full", FULL), ("lora", LORA)):
@@ -152,18 +81,10 @@ class DistributedTrainTest(Runs):
     def test_validation_is_shared_out(self):
         flags = dict(LORA, validation_dataset_base_path=self.data, max_train_steps=2, save_steps=2,
                      validation_dataset_metadata_path=self.data / "metadata.csv", validation_steps=2)
-
-        def validated(run):
-            rows = [line.split(",") for line in (run / "loss.csv").read_text().splitlines()[1:]]
-            return [float(value) for _, key, value in rows if key.startswith("validation/")]
-
-        one, two = validated(self.train(1, **flags)), validated(self.train(2, **flags))
-        self.assertEqual(len(one), len(two))
-        self.assertTrue(all(abs(a - b) <= 1e-6 * abs(a) for a, b in zip(one, two)))
+        self.assert_validations_near(*(validations(self.train(ranks, **flags)) for ranks in (1, 2)))
 
     def test_sample_images_are_shared_out(self):
-        prompts = self.dir / "prompts.txt"
-        prompts.write_text("".join(f"number {i} --w 64 --h 64 --s 2 --d {i}\n" for i in range(3)))
+        prompts = self.write_prompts("".join(f"number {i} --w 64 --h 64 --s 2 --d {i}\n" for i in range(3)))
         flags = dict(LORA, max_train_steps=2, save_steps=2, global_batch_size=2, max_grad_norm=0, sample_prompts=prompts,
                      sample_every_n_steps=2, sample_at_first=True)
         drawn = []
@@ -185,54 +106,21 @@ class DistributedTrainTest(Runs):
             folder = self.dir / f"images_{ranks}"
             folder.mkdir()
             (folder / "jobs.jsonl").write_text("\n".join(map(json.dumps, jobs)))
-            line = program.command("generate", plugin="qwen_image", model_paths=json.dumps([str(self.model)]),
-                                   device="cpu", threads=1, height=64, width=64, num_inference_steps=2,
+            line = program.command("generate", **self.on_model, height=64, width=64, num_inference_steps=2,
                                    prompts_file="jobs.jsonl")
-            if ranks > 1:
-                line[1:1] = ["launch", "--nproc_per_node", str(ranks), "--"]
-            told = program.run_line(line, code=0, cwd=folder).stdout.splitlines()
+            told = program.run_line(launched(ranks, line), code=0, cwd=folder).stdout.splitlines()
             self.assertEqual(sorted(json.loads(job)["line"] for job in told), [1, 2, 3])
             images.append({path.name: path.read_bytes() for path in folder.glob("*.png")})
         self.assertEqual(len(images[0]), 3)
         self.assertTrue(images[0] == images[1])
 
-    def start(self, ranks, **flags):
-        line = self.line(ranks, max_train_steps=100000, save_steps=100000, **LORA, **flags)
-        process = subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.addCleanup(process.kill)
-        csv = self.dir / "run/loss.csv"
-        for _ in range(1200):
-            if csv.exists() and "train/loss" in csv.read_text():
-                return process
-            time.sleep(0.1)
-        self.fail("no step in two minutes")
-
-    @staticmethod
-    def children(process):
-        listed = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-        return [int(child) for child in listed.split()]
-
     def test_a_signal_to_any_rank_saves_the_same_step(self):
-        process = self.start(2)
-        os.kill(self.children(process)[1], signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 75, said)
-        run = self.dir / "run"
-        step = max(losses(run))
-        self.assertTrue(state_of(run, step), said)
+        said, step = self.stop_by_signal(**LORA)
+        self.assertTrue(state_of(self.dir / "run", step), said)
         self.assertIn(f"stopped after step {step}", said)
 
     def test_a_rank_that_is_killed_ends_the_run(self):
-        for rank in (0, 1):
-            with self.subTest(rank=rank):
-                process = self.start(2, output_path=self.dir / "run", resume="latest")
-                begin = time.monotonic()
-                os.kill(self.children(process)[rank], signal.SIGKILL)
-                _, said = process.communicate(timeout=60)
-                self.assertEqual(process.returncode, 6, said)
-                self.assertLess(time.monotonic() - begin, 6)
-                self.assertRegex(said, rf"step \d+, .*rank {rank} \(.*\) is lost")
-                (self.dir / "run/loss.csv").unlink()
+        self.assert_a_killed_rank_ends_the_run(**LORA)
 
     def test_mistakes_that_all_ranks_make_are_said_once(self):
         self.train(2, expect=2, lora_base_model="dit", lora_target_modules="nothing_like_that")
@@ -256,14 +144,10 @@ class DistributedTrainTest(Runs):
         path = self.dir / "start.sh"
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            port = sock.getsockname()[1]
+        port = free_port()
         words = self.line(1, **{**LORA, **flags})
         processes = [subprocess.Popen([path, *words], stderr=subprocess.PIPE, text=True, cwd=self.dir,
-                                      env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
-                                           "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-                                           "MASTER_PORT": str(port)}) for rank in range(2)]
+                                      env={**os.environ, **place(rank, 2, port)}) for rank in range(2)]
         said = [process.communicate(timeout=60)[1] for process in processes]
         return [(process.returncode, text) for process, text in zip(processes, said)]
 
@@ -291,8 +175,8 @@ class DistributedTrainTest(Runs):
             shutil.copytree(self.data, data)
             table = data / "metadata.csv"
             table.write_text(table.read_text().replace("number", words))
-            self.train(1, dataset_base_path=data, dataset_metadata_path=data / "metadata.csv", global_batch_size=None,
-                       cache_path=self.dir / f"of_{rank}/encoded", **{**LORA, **flags})
+            self.train(1, global_batch_size=None, cache_path=self.dir / f"of_{rank}/encoded",
+                       **{**LORA, **on_data(data), **flags})
         ranks = self.run_ranks('[ "$RANK" = 1 ] && set -- "$@" --seed 43; cd of_$RANK && exec "$@"', task="sft:train",
                                cache_path="/proc/self/cwd/encoded", output_path="/proc/self/cwd/run",
                                dataset_base_path=None, dataset_metadata_path=None)

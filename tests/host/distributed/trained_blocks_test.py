@@ -1,18 +1,12 @@
 """Blocks that are trained divided among ranks (--zero_stage 3): what one process learns, and what is held and sent."""
-import os
-import pathlib
 import re
-import signal
-import subprocess
-import tempfile
-import time
 import unittest
 
 import numpy as np
 import program
 import safetensors.numpy
-from train_cli_test import losses, state_of, tensors, write_dataset
-from train_test import FULL, distilled
+from rank_runs import FULL, distilled
+from tiny_run import losses, state_of, tensors, validations
 from zero_test import SharingRuns, held, sent, trained_of
 
 BLOCKS = 6
@@ -53,13 +47,7 @@ def in_blocks(name):
 
 class TrainedBlocksTest(SharingRuns):
 
-    @classmethod
-    def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_blocks_")
-        root = cls.root = pathlib.Path(cls.holder.name)
-        cls.model, cls.data = root / "model", root / "data"
-        program.write_tiny_model(cls.model, denoiser_blocks=BLOCKS)
-        write_dataset(cls.data, count=7, sizes=((64, 64), (64, 32)))  # in each last step some ranks have nothing to do
+    denoiser_blocks = BLOCKS
 
     def alone(self, name="alone", **flags):
         return self.train(1, name, **{**flags, "zero_stage": 0})
@@ -207,18 +195,7 @@ class TrainedBlocksTest(SharingRuns):
                 self.assert_close(alone, self.train(ranks, f"rows_{ranks}", sequence_parallel=2, **DIVIDED))
 
     def test_a_signal_to_any_rank_saves_the_same_step(self):
-        line = self.line(2, max_train_steps=100000, save_steps=100000, **DIVIDED)
-        process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
-        self.addCleanup(process.kill)
-        csv = self.dir / "run/loss.csv"
-        while not csv.exists() or "train/loss" not in csv.read_text():
-            self.assertIsNone(process.poll())
-            time.sleep(0.1)
-        children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        os.kill(int(children[1]), signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 75, said)
-        step = max(losses(self.dir / "run"))
+        said, step = self.stop_by_signal(**DIVIDED)
         self.assertTrue(trained_of(self.dir / "run", step), said)
         self.assertTrue((self.dir / f"run/step-{step}.safetensors").exists())
 
@@ -235,20 +212,17 @@ class TrainedBlocksTest(SharingRuns):
         self.assertEqual(list((self.dir / "limited").glob("step-*")), [])
 
     def test_validation_and_sample_images_are_those_of_one(self):
-        (self.dir / "prompts.txt").write_text("a red image --w 64 --h 64 --s 2 --d 3\n")
+        prompts = self.write_prompts("a red image --w 64 --h 64 --s 2 --d 3\n")
         flags = dict(DIVIDED, validation_dataset_base_path=self.data, max_train_steps=2, save_steps=2, validation_steps=1,
-                     validation_dataset_metadata_path=self.data / "metadata.csv", sample_prompts=self.dir / "prompts.txt",
+                     validation_dataset_metadata_path=self.data / "metadata.csv", sample_prompts=prompts,
                      sample_every_n_steps=1, sample_at_first=True, global_batch_size=2, max_grad_norm=0, ema_decay=0.5)
         seen = []
         for run in (self.alone(**flags), self.train(2, **flags)):
-            rows = [line.split(",") for line in (run / "loss.csv").read_text().splitlines()[1:]]
-            seen.append(([float(value) for _, key, value in rows if key.startswith("validation/")],
-                         {path.name: path.read_bytes() for path in (run / "samples").iterdir()}))
+            seen.append((validations(run), {path.name: path.read_bytes() for path in (run / "samples").iterdir()}))
         (one, images), (other, both) = seen
         self.assertEqual(len(images), 3)
         self.assertEqual(images, both)
-        self.assertTrue(one)
-        self.assertTrue(all(abs(a - b) <= 1e-6 * abs(a) for a, b in zip(one, other, strict=True)))
+        self.assert_validations_near(one, other)
 
     def test_rows_of_other_numbers_of_steps_are_distilled_in_lockstep(self):
         flags = dict(distilled(self.data), batch_size=2, **DIVIDED)

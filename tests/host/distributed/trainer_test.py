@@ -4,23 +4,20 @@
 """
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import unittest
+
+from ranks import free_port, place
 
 PROGRAM = str(pathlib.Path(sys.argv.pop(1)).resolve())
 
 
 def run_as_ranks(words, ranks=2):
     """What each rank says, after its exit code."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    place = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    port = free_port()
     processes = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                  env={**os.environ, **{name: str(value) for name, value in place.items()},
-                                       "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(ranks)]
+                                  env={**os.environ, **place(rank, ranks, port)}) for rank in range(ranks)]
     said = [process.communicate(timeout=120)[0] for process in processes]
     return [(process.returncode, text) for process, text in zip(processes, said)]
 

@@ -2,12 +2,10 @@
 
     wan_test.py WAN_PLUGIN WRITE_MODEL
 """
-import pathlib
-import tempfile
 import unittest
 
 import wan_training_test as wan
-from train_cli_test import tensors
+from tiny_run import TinyRuns, tensors
 from zero_test import SIMULATED, SharingRuns
 
 WHOLE = dict(trainable_models="dit,dit2")
@@ -62,11 +60,10 @@ class WanTest(SharingRuns):
 
     @classmethod
     def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_wan_ranks_")
-        root = cls.root = cls.data = pathlib.Path(cls.holder.name)
-        model = cls.model = root / "wan"
-        wan.write_model(model)
-        cls.parts = wan.model_paths(model)
+        super(TinyRuns, cls).setUpClass()
+        root = cls.data = cls.root
+        wan.write_model(root / "wan")
+        cls.on_model = dict(plugin=wan.PLUGIN, model_paths=wan.model_paths(root / "wan"), device="cpu", threads=1)
         wan.write_walk(root / "walk")
         wan.frame(3).save(root / "still.png")
         wan.frame(8).save(root / "other.png")
@@ -74,8 +71,7 @@ class WanTest(SharingRuns):
                                         ",still.png,a man who stands,4,cpu,4\n,other.png,a stand,5,cpu,1\n")
 
     def line(self, ranks, name="run", **flags):
-        defaults = dict(plugin=wan.PLUGIN, model_paths=self.parts, num_frames=5, height=16,
-                        width=32, dataset_metadata_path=self.root / "clips.csv", max_pixels=None)
+        defaults = dict(num_frames=5, height=16, width=32, dataset_metadata_path=self.root / "clips.csv", max_pixels=None)
         return super().line(ranks, name, **{**defaults, **flags})
 
     def check(self, kind):

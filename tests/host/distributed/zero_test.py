@@ -1,9 +1,10 @@
 """Ranks that share out what they train, `--zero_stage` 1 and 2, against one process and against each other."""
 import unittest
 
-from train_cli_test import losses, state_of, tensors
-from train_test import FULL, LORA, Runs, floats
+from rank_runs import FULL, LORA as PLAIN_LORA, RankRuns
+from tiny_run import losses, state_of, tensors, weights_of
 
+LORA = dict(PLAIN_LORA, lora_dropout=0.1)
 SIMULATED = dict(device="simulated", optimize_on_cpu=True)
 
 # Name: stage and flags of what learns as one process does, but for the order of sums.
@@ -36,10 +37,8 @@ def trained_of(run, step):
 
 
 def sent(run):
-    """Bytes that each rank has sent in a step."""
-    rows = [line.split(",") for line in (run / "loss.csv").read_text().splitlines()[1:]]
-    return [1e9 * float(value) for _, key, value in rows if key == "perf/sent_gb_per_step"][-1]
-
+    """Bytes that each rank has sent in the last step."""
+    return 1e9 * list(losses(run, "perf/sent_gb_per_step").values())[-1]
 
 def held(run):
     """Bytes that rank 0 holds when a backward pass begins, when all values have come, and what gradients then add."""
@@ -63,7 +62,7 @@ def bytes_of_gradients(run, step):
                for key, (_, _, data) in tensors(path).items() if ".exp_avg@" in key and any(data))
 
 
-class SharingRuns(Runs):
+class SharingRuns(RankRuns):
 
     def line(self, ranks, name="run", **flags):
         flags.setdefault("cache_path", self.root / flags.get("dtype", "float32"))
@@ -75,23 +74,13 @@ class SharingRuns(Runs):
         def weights(run):
             saved = {(path.name, name): (dtype, data) for path in sorted(run.glob(f"step-{step}*.safetensors"))
                      for name, (dtype, _, data) in tensors(path).items()}
-            return saved | trained_of(run, step)
+            return {name: (dtype, None, data) for name, (dtype, data) in (saved | trained_of(run, step)).items()}
 
-        ours, theirs = weights(a), weights(b)
-        self.assertEqual(set(ours), set(theirs))
-        for name in ours:
-            one, other = (floats((dtype, None, data)) for dtype, data in (ours[name], theirs[name]))
-            scale = max(map(abs, one)) or 1.0
-            self.assertLessEqual(max(abs(x - y) for x, y in zip(one, other)), 1e-6 * scale, name)
-        one, other = losses(a), losses(b)
-        self.assertEqual(list(one), list(other))
-        for number, loss in one.items():
-            self.assertLessEqual(abs(other[number] - loss), 1e-6 * loss, number)
+        self.assert_near(weights(a), weights(b))
+        self.assert_losses_near(a, b)
 
     def assert_same_weights(self, a, b):
-        files = [{path.name: tensors(path) for path in run.glob("*.safetensors")} for run in (a, b)]
-        self.assertTrue(files[0])
-        self.assertTrue(files[0] == files[1])
+        self.assertTrue(weights_of(a) == weights_of(b))
 
 
 class ZeroTest(SharingRuns):

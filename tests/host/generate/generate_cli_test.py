@@ -2,87 +2,28 @@
 
 import contextlib
 import json
+import math
 import os
 import pathlib
 import signal
 import struct
 import subprocess
-import tempfile
 import time
 import unittest
 
 import program
-
-
-
-def png_chunks(path):
-    """Type and data of every chunk of a PNG file."""
-    data, at, chunks = path.read_bytes(), 8, []
-    while at < len(data):
-        length, kind = struct.unpack_from(">I4s", data, at)
-        chunks.append((kind, data[at + 8:at + 8 + length]))
-        at += 12 + length
-    return chunks
-
-
-def png_text(path):
-    text = {}
-    for kind, data in png_chunks(path):
-        if kind == b"tEXt":
-            key, value = data.split(b"\0", 1)
-            text[key.decode()] = value.decode("latin-1")
-        elif kind == b"iTXt":
-            key, rest = data.split(b"\0", 1)
-            text[key.decode()] = rest[2:].split(b"\0", 2)[2].decode("utf-8")
-    return text
-
-
-def pixels(path):
-    """The compressed pixels: equal for equal images."""
-    return b"".join(data for kind, data in png_chunks(path) if kind in (b"IHDR", b"IDAT"))
+from tiny_run import TinyRuns, pixels, png_chunks, png_text, write_tensors
 
 
 def write_latents(path, shape):
-    count = 1
-    for size in shape:
-        count *= size
-    header = json.dumps({
-        "latents": {
-            "dtype": "F32",
-            "shape": shape,
-            "data_offsets": [0, 4 * count]
-        }
-    }).encode()
-    values = struct.pack(f"<{count}f", *(((i * 7919) % 2001 - 1000) / 500 for i in range(count)))
-    path.write_bytes(struct.pack("<Q", len(header)) + header + values)
+    values = [((i * 7919) % 2001 - 1000) / 500 for i in range(math.prod(shape))]
+    write_tensors(path, {"latents": (shape, values)})
 
 
-class GenerateTest(unittest.TestCase):
-
-    @classmethod
-    def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_generate_")
-        cls.model = pathlib.Path(cls.holder.name) / "model"
-        program.write_tiny_model(cls.model)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
-
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(dir=self.holder.name)
-        self.addCleanup(folder.cleanup)
-        self.dir = pathlib.Path(folder.name)
+class GenerateTest(TinyRuns):
 
     def command(self, **flags):
-        defaults = dict(plugin="qwen_image",
-                        model_paths=json.dumps([str(self.model)]),
-                        height=64,
-                        width=96,
-                        num_inference_steps=2,
-                        seed=3,
-                        threads=1,
-                        device="cpu")
+        defaults = dict(self.on_model, height=64, width=96, num_inference_steps=2, seed=3)
         return program.command("generate", **{**defaults, **flags})
 
     def run_program(self, stdin="", **flags):
@@ -125,7 +66,7 @@ class GenerateTest(unittest.TestCase):
                          (3, 2, 3.0))
         self.assertEqual(record["family"], "qwen_image")
         self.assertEqual(set(record["model_files"]), {"dit", "text_encoder", "vae"})
-        self.assertNotIn(self.holder.name, text["atelier"])
+        self.assertNotIn(str(self.root), text["atelier"])
         self.assertEqual(path.stat().st_mode & 0o777, 0o666 & ~umask())
 
     def test_a_component_may_compute_in_another_dtype(self):

@@ -2,54 +2,23 @@
 
 import json
 import math
-import pathlib
-import struct
-import tempfile
 import unittest
 
 import program
+from tiny_run import TinyRuns, factors, matrices, pixels, png_text, write_tensors
 
 FLAGS = ["--plugin", "qwen_image", "--height", "64", "--width", "64", "--num_inference_steps", "2", "--seed", "3",
          "--threads", "1", "--device", "cpu", "--dtype", "float32"]
 
 
-def read_header(path):
-    with open(path, "rb") as file:
-        return json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
-
-
-def write_tensors(path, tensors):
-    """tensors: name -> (shape, floats)."""
-    header, data = {}, b""
-    for name, (shape, values) in tensors.items():
-        values = struct.pack(f"<{len(values)}f", *values)
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(values)]}
-        data += values
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-
-
-def factors(layer, shape, rank=2, seed=1.0, size=0.3):
-    out, width = shape
-    wave = lambda count, pace: [size * math.sin(seed + pace * i) for i in range(count)]
-    return {layer + ".lora_A.weight": ([rank, width], wave(rank * width, 0.71)),
-            layer + ".lora_B.weight": ([out, rank], wave(out * rank, 1.37))}
-
-
-class LoraTest(unittest.TestCase):
+class LoraTest(TinyRuns):
 
     @classmethod
     def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_lora_")
-        root = pathlib.Path(cls.holder.name)
-        cls.model, cls.loras = root / "model", root / "loras"
-        program.write_tiny_model(cls.model)
+        super().setUpClass()
+        root, cls.loras = cls.root, cls.root / "loras"
         cls.loras.mkdir()
-        shapes = {}
-        for file in sorted((cls.model / "transformer").glob("*.safetensors")):
-            for name, meta in read_header(file).items():
-                if name.endswith(".weight") and len(meta["shape"]) == 2:
-                    shapes[name.removesuffix(".weight")] = meta["shape"]
+        shapes = matrices(cls.model)
         cls.layers = {name: shape for name, shape in shapes.items() if ".attn." in name or ".img_mlp." in name}
         assert len(cls.layers) > 10, shapes
         style, light = {}, {}
@@ -61,15 +30,6 @@ class LoraTest(unittest.TestCase):
         partial = {**factors("transformer.nowhere.to_q", [8, 8]), **style}
         write_tensors(cls.loras / "partial.safetensors", partial)
         write_tensors(root / "outside.safetensors", style)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
-
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(dir=self.holder.name)
-        self.addCleanup(folder.cleanup)
-        self.dir = pathlib.Path(folder.name)
 
     def run_program(self, *words, stdin=""):
         return program.run(*words, cwd=self.dir, stdin=stdin)
@@ -85,19 +45,7 @@ class LoraTest(unittest.TestCase):
 
     def png(self, name):
         """The pixels and the text of a PNG file."""
-        data, at, pixels, text = (self.dir / name).read_bytes(), 8, b"", {}
-        while at < len(data):
-            length, kind = struct.unpack_from(">I4s", data, at)
-            chunk = data[at + 8:at + 8 + length]
-            if kind == b"IDAT":
-                pixels += chunk
-            elif kind in (b"tEXt", b"iTXt"):
-                key, value = chunk.split(b"\0", 1)
-                if kind == b"iTXt":
-                    value = value[2:].split(b"\0", 2)[2]
-                text[key.decode()] = value.decode("utf-8")
-            at += 12 + length
-        return pixels, text
+        return pixels(self.dir / name), png_text(self.dir / name)
 
     def refuse(self, *words, **has):
         before = sorted(self.dir.iterdir())

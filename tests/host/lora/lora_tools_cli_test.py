@@ -2,49 +2,36 @@
 
 import json
 import os
-import pathlib
 import re
 import shutil
-import tempfile
 import unittest
 
-import lora_cli_test as lora
 import program
+from tiny_run import TinyRuns, factors, matrices, tensors, write_tensors
 
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}  # matrices are tiny here
 
 
-class LoraToolsTest(unittest.TestCase):
+class LoraToolsTest(TinyRuns):
 
     @classmethod
     def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_lora_tools_")
-        root = pathlib.Path(cls.holder.name)
-        cls.model = root / "model"
-        program.write_tiny_model(cls.model)
+        super().setUpClass()
         style, light = {}, {}
-        for file in sorted((cls.model / "transformer").glob("*.safetensors")):
-            for name, meta in lora.read_header(file).items():
-                if name.endswith(".weight") and ".attn.to_" in name and len(meta["shape"]) == 2:
-                    layer = "transformer." + name.removesuffix(".weight")
-                    style.update(lora.factors(layer, meta["shape"], seed=len(style)))
-                    light.update(lora.factors(layer, meta["shape"], rank=1, seed=len(style) + 0.5))
+        for name, shape in matrices(cls.model).items():
+            if ".attn.to_" in name:
+                style.update(factors("transformer." + name, shape, seed=len(style)))
+                light.update(factors("transformer." + name, shape, rank=1, seed=len(style) + 0.5))
         cls.layers = len(style) // 2
         assert cls.layers == 10, style.keys()
-        lora.write_tensors(root / "style.safetensors", style)
-        lora.write_tensors(root / "light.safetensors", light)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
+        write_tensors(cls.root / "style.safetensors", style)
+        write_tensors(cls.root / "light.safetensors", light)
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(dir=self.holder.name)
-        self.addCleanup(folder.cleanup)
-        self.dir = pathlib.Path(folder.name)
+        super().setUp()
         for name in ("style", "light"):
-            shutil.copy(pathlib.Path(self.holder.name) / f"{name}.safetensors", self.dir)
+            shutil.copy(self.root / f"{name}.safetensors", self.dir)
         (self.dir / "models").mkdir()
         (self.dir / "models/Qwen-Image").symlink_to(self.model)
         self.transformer = ["--plugin", "qwen_image", "--model_paths", "models/Qwen-Image/transformer"]
@@ -105,16 +92,11 @@ class LoraToolsTest(unittest.TestCase):
 
     def tensors(self, name):
         """name -> bytes."""
-        data = (self.dir / name).read_bytes()
-        start = 8 + int.from_bytes(data[:8], "little")
-        header = lora.read_header(self.dir / name)
-        header.pop("__metadata__", None)
-        slices = {key: slice(*(start + offset for offset in meta["data_offsets"])) for key, meta in header.items()}
-        return {key: data[part] for key, part in slices.items()}
+        return {key: data for key, (_, _, data) in tensors(self.dir / name).items()}
 
     def test_tensors_that_are_nothing_are_left_out_with_a_warning(self):
         first = "transformer.transformer_blocks.0.attn.to_q"
-        lora.write_tensors(self.dir / "odd.safetensors", {**lora.factors(first, [8, 8]), "odd.thing": ([1], [0.0])})
+        write_tensors(self.dir / "odd.safetensors", {**factors(first, [8, 8]), "odd.thing": ([1], [0.0])})
         for words in (["convert", "odd.safetensors", "x.safetensors", "--lora_format", "comfy"],
                       ["merge", "odd.safetensors", "--output", "x.safetensors"]):
             (self.dir / "x.safetensors").unlink(missing_ok=True)
@@ -160,7 +142,7 @@ class LoraToolsTest(unittest.TestCase):
     def test_wrong_use_is_refused_in_one_line(self):
         convert = ["convert", "style.safetensors"]
         merge = ["merge", "style.safetensors"]
-        lora.write_tensors(self.dir / "wide.safetensors", lora.factors("transformer.transformer_blocks.0.attn.to_q",
+        write_tensors(self.dir / "wide.safetensors", factors("transformer.transformer_blocks.0.attn.to_q",
                                                                       [8, 8]))
         cases = [
             (["show"], "there are"),

@@ -1,17 +1,12 @@
 """Runs `atelier plan` as a user would: on models of published size without values, and on the tiny one."""
 
 import json
-import pathlib
 import re
-import sys
-import tempfile
 import unittest
 
 import program
 import published_sizes
-
-sys.path.insert(0, str(program.REPOSITORY / "tests/host/train"))
-from train_cli_test import write_dataset  # noqa: E402
+from tiny_run import FolderTest, write_dataset
 
 GIB = 1 << 30
 # Of the published checkpoint.
@@ -19,20 +14,15 @@ DIT_BYTES = 40_860_802_176
 SIZES = {"B": 1, "bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
-class PlanTest(unittest.TestCase):
+class PlanTest(FolderTest):
 
     @classmethod
     def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_plan_")
-        cls.root = pathlib.Path(cls.holder.name)
+        super().setUpClass()
         cls.tiny, cls.big = cls.root / "tiny", cls.root / "big"
         program.write_tiny_model(cls.tiny)
         published_sizes.write_model(cls.tiny, cls.big)
         write_dataset(cls.root / "data", count=4)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
 
     def run_program(self, *words, expect=0, **flags):
         return program.run_line(program.command(*words, **{"plugin": "qwen_image", **flags}), code=expect, cwd=self.root)

@@ -3,14 +3,11 @@
 import json
 import pathlib
 import re
-import sys
 import tempfile
 import unittest
 
 import program
-
-sys.path.insert(0, str(program.REPOSITORY / "tests/host/train"))
-from train_cli_test import write_dataset  # noqa: E402
+from tiny_run import write_dataset
 
 MODEL = program.REPOSITORY / "examples/shapes/model"
 MIB = 1 << 20

@@ -6,6 +6,7 @@ import unittest
 
 import plan_cli_test
 import program
+from tiny_run import on_data
 
 GIB = plan_cli_test.GIB
 NUMBERS = plan_cli_test.DIT_BYTES / 2
@@ -14,10 +15,9 @@ NUMBERS = plan_cli_test.DIT_BYTES / 2
 class RanksPlanTest(plan_cli_test.PlanTest):
 
     def words(self, **flags):
-        data = self.root / "data"
         return program.command("plan", "train", **{
             "plugin": "qwen_image", "model_paths": json.dumps([str(self.big)]), "device_profile": "h200",
-            "dataset_base_path": data, "dataset_metadata_path": data / "metadata.csv", "height": 1024, "width": 1024,
+            **on_data(self.root / "data"), "height": 1024, "width": 1024,
             "output_path": self.root / "run", **flags})
 
     def ranks(self, **flags):

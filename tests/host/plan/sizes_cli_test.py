@@ -2,35 +2,25 @@
 
 import json
 import os
-import pathlib
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 import unittest
 
 import program
-
-sys.path.insert(0, str(program.REPOSITORY / "tests/host/train"))
-from train_cli_test import write_dataset  # noqa: E402
+from tiny_run import FolderTest, on_data, write_dataset
 
 MODEL = program.REPOSITORY / "examples/shapes/model"
 MOST_BYTES = 1 << 30  # that a refusal may take, with LibTorch's libraries
 SECONDS = 20  # for an answer, on a machine that does other things beside
 
 
-class SizesTest(unittest.TestCase):
+class SizesTest(FolderTest):
 
     @classmethod
     def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_sizes_")
-        cls.root = pathlib.Path(cls.holder.name)
+        super().setUpClass()
         write_dataset(cls.root / "data", count=3, sizes=((64, 64), (64, 64), (640, 512)))
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
 
     def words(self, *command, **flags):
         common = {"plugin": "qwen_image", "model_paths": json.dumps([str(MODEL)]), "threads": 1}
@@ -41,10 +31,9 @@ class SizesTest(unittest.TestCase):
                                                           "seed": 1, "output": self.root / "out.png", **flags})
 
     def train(self, *command, **flags):
-        data = self.root / "data"
         return self.words(*(command or ("train",)), **{
-            "dataset_base_path": data, "dataset_metadata_path": data / "metadata.csv", "lora_base_model": "dit",
-            "max_train_steps": 1, "output_path": self.root / "run", **flags})
+            **on_data(self.root / "data"), "lora_base_model": "dit", "max_train_steps": 1,
+            "output_path": self.root / "run", **flags})
 
     def refused(self, words, code, *texts, stdin=None, without=None):
         """Runs it, and looks at what it says, how long it takes and how much memory. Returns stdout and stderr."""

@@ -1,32 +1,14 @@
 """Runs `atelier cache` as a user would, on the tiny example model."""
 
 import json
-import pathlib
 import shutil
 import signal
-import struct
 import subprocess
-import tempfile
 import time
 import unittest
-import zlib
 
 import program
-
-
-
-def write_png(path, width, height, seed):
-    """An image whose colors depend on `seed`."""
-    rows = b"".join(
-        b"\0" + bytes((x * 5 + y * 3 * c + seed * 41) % 256 for x in range(width) for c in range(3))
-        for y in range(height))
-
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" +
-                     chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)) +
-                     chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
+from tiny_run import TinyRuns, write_colors
 
 
 def entries(cache):
@@ -37,22 +19,10 @@ def entries(cache):
     }
 
 
-class CacheTest(unittest.TestCase):
-
-    @classmethod
-    def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_cache_")
-        cls.model = pathlib.Path(cls.holder.name) / "model"
-        program.write_tiny_model(cls.model)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
+class CacheTest(TinyRuns):
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(dir=self.holder.name)
-        self.addCleanup(folder.cleanup)
-        self.dir = pathlib.Path(folder.name)
+        super().setUp()
         self.data, self.cache = self.dir / "data", self.dir / "out" / "cache"
         self.data.mkdir()
         self.write_rows(4)
@@ -61,19 +31,13 @@ class CacheTest(unittest.TestCase):
         """Two sizes, and the first caption twice."""
         rows = ["image,prompt"]
         for i in range(count):
-            write_png(self.data / f"{i}.png", 64 + 32 * (i % 2), 64, i)
+            write_colors(self.data / f"{i}.png", 64 + 32 * (i % 2), 64, i)
             rows.append(f"{i}.png,an image of {max(i, 1)}")
         (self.data / "metadata.csv").write_text("\n".join(rows) + "\n")
 
     def command(self, *switches, **flags):
-        defaults = dict(plugin="qwen_image",
-                        model_paths=json.dumps([str(self.model)]),
-                        dataset_base_path="data",
-                        dataset_metadata_path="data/metadata.csv",
-                        output_path="out",
-                        lora_base_model="dit",
-                        threads=1,
-                        device="cpu")
+        defaults = dict(self.on_model, dataset_base_path="data", dataset_metadata_path="data/metadata.csv",
+                        output_path="out", lora_base_model="dit")
         return program.command("cache", *switches, **{**defaults, **flags})
 
     def run_program(self, *switches, **flags):
@@ -134,7 +98,7 @@ class CacheTest(unittest.TestCase):
         (self.data / "metadata.csv").write_text(text.replace("image of 3", "drawing of 3"))
         result = self.fill()
         self.assertEqual((result["encoded_texts"], result["encoded_images"]), (1, 0))
-        write_png(self.data / "2.png", 64, 64, 20)
+        write_colors(self.data / "2.png", 64, 64, 20)
         result = self.fill()
         self.assertEqual((result["encoded_texts"], result["encoded_images"]), (0, 1))
         now = entries(self.cache)

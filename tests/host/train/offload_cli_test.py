@@ -1,12 +1,9 @@
 """Trains with weights and the optimizer in host memory, on the simulated device for a GPU, as a user would."""
 
-import json
-import pathlib
-import tempfile
 import unittest
 
 import program
-from train_cli_test import TARGETS, state_of, tensors, write_dataset
+from tiny_run import TARGETS, TinyRuns, rows_of, weights_of, write_dataset
 
 FULL = dict(trainable_models="dit")
 LORA = dict(lora_base_model="dit", lora_target_modules=TARGETS, lora_rank=4)
@@ -16,49 +13,26 @@ RESIDENT = dict(device="cpu", use_gradient_checkpointing=True)
 BOTH = dict(cpu_offload=True, optimize_on_cpu=True)
 
 
-class OffloadTest(unittest.TestCase):
+class OffloadTest(TinyRuns):
 
     @classmethod
     def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_offload_")
-        root = cls.root = pathlib.Path(cls.holder.name)
-        cls.model, cls.data = root / "model", root / "data"
-        program.write_tiny_model(cls.model)
+        super().setUpClass()
+        cls.data = cls.root / "data"
         write_dataset(cls.data)
 
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
-
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(dir=self.root)
-        self.addCleanup(folder.cleanup)
-        self.dir = pathlib.Path(folder.name)
-
     def train(self, name="run", expect=0, data=None, **flags):
-        data = data or self.data
-        defaults = dict(plugin="qwen_image", model_paths=json.dumps([str(self.model)]), device="simulated",
-                        dataset_base_path=data, dataset_metadata_path=data / "metadata.csv",
-                        max_pixels=64 * 64, learning_rate=1e-3, max_train_steps=5, num_epochs=9, threads=1,
-                        gradient_accumulation_steps=2, save_steps=5, enable_csv_log=True,
-                        cache_path=self.root / "cache", output_path=self.dir / name)
-        self.stderr = program.run_line(program.command("train", **{**defaults, **flags}), code=expect).stderr
+        defaults = dict(device="simulated", max_pixels=64 * 64, max_train_steps=5, num_epochs=9,
+                        gradient_accumulation_steps=2, save_steps=5)
+        flags = self.training(name, data or self.data, **{**defaults, **flags})
+        self.stderr = program.run_line(program.command("train", **flags), code=expect).stderr
         return self.dir / name
-
-    def assert_same_state(self, a, b, step=5):
-        ours, theirs = state_of(a, step), state_of(b, step)
-        self.assertTrue(ours)
-        self.assertEqual(set(ours), set(theirs))
-        self.assertEqual([name for name, value in ours.items() if theirs[name] != value][:3], [])
 
     def assert_same_run(self, a, b, step=5):
         self.assert_same_state(a, b, step)
-        files = {path.name: tensors(path) for path in a.glob("*.safetensors")}
-        self.assertTrue(files)
-        self.assertTrue(files == {path.name: tensors(path) for path in b.glob("*.safetensors")})
+        self.assertTrue(weights_of(a) == weights_of(b))
         self.assertEqual((a / "loss.csv").read_text().count("train/grad_norm"), step)
-        self.assertEqual(*[[line for line in (run / "loss.csv").read_text().splitlines()
-                            if ",train/" in line] for run in (a, b)])
+        self.assertEqual(*[[row for row in rows_of(run) if row[1].startswith("train/")] for run in (a, b)])
 
     def test_full_training_gives_the_bits_of_weights_on_the_device(self):
         for dtype, clip in (("bfloat16", 0), ("bfloat16", 0.01), ("float32", 0)):
@@ -101,13 +75,13 @@ class OffloadTest(unittest.TestCase):
             straight = self.train(f"straight_{clip}", **flags)
             self.train(f"cut_{clip}", **{**flags, "max_train_steps": 3, "save_steps": 3})
             resumed = self.train(f"cut_{clip}", resume=self.dir / f"cut_{clip}", **flags)
-            self.assert_same_state(straight, resumed)
+            self.assert_same_state(straight, resumed, 5)
             # The place of the weights is free to change.
             self.train(f"moved_{clip}", **{**flags, "max_train_steps": 3, "save_steps": 3})
             moved = self.train(f"moved_{clip}", resume=self.dir / f"moved_{clip}",
                                **dict(flags, **RESIDENT, cpu_offload=None, optimize_on_cpu=None))
             self.assertNotIn("blocks stayed on the device", self.stderr)
-            self.assert_same_state(straight, moved)
+            self.assert_same_state(straight, moved, 5)
 
     def test_what_does_not_fit_on_the_device_trains_from_the_host(self):
         small = dict(FULL, device="simulated:9MiB", dtype="float32", use_gradient_checkpointing=True,

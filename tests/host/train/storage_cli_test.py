@@ -1,9 +1,7 @@
 """Trains and generates on weights that are stored in 8 bits, as a user would."""
 
 import json
-import pathlib
 import shutil
-import tempfile
 import unittest
 
 import torch
@@ -11,7 +9,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import program
-from train_cli_test import TARGETS, state_of, tensors, write_discs
+from tiny_run import TARGETS, TinyRuns, losses, state_of, tensors, write_discs
 
 KINDS = ("fp8", "int8")
 
@@ -33,35 +31,23 @@ def write_scaled_fp8(source, folder, prefix):
     return folder / "scaled.safetensors"
 
 
-class StorageTest(unittest.TestCase):
+class StorageTest(TinyRuns):
 
     @classmethod
     def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_storage_")
-        cls.root = pathlib.Path(cls.holder.name)
-        cls.model = cls.root / "model"
-        program.write_tiny_model(cls.model)
+        super().setUpClass()
         write_discs(cls.root / "data", range(8))
         write_discs(cls.root / "held", range(20, 24))
 
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
-
     def run_program(self, command, expect=0, **flags):
-        defaults = dict(plugin="qwen_image", model_paths=json.dumps([str(self.model)]), device="cpu",
-                        threads=1)
-        line = program.command(command, **{**defaults, **flags})
+        line = program.command(command, **{**self.on_model, **flags})
         return program.run_line(line, code=expect, OMP_NUM_THREADS="1").stderr
 
     def train(self, name, **flags):
         out = self.root / name
-        defaults = dict(dataset_base_path=self.root / "data",
-                        dataset_metadata_path=self.root / "data/metadata.csv", max_pixels=64 * 64,
-                        learning_rate=3e-3, max_train_steps=40, lora_base_model="dit",
-                        lora_target_modules=TARGETS, lora_rank=4, enable_csv_log=True,
-                        cache_path=self.root / "cache", output_path=out)
-        self.run_program("train", **{**defaults, **flags})
+        defaults = dict(max_pixels=64 * 64, learning_rate=3e-3, max_train_steps=40, lora_base_model="dit",
+                        lora_target_modules=TARGETS, lora_rank=4)
+        self.run_program("train", **self.training(out, self.root / "data", **{**defaults, **flags}))
         return out
 
     def picture(self, name, **flags):
@@ -73,8 +59,7 @@ class StorageTest(unittest.TestCase):
             return list(image.convert("RGB").tobytes()), json.loads(image.text["atelier"])
 
     def validation(self, run):
-        return [float(line.split(",")[2]) for line in (run / "loss.csv").read_text().splitlines()
-                if ",validation/loss," in line]
+        return list(losses(run, "validation/loss").values())
 
     def test_a_lora_learns_on_stored_weights_as_on_plain_ones(self):
         flags = dict(validation_dataset_base_path=self.root / "held",

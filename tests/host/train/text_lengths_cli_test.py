@@ -1,13 +1,10 @@
 """Texts of too many tokens: told before a weight is read, or cut when that is asked for."""
 
 import json
-import pathlib
-import struct
-import tempfile
 import unittest
 
 import program
-from cache_cli_test import write_png
+from tiny_run import TinyRuns, data_of, tensors, write_colors
 
 # The tiny model's tokenizer gives a token for each letter here, and the template's end is among the
 # 1024 that are encoded.
@@ -17,44 +14,21 @@ END = 5
 
 def shapes(path):
     """The shapes of a safetensors file's tensors."""
-    data = path.read_bytes()
-    header = json.loads(data[8:8 + struct.unpack("<Q", data[:8])[0]])
-    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+    return {name: list(shape) for name, (_, shape, _) in tensors(path).items()}
 
 
-def values(path):
-    """Everything behind the header."""
-    data = path.read_bytes()
-    return data[8 + struct.unpack("<Q", data[:8])[0]:]
-
-
-class TextLengthsTest(unittest.TestCase):
-
-    @classmethod
-    def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_texts_")
-        root = pathlib.Path(cls.holder.name)
-        cls.model = root / "model"
-        program.write_tiny_model(cls.model)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
+class TextLengthsTest(TinyRuns):
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(dir=self.holder.name)
-        self.addCleanup(folder.cleanup)
-        self.dir = pathlib.Path(folder.name)
-        write_png(self.dir / "a.png", 64, 64, 1)
+        super().setUp()
+        write_colors(self.dir / "a.png", 64, 64, 1)
 
     def write_rows(self, lengths, name="rows.csv"):
         rows = [f"a.png,{i:04d}{'x' * (length - 4)}" for i, length in enumerate(lengths)]
         (self.dir / name).write_text("\n".join(["image,prompt", *rows]) + "\n")
 
     def run_program(self, *words, **flags):
-        line = program.command(*words, plugin="qwen_image", device="cpu", threads=1,
-                               model_paths=json.dumps([str(self.model)]), **flags)
-        return program.run_line(line, cwd=self.dir)
+        return program.run_line(program.command(*words, **self.on_model, **flags), cwd=self.dir)
 
     def on_rows(self, *words, **flags):
         defaults = dict(dataset_base_path=".", dataset_metadata_path="rows.csv", output_path="out",
@@ -132,8 +106,8 @@ class TextLengthsTest(unittest.TestCase):
                  for item in manifest["items"]]
         lengths = [shapes(file)["prompt_embeds"][0] for file in files]
         self.assertEqual(lengths, [10 + END, LIMIT, LIMIT, LIMIT])
-        self.assertEqual(values(files[1]), values(files[3]))
-        self.assertNotEqual(values(files[1]), values(files[2]))  # which has the template's end
+        self.assertEqual(data_of(files[1]), data_of(files[3]))
+        self.assertNotEqual(data_of(files[1]), data_of(files[2]))  # which has the template's end
 
         # What the cache holds is trained from, without its texts being counted again.
         result = self.on_rows("train", task="sft:train", cache_path="out/cache", output_path="run")

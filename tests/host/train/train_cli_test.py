@@ -4,128 +4,33 @@ import json
 import pathlib
 import shutil
 import signal
-import struct
 import subprocess
-import tempfile
 import time
 import unittest
-import zlib
 
 import program
-
-TARGETS = "to_q,to_k,to_v"
-
-
-def write_png(path, width, height, color_of):
-    rows = b"".join(b"\0" + bytes(v for x in range(width) for v in color_of(x, y))
-                    for y in range(height))
-
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" +
-                     chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)) +
-                     chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
+from tiny_run import (TARGETS, TinyRuns, losses, png_size, state_of, tensors, write_dataset, write_discs,
+                      write_png)
 
 
-def png_size(path):
-    """Width and height."""
-    return struct.unpack_from(">II", path.read_bytes(), 16)
-
-
-def write_dataset(folder, count=6, sizes=((64, 64),)):
-    folder.mkdir()
-    lines = ["image,prompt"]
-    for i in range(count):
-        width, height = sizes[i % len(sizes)]
-        write_png(folder / f"{i}.png", width, height,
-                  lambda x, y, i=i: ((x * 3 + 40 * i) % 256, (y * 2 + 90 * i) % 256, 60 * i % 256))
-        lines.append(f'{i}.png,"image number {i}"')
-    (folder / "metadata.csv").write_text("\n".join(lines) + "\n")
-
-
-def write_discs(folder, numbers):
-    """Hatched discs on a hatched ground, each a little different."""
-    folder.mkdir()
-    lines = ["image,prompt"]
-    for i in numbers:
-
-        def color(x, y, i=i):
-            is_inside = (x - 32 - i % 5 * 3)**2 + (y - 32 + i % 7 * 2)**2 < 400
-            base = (200, 40 + 10 * (i % 9), 60) if is_inside else (30, 60, 160 - 8 * (i % 8))
-            return base if (x + y + 3 * i) // 4 % 2 else tuple(v // 3 for v in base)
-
-        write_png(folder / f"{i}.png", 64, 64, color)
-        lines.append(f'{i}.png,"a hatched disc, number {i}"')
-    (folder / "metadata.csv").write_text("\n".join(lines) + "\n")
-
-
-def tensors(path):
-    """Name -> (dtype, shape, bytes) of a safetensors file."""
-    data = pathlib.Path(path).read_bytes()
-    length, = struct.unpack_from("<Q", data)
-    header = json.loads(data[8:8 + length])
-    return {
-        name: (entry["dtype"], tuple(entry["shape"]),
-               data[8 + length + entry["data_offsets"][0]:8 + length + entry["data_offsets"][1]])
-        for name, entry in header.items() if name != "__metadata__"
-    }
-
-
-def state_of(run, step):
-    """Every tensor of a checkpoint."""
-    folder = run / "checkpoints" / f"step-{step:08d}"
-    return {(path.name, name): value for path in sorted(folder.glob("*.safetensors"))
-            for name, value in tensors(path).items()}
-
-
-def losses(run):
-    """Step -> loss, of the CSV."""
-    rows = [line.split(",") for line in (run / "loss.csv").read_text().splitlines()[1:]]
-    return {int(step): float(value) for step, key, value in rows if key == "train/loss"}
-
-
-class TrainTest(unittest.TestCase):
+class TrainTest(TinyRuns):
 
     @classmethod
     def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_train_")
-        root = pathlib.Path(cls.holder.name)
-        cls.model, cls.data, cls.mixed = root / "model", root / "data", root / "mixed"
-        program.write_tiny_model(cls.model)
+        super().setUpClass()
+        cls.data, cls.mixed = cls.root / "data", cls.root / "mixed"
         write_dataset(cls.data)
         write_dataset(cls.mixed, sizes=((64, 64), (96, 64)))
 
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
-
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(dir=self.holder.name)
-        self.addCleanup(folder.cleanup)
-        self.dir = pathlib.Path(folder.name)
-
     def words(self, out, data=None, command="train", **flags):
-        data = data or self.data
-        defaults = dict(plugin="qwen_image", model_paths=json.dumps([str(self.model)]), device="cpu",
-                        dataset_base_path=data, dataset_metadata_path=data / "metadata.csv",
-                        max_pixels=64 * 96, learning_rate=1e-3, max_train_steps=4, threads=1,
-                        lora_base_model="dit", lora_target_modules=TARGETS, lora_rank=4,
-                        enable_csv_log=True, cache_path=pathlib.Path(self.holder.name) / "cache",
-                        output_path=out)
-        return program.command(command, **{**defaults, **flags})
+        defaults = dict(max_pixels=64 * 96, max_train_steps=4, lora_base_model="dit", lora_target_modules=TARGETS,
+                        lora_rank=4, output_path=out)
+        return program.command(command, **self.training(out, data or self.data, **{**defaults, **flags}))
 
     def train(self, name="run", expect=0, **flags):
         out = self.dir / name
         self.stderr = program.run_line(self.words(out, **flags), code=expect).stderr
         return out
-
-    def assert_same_state(self, a, b, step):
-        ours, theirs = state_of(a, step), state_of(b, step)
-        self.assertTrue(ours)
-        self.assertEqual(set(ours), set(theirs))
-        different = [name for name, value in ours.items() if theirs[name] != value]
-        self.assertEqual(different, [])
 
     def inspect(self, path, expect=0):
         result = program.run("inspect", "--json", path, code=expect)

@@ -1,0 +1,39 @@
+"""Processes of one run as tests start and watch them."""
+import os
+import pathlib
+import socket
+
+
+def launched(ranks, line):
+    """The line that starts so many processes of a command line."""
+    return line if ranks == 1 else [line[0], "launch", "--nproc_per_node", str(ranks), "--", *line[1:]]
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def place(rank, size, port, address="127.0.0.1"):
+    """Variables of a rank whose whole run is on this machine."""
+    values = dict(RANK=rank, WORLD_SIZE=size, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=size, MASTER_ADDR=address,
+                  MASTER_PORT=port)
+    return {name: str(value) for name, value in values.items()}
+
+
+def children(process):
+    listed = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    return [int(child) for child in listed.split()]
+
+
+def is_alive(process):
+    try:
+        return pathlib.Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def allowance():
+    """Seconds that a promise is exceeded by where more programs run than there are cores."""
+    return 3 * max(0, os.getloadavg()[0] / os.cpu_count() - 1)
