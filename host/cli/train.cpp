@@ -11,7 +11,7 @@
 #include "host/distributed/group.h"
 #include "host/distributed/handshake.h"
 #include "host/foreign/compat_line.h"
-#include "host/parameters/sharded_placement.h"
+#include "host/parameters/exchange_plan.h"
 #include "host/plan/prepared_training.h"
 #include "host/progress/progress.h"
 #include "host/report/problems.h"

@@ -1,248 +1,309 @@
 #include "host/parameters/parameter_placement.h"
 
 #include <algorithm>
+#include <set>
+#include <utility>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include "atelier/host/stop.h"
+#include "atelier/error.h"
 #include "atelier/host/weight_state.h"
 
-#include "host/parameters/divided_placement.h"
-#include "host/parameters/sharded_placement.h"
-#include "host/report/problems.h"
+#include "host/distributed/handshake.h"
 
 namespace atelier::parameters {
 
-using order::Training;
-
 using at::Tensor;
 using model::LoadedModel;
+using order::Training;
 
 namespace {
 
-std::string name_of(const Selection::TrainedWeight& trained) {
-  return trained.component + "." + trained.path;
-}
-
-// Values get storage of their own: those of the file stay what they are for a second reading.
-Tensor make_leaf(Weight& weight, const Tensor& value, at::Device device) {
-  weight.set(value.to(device, value.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
-  weight.state().set_trainable(true);
-  return weight.state().leaf();
-}
-
-class DevicePlacement final : public ParameterPlacement {
- public:
-  explicit DevicePlacement(at::Device device) : device_(device) {}
-
-  optim::Parameter add(const Selection::TrainedWeight& trained) override {
-    return {name_of(trained), make_leaf(*trained.weight, trained.weight->draw(), device_)};
-  }
-  optim::Parameter add(std::string name, const Tensor& leaf) override {
-    return {std::move(name), leaf};
-  }
-
- private:
-  at::Device device_;
-};
-
-// Parameters are the values of weights that are streamed, and copies of leaves on the device.
-class HostPlacement final : public ParameterPlacement {
- public:
-  // Weights of less than `least_bytes` stay on the device, and are copied like other leaves.
-  HostPlacement(LoadedModel& model, int64_t least_bytes);
-  ~HostPlacement() override;
-
-  optim::Parameter add(const Selection::TrainedWeight& trained) override;
-  optim::Parameter add(std::string name, const Tensor& leaf) override;
-
-  bool is_on_host() const override { return true; }
-  std::unique_ptr<memory::HostScope> allocate_beside() const override {
-    return std::make_unique<memory::HostScope>();
-  }
-  std::string note() const override;
-
-  std::unique_ptr<distributed::GradientSums> sum_gradients(distributed::Group& group,
-                                                           std::vector<Tensor> leaves) override {
-    return std::make_unique<distributed::GradientSums>(group, std::move(leaves),
-                                                       /*keeps_memory=*/true);
-  }
-
-  BlockRunner& runner(BlockRunner& inner) override { return expecting_.emplace(inner, gradients_); }
-  void begin_pass() override { gradients_.begin_pass(); }
-  void backward(const Tensor& loss, const Tensor& total,
-                const std::optional<HostGradients::Move>& move) override;
-  NamedTensors norms() const override { return gradients_.norms(); }
-  bool has_moved() const override { return gradients_.has_moved(); }
-  void give_up() override { gradients_.give_up(); }
-  Bytes gradient_bytes(const std::vector<optim::Group>& wholes) const override {
-    Bytes bytes = ParameterPlacement::gradient_bytes(wholes);
-    bytes.host += gradients_.buffer_bytes();
-    return bytes;
-  }
-  void clear_gradients() override;
-  void publish() override;
-
- private:
-  struct Copy {
-    Tensor value, leaf;  // on the host and on the device
-  };
-  std::shared_ptr<GradientSink> connect(const optim::Parameter& parameter, const Block* block);
-
-  LoadedModel& model_;
-  int64_t least_bytes_;
-  std::unique_ptr<memory::TransferDevice> own_transfer_;  // of a model that nothing of is streamed
-  memory::TransferDevice& transfer_;
-  HostGradients gradients_;
-  std::optional<ExpectingRunner> expecting_;
-  std::map<const Weight*, const Block*> block_of_;  // of streamed components
-  std::map<const Block*, memory::Residency*> trained_blocks_;
-  std::vector<Weight*> streamed_;
-  std::vector<Copy> copies_;
-  size_t count_ = 0;        // of parameters
-  int64_t kept_bytes_ = 0;  // of weights that stay on the device for being small
-};
-
-HostPlacement::HostPlacement(LoadedModel& model, int64_t least_bytes)
-    : model_(model),
-      least_bytes_(least_bytes),
-      own_transfer_(model.transfer() == nullptr ? memory::make_transfer_device(model.device())
-                                                : nullptr),
-      transfer_(own_transfer_ ? *own_transfer_ : *model.transfer()),
-      gradients_(transfer_) {
-  for (const model::LoadedPart& part : model.parts()) {
-    if (model.residency(part.detection.component) == nullptr) continue;
-    for (Block* block : model.model().blocks(part.detection.component)) {
-      block->visit([&](nn::Module& module) {
-        for (const WeightPtr& weight : module.weights()) block_of_[weight.get()] = block;
-      });
-    }
-  }
-}
-
-HostPlacement::~HostPlacement() {
-  for (Weight* weight : streamed_) weight->state().set_sink(nullptr);
-  for (const Copy& copy : copies_) keep_gradients(copy.leaf);
-}
-
-std::shared_ptr<GradientSink> HostPlacement::connect(const optim::Parameter& parameter,
-                                                     const Block* block) {
-  return gradients_.add(parameter, count_++, block);
-}
-
-optim::Parameter HostPlacement::add(const Selection::TrainedWeight& trained) {
-  Weight& weight = *trained.weight;
-  if (!model_.is_streamed(weight))
-    return add(name_of(trained), make_leaf(weight, weight.draw(), model_.device()));
-  memory::Residency& residency = *model_.residency(trained.component);
-  const Tensor value = residency.host_value(weight);
-  if (const auto bytes = static_cast<int64_t>(value.nbytes()); bytes < least_bytes_) {
-    kept_bytes_ += bytes;
-    return add(name_of(trained), make_leaf(weight, value, model_.device()));
-  }
-  const Block* const block = block_of_.at(&weight);
-  trained_blocks_[block] = &residency;
-  optim::Parameter parameter = {name_of(trained), value};
-  weight.state().set_sink(connect(parameter, block));
-  streamed_.push_back(&weight);
-  return parameter;
-}
-
-optim::Parameter HostPlacement::add(std::string name, const Tensor& leaf) {
-  const Tensor value = transfer_.host_memory(static_cast<int64_t>(leaf.nbytes()))
-                           .view(leaf.scalar_type())
-                           .view(leaf.sizes());
-  value.copy_(leaf.detach());
-  optim::Parameter parameter = {std::move(name), value};
-  send_gradients(leaf, connect(parameter, nullptr));
-  copies_.push_back({value, leaf});
-  return parameter;
-}
-
-std::string HostPlacement::note() const {
-  if (kept_bytes_ == 0) return {};
-  return "small trained weights stay on the device: " +
-         report::format_bytes(static_cast<uint64_t>(kept_bytes_));
-}
-
-void HostPlacement::backward(const Tensor& loss, const Tensor& total,
-                             const std::optional<HostGradients::Move>& move) {
-  // Once a block has moved, the step is brought to its end.
-  std::optional<ops::StopScope> to_the_end;
-  if (move) to_the_end.emplace([] {});
-  gradients_.begin_backward(total, move);
-  loss.backward();
-  gradients_.finish();
-}
-
-void HostPlacement::clear_gradients() {
-  gradients_.clear();
-  for (const Copy& copy : copies_) Tensor(copy.leaf).mutable_grad() = Tensor();
-}
-
-void HostPlacement::publish() {
-  const at::NoGradGuard no_grad;
-  for (const auto& [block, residency] : trained_blocks_) residency->refresh(*block);
-  memory::Ticket last;
-  for (const Copy& copy : copies_)
-    last = transfer_.copy_in(copy.value, copy.leaf.detach(), transfer_.computed());
-  transfer_.compute_after(last);
-  transfer_.wait(last);
+RankMode mode_of(const Training& config, const distributed::Group* group) {
+  const int shards = group == nullptr ? 1 : shard_ranks(config, group->ranks());
+  return {.ranks = group == nullptr ? 1 : group->size(),
+          .zero_stage = shards > 1 ? config.shards.stage : 0,
+          .on_host = config.offload.optimizer,
+          .group = shards,
+          .sequence = config.sequence_parallel};
 }
 
 }  // namespace
 
+ParameterPlacement::ParameterPlacement(LoadedModel& model, const Selection& selection,
+                                       const Training& config, distributed::Group* group)
+    : model_(model), selection_(selection), group_(group), mode_(mode_of(config, group)) {
+  const bool is_wanted = mode_.on_host && (!model.device().is_cpu() || model.is_simulated());
+  bool rest_on_host = false, divides = false, keeps_parts_on_host = false;
+  for (const Selection::TrainedWeight& trained : selection.weights) {
+    const bool is_part = is_divided(model, trained);
+    divides |= is_part;
+    rest_on_host |= !is_part && model.is_streamed(*trained.weight);
+    keeps_parts_on_host |=
+        is_part && model.residency(trained.component)->keeps_on_host(*trained.weight);
+  }
+  const bool has_wholes = has_wholes_on_host(mode_, is_wanted, rest_on_host);
+  const bool has_pieces = is_shared() && !has_wholes && (is_wanted || keeps_parts_on_host);
+  if ((has_wholes || has_pieces) && model.transfer() == nullptr)
+    own_transfer_ = memory::make_transfer_device(model.device());
+  memory::TransferDevice* const transfer = own_transfer_ ? own_transfer_.get() : model.transfer();
+  if (has_wholes)
+    host_ = std::make_unique<HostParameters>(model, *transfer, config.offload.least_bytes);
+  if (has_pieces)
+    piece_memory_ = {transfer, config.optimizer.master_weights == optim::MasterWeights::kFp32};
+  if (!is_shared()) return;
+  const auto shards = static_cast<int>(mode_.group);
+  distributed::require_same(*group, {{"ranks of one --zero_group", std::to_string(shards)}});
+  shards_ = distributed::ShardGroups::make(*group, shards);
+  if (divides) divided_ = std::make_unique<DividedWeights>(model, *group, shards_, is_on_host());
+}
+
 ParameterPlacement::~ParameterPlacement() = default;
 
-void ParameterPlacement::backward(const Tensor& loss, const Tensor& /*total*/,
-                                  const std::optional<HostGradients::Move>& /*move*/) {
-  loss.backward();
+optim::Parameter ParameterPlacement::add(const Selection::TrainedWeight& trained) {
+  if (is_divided(model_, trained)) return divided_->add(trained);
+  Weight& weight = *trained.weight;
+  const std::string name = trained.component + "." + trained.path;
+  Tensor value;
+  if (!model_.is_streamed(weight)) {
+    value = weight.draw();
+  } else {
+    value = model_.residency(trained.component)->host_value(weight);
+    if (const auto parameter = host_->add(name, trained, value)) return *parameter;
+  }
+  // Values get storage of their own: those of the file stay what they are for a second reading.
+  weight.set(value.to(model_.device(), value.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
+  weight.state().set_trainable(true);
+  return add(name, weight.state().leaf());
 }
 
-ParameterPlacement::Bytes ParameterPlacement::gradient_bytes(
-    const std::vector<optim::Group>& wholes) const {
-  int64_t bytes = 0;
-  for (const optim::Group& group : wholes) {
-    for (const optim::Parameter& parameter : group.parameters) {
-      const Tensor& gradient = parameter.leaf.grad();
-      bytes += gradient.defined() ? static_cast<int64_t>(gradient.nbytes()) : 0;
+optim::Parameter ParameterPlacement::add(std::string name, const Tensor& leaf) {
+  if (host_) return host_->add_copy(std::move(name), leaf);
+  return {std::move(name), leaf};
+}
+
+void ParameterPlacement::share_out(std::vector<optim::Group> wholes) {
+  wholes_ = moved_ = std::move(wholes);
+  std::vector<optim::Parameter*> exchanged;
+  for (optim::Group& group : moved_) {
+    for (optim::Parameter& parameter : group.parameters) {
+      if (divided_ && divided_->has(parameter.name)) {
+        divided_->cut(parameter);
+      } else {
+        exchanged.push_back(&parameter);
+      }
     }
   }
-  return is_on_host() ? Bytes{.host = bytes} : Bytes{.device = bytes};
+  if (group_ != nullptr) exchange(exchanged);
 }
 
-std::unique_ptr<distributed::GradientSums> ParameterPlacement::sum_gradients(
-    distributed::Group& group, std::vector<Tensor> leaves) {
-  return std::make_unique<distributed::GradientSums>(group, std::move(leaves));
-}
-
-std::unique_ptr<ParameterPlacement> place_parameters(LoadedModel& model, const Selection& selection,
-                                                     const Training& config,
-                                                     distributed::Group* group) {
-  const bool is_wanted =
-      config.offload.optimizer && (!model.device().is_cpu() || model.is_simulated());
-  const bool rests_on_host =
-      std::any_of(selection.weights.begin(), selection.weights.end(),
-                  [&](const Selection::TrainedWeight& trained) {
-                    return model.is_streamed(*trained.weight) && !is_divided(model, trained);
-                  });
-  const bool is_shared = group != nullptr && shard_ranks(config, group->ranks()) > 1;
-  std::unique_ptr<ParameterPlacement> whole;
-  // Wholes of what is shared out stay on the device where they fit, and pieces go to the host.
-  if (!rests_on_host && (!is_wanted || is_shared)) {
-    whole = std::make_unique<DevicePlacement>(model.device());
-  } else {
-    whole = std::make_unique<HostPlacement>(model, config.offload.least_bytes);
+// Makes the plan of tensors that are whole on each rank, and what carries it out.
+void ParameterPlacement::exchange(const std::vector<optim::Parameter*>& tensors) {
+  std::vector<Tensor> leaves;
+  std::vector<std::string> names;
+  std::vector<optim::Parameter> wholes;
+  for (const optim::Parameter* parameter : tensors) {
+    leaves.push_back(parameter->leaf);
+    names.push_back(parameter->name);
+    wholes.push_back(*parameter);
   }
-  if (!is_shared) return whole;
-  const bool keeps_on_host =
-      std::ranges::any_of(selection.weights, [&](const Selection::TrainedWeight& trained) {
-        return is_divided(model, trained) &&
-               model.residency(trained.component)->keeps_on_host(*trained.weight);
-      });
-  return share_parameters(std::move(whole), model, selection, config, *group,
-                          /*on_host=*/(is_wanted || keeps_on_host) && !rests_on_host);
+  if (!is_shared()) {
+    sums_ = &whole_sums_.emplace(*group_, leaves, /*keeps_memory=*/host_ != nullptr);
+    return;
+  }
+  std::set<std::string> denoisers;
+  for (const auto& denoiser : running_denoisers(model_, selection_))
+    denoisers.insert(denoiser.name());
+  ExchangePlan plan(mode_, host_ != nullptr, leaves);
+  ArrivalOrder arrival = arrival_order(model_, selection_, plan.layout, names);
+  shared_.emplace(*group_, shards_, std::move(plan), std::move(arrival), std::move(wholes),
+                  piece_memory_, std::move(denoisers));
+  for (size_t place = 0; place < tensors.size(); ++place) shared_->cut(place, *tensors[place]);
+  sums_ = &shared_->sums();
+}
+
+std::unique_ptr<memory::HostScope> ParameterPlacement::allocate_beside() const {
+  return is_on_host() ? std::make_unique<memory::HostScope>() : nullptr;
+}
+
+std::string ParameterPlacement::note() const {
+  const std::string whole = host_ ? host_->note() : std::string();
+  if (!is_shared()) return whole;
+  std::string note =
+      mode_.zero_stage == 1 ? "optimizer state is" : "optimizer state and gradients are";
+  note += " shared out among " + std::to_string(mode_.group) + " processes";
+  if (mode_.replicas() > 1) note += ", in " + std::to_string(mode_.replicas()) + " groups of them";
+  if (!whole.empty()) note += "; " + whole;
+  return divided_ ? divided_->note() + "; of the rest, " + note : note;
+}
+
+optim::Sum ParameterPlacement::sum() const {
+  if (!is_shared()) return {};
+  return [this](Tensor& value) { shards_.add_up(*group_, value); };
+}
+
+PieceOwner ParameterPlacement::owner() const {
+  if (!is_shared()) return {};
+  return {.index = shards_.shards->rank(),
+          .count = shards_.shards->size(),
+          .is_first_copy = !shards_.replicas || shards_.replicas->is_first(),
+          .rank = group_->rank(),
+          .num_ranks = group_->size()};
+}
+
+BlockRunner& ParameterPlacement::runner(BlockRunner& inner) {
+  BlockRunner& counting = host_ ? host_->runner(inner) : inner;
+  if (!shared_) return counting;
+  return awaiting_.emplace(counting, shared_->values());
+}
+
+void ParameterPlacement::require(std::initializer_list<State> states, const char* call) const {
+  if (std::ranges::find(states, state_) != states.end()) return;
+  static constexpr const char* kNames[] = {"kWhole", "kComing", "kPasses", "kSent", "kMoving"};
+  throw Error(ErrorCode::kInternal, std::string(call) + "() of trained parameters is called in " +
+                                        kNames[static_cast<size_t>(state_)]);
+}
+
+void ParameterPlacement::begin_step(const std::string& kind, int64_t passes) {
+  require({State::kWhole, State::kComing}, "begin_step");
+  state_ = State::kPasses;
+  if (sums_) sums_->open(kind, passes);
+}
+
+void ParameterPlacement::begin_pass() {
+  require({State::kPasses}, "begin_pass");
+  if (shared_) shared_->values().await(/*block=*/nullptr);
+  if (host_) host_->gradients().begin_pass();
+}
+
+void ParameterPlacement::end_block(const Block& block) {
+  if (divided_) divided_->gradients().send(block);
+}
+
+void ParameterPlacement::backward(const Tensor& loss, const Tensor& total, bool is_last,
+                                  const std::optional<HostGradients::Move>& move) {
+  require({State::kPasses}, "backward");
+  complete();  // also where blocks did not run
+  if (sums_) sums_->begin_pass(is_last);
+  if (host_) {
+    host_->backward(loss, total, sums_ ? std::nullopt : move);
+  } else {
+    loss.backward();
+  }
+  if (sums_ && !is_last) sums_->end_pass();
+}
+
+void ParameterPlacement::end_passes() {
+  require({State::kPasses}, "end_passes");
+  complete();  // also where no pass was made
+  if (sums_) {
+    const auto beside = allocate_beside();
+    sums_->send_rest();
+  }
+  state_ = State::kSent;
+}
+
+Tensor ParameterPlacement::tell(const Tensor& loss, const std::vector<double>& words) {
+  require({State::kSent, State::kWhole}, "tell");
+  return sums_->tell(loss, words);
+}
+
+optim::GradientNorm ParameterPlacement::take_gradients(Tensor& loss, double max_norm) {
+  require({State::kSent}, "take_gradients");
+  const at::NoGradGuard no_grad;
+  const auto beside = allocate_beside();
+  if (sums_) loss = sums_->finish().to(loss.device());
+  if (shared_) shared_->take_gradients();
+  if (divided_) divided_->take_gradients();
+  const optim::GradientNorm norm = optim::measure_gradients(
+      moved_, loss, max_norm, host_ ? host_->gradients().norms() : NamedTensors(), sum());
+  state_ = State::kMoving;
+  return norm;
+}
+
+bool ParameterPlacement::end_step() {
+  require({State::kMoving}, "end_step");
+  const bool has_moved = host_ && host_->gradients().has_moved();
+  clear_gradients();
+  publish_ahead();
+  return has_moved;
+}
+
+bool ParameterPlacement::give_up() {
+  is_spoilt_ = is_spoilt_ || state_ == State::kMoving;
+  if (divided_) divided_->gradients().settle();
+  complete();  // which the others come to, too, before anything else is exchanged
+  if (host_) host_->gradients().give_up();
+  if (sums_) {
+    const auto beside = allocate_beside();
+    sums_->give_up();
+  }
+  is_spoilt_ = is_spoilt_ || (host_ && host_->gradients().has_moved());
+  clear_gradients();
+  state_ = State::kWhole;
+  return is_spoilt_;
+}
+
+void ParameterPlacement::clear_gradients() {
+  if (host_) host_->clear_gradients();
+  if (shared_) shared_->clear_gradients();
+  if (divided_) divided_->clear_gradients();
+  for (const optim::Group& group : wholes_) {
+    for (const optim::Parameter& parameter : group.parameters)
+      Tensor(parameter.leaf).mutable_grad() = Tensor();
+  }
+}
+
+void ParameterPlacement::publish() {
+  require({State::kWhole, State::kComing, State::kMoving}, "publish");
+  if (shared_) {
+    shared_->send_values();
+    shared_->values().complete();
+  }
+  if (host_) host_->publish();
+  if (divided_) divided_->publish();
+  state_ = State::kWhole;
+}
+
+void ParameterPlacement::publish_ahead() {
+  if (!shared_ || !shared_->plan().brings_ahead()) return publish();
+  require({State::kWhole, State::kComing, State::kMoving}, "publish_ahead");
+  shared_->send_values();
+  state_ = State::kComing;
+}
+
+void ParameterPlacement::complete() {
+  if (shared_) shared_->values().complete();
+  if (state_ == State::kComing) state_ = State::kWhole;
+}
+
+void ParameterPlacement::adopt() {
+  require({State::kWhole}, "adopt");
+  if (shared_) shared_->adopt();
+  if (host_) host_->publish();
+}
+
+ParameterPlacement::Bytes ParameterPlacement::gradient_bytes() const {
+  Bytes bytes;
+  int64_t& of_wholes = host_ ? bytes.host : bytes.device;
+  int64_t& of_parts = is_on_host() ? bytes.host : bytes.device;
+  for (const optim::Group& group : wholes_) {
+    for (const optim::Parameter& parameter : group.parameters) {
+      const Tensor& gradient = parameter.leaf.grad();
+      of_wholes += gradient.defined() ? static_cast<int64_t>(gradient.nbytes()) : 0;
+    }
+  }
+  if (host_) bytes.host += host_->gradients().buffer_bytes();
+  if (shared_) {
+    of_parts += shared_->sums().sum_bytes();
+    of_wholes += shared_->sums().bytes_under_way();
+  }
+  if (divided_) {
+    of_parts += divided_->gradients().sum_bytes();
+    bytes.device += divided_->gradients().bytes_under_way();
+  }
+  return bytes;
 }
 
 }  // namespace atelier::parameters

@@ -1,7 +1,8 @@
-// Where the tensors that the optimizer moves live: their values, and the way of gradients to them.
+// Where the tensors that the optimizer moves live: their values, the way of gradients to them, and
+// the way of moved values back.
 #pragma once
 
-#include <map>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,93 +14,133 @@
 #include "host/model/model_loader.h"
 #include "host/optim/optimizer.h"
 #include "host/order/training.h"
-#include "host/parameters/host_gradients.h"
+#include "host/parameters/divided_weights.h"
+#include "host/parameters/exchange_plan.h"
+#include "host/parameters/host_parameters.h"
 #include "host/parameters/piece_files.h"
 #include "host/parameters/selection.h"
-#include "memory/residency.h"
+#include "host/parameters/shared_pieces.h"
 
 namespace atelier::parameters {
 
-// One answer to "where do parameters live", which a step follows without asking which one it is.
-// The defaults are those of parameters that are the leaves of the model themselves. Not
-// thread-safe.
+// Parameters are leaves on the compute device. They live on the host when the user wants it, or
+// when the weights that are trained rest there (HostParameters). The processes of a group share
+// them out as the configuration says: tensors in pieces (SharedPieces), and weights of divided
+// blocks with their blocks (DividedWeights).
+//
+// A step goes through these states in their order; a call that comes in another one throws
+// Error{kInternal}. give_up() leads from each of them to kWhole.
+//
+//   kWhole     the model computes with what the optimizer moved     begin_step() -> kPasses
+//   kComing    the same, but that of others comes as blocks run     begin_step() -> kPasses
+//   kPasses    begin_pass() and backward(), for each batch          end_passes() -> kSent
+//   kSent      tell(), what all ranks have                          take_gradients() -> kMoving
+//   kMoving    the optimizer works                                  end_step() -> kWhole, kComing
+//
+// Not thread-safe, but that end_block() may be called by the thread of a backward pass.
 class ParameterPlacement {
  public:
-  virtual ~ParameterPlacement();
+  // `model` and `group` outlive this. group: null: this process is alone; otherwise all processes
+  // come here.
+  ParameterPlacement(model::LoadedModel& model, const Selection& selection,
+                     const order::Training& config, distributed::Group* group = nullptr);
+  ~ParameterPlacement();
+  ParameterPlacement(const ParameterPlacement&) = delete;
+  ParameterPlacement& operator=(const ParameterPlacement&) = delete;
 
   // Trains a tensor from now on. Returns what the optimizer moves for it. Called in the order in
   // which the optimizer has its parameters.
-  virtual optim::Parameter add(const Selection::TrainedWeight& trained) = 0;
-  virtual optim::Parameter add(std::string name, const at::Tensor& leaf) = 0;
+  optim::Parameter add(const Selection::TrainedWeight& trained);
+  optim::Parameter add(std::string name, const at::Tensor& leaf);
+  // `wholes`: all that was added. Called once; all that follows is called behind this.
+  void share_out(std::vector<optim::Group> wholes);
+  const std::vector<optim::Group>& wholes() const { return wholes_; }
+  // What the optimizer of this process moves of these: the same, or pieces.
+  const std::vector<optim::Group>& moved() const { return moved_; }
 
-  virtual bool is_on_host() const { return false; }
+  bool is_on_host() const { return host_ || piece_memory_.transfer != nullptr; }
   // While what is returned lives, memory is allocated where the parameters are. May be null.
-  virtual std::unique_ptr<memory::HostScope> allocate_beside() const { return nullptr; }
+  std::unique_ptr<memory::HostScope> allocate_beside() const;
   // One line for the user; empty: there is nothing to say.
-  virtual std::string note() const { return {}; }
+  std::string note() const;
 
-  // What the optimizer of this process moves of `wholes`, all that was added, and how it adds up
-  // over the processes. Called once.
-  virtual std::vector<optim::Group> share_out(const std::vector<optim::Group>& wholes) {
-    return wholes;
-  }
-  virtual optim::Sum sum() const { return {}; }
-  virtual bool is_shared() const { return false; }
-  virtual PieceOwner owner() const { return {}; }
-  // What sums the gradients of the leaves over the processes of `group`; from take_gradients() on
-  // what the optimizer moves has them.
-  virtual std::unique_ptr<distributed::GradientSums> sum_gradients(distributed::Group& group,
-                                                                   std::vector<at::Tensor> leaves);
-  virtual void take_gradients() {}
+  bool is_shared() const { return mode_.zero_stage > 0; }
+  // How what the optimizer moves adds up over the processes.
+  optim::Sum sum() const;
+  PieceOwner owner() const;
   // Whether this process has all of what add() returned. Where it has not, what stands there for a
-  // part of it has shape and dtype alone, on the meta device, and the pieces of share_out() are all
-  // that there is.
-  virtual bool has_wholes() const { return true; }
+  // part of it has shape and dtype alone, on the meta device, and moved() is all that there is.
+  bool has_wholes() const { return divided_ == nullptr; }
 
   // A step runs its blocks with this.
-  virtual BlockRunner& runner(BlockRunner& inner) { return inner; }
+  BlockRunner& runner(BlockRunner& inner);
+  // A step begins: see GradientSums::open().
+  void begin_step(const std::string& kind, int64_t passes);
   // Before each forward pass.
-  virtual void begin_pass() {}
+  void begin_pass();
   // In a backward pass: weights of the block that have a sink have got their gradients for one run
   // of it. See memory::RecomputeOptions.
-  virtual void end_block(const Block& /*block*/) {}
+  void end_block(const Block& block);
   // The backward pass of `loss`; gradients have arrived when it returns. `total`: the loss of the
-  // step so far. `move`: parameters may be moved while the pass goes on, as their gradients arrive.
-  virtual void backward(const at::Tensor& loss, const at::Tensor& total,
-                        const std::optional<HostGradients::Move>& move);
-  // Norms of the gradients that such moves have used up, for optim::measure_gradients().
-  virtual NamedTensors norms() const { return {}; }
-  // Whether such a move has changed something since clear_gradients().
-  virtual bool has_moved() const { return false; }
-  // The step does not come to its end: drops the work that waits.
-  virtual void give_up() {}
-  // Drops what is kept of gradients beside the parameters' own.
-  virtual void clear_gradients() {}
+  // step so far. `is_last`: of the passes of this process. `move`: parameters may be moved while
+  // the pass goes on, as their gradients arrive, where no other process has gradients for them.
+  void backward(const at::Tensor& loss, const at::Tensor& total, bool is_last,
+                const std::optional<HostGradients::Move>& move);
+  // No more passes come.
+  void end_passes();
+  // Where there are several processes, in kSent and behind give_up(): see GradientSums::tell().
+  at::Tensor tell(const at::Tensor& loss, const std::vector<double>& words);
+  // What the optimizer moves has the gradients of all processes, and `loss` becomes theirs. What
+  // the move needs to know of them: see optim::measure_gradients().
+  optim::GradientNorm take_gradients(at::Tensor& loss, double max_norm);
+  // The optimizer has moved: gradients are dropped, and values are published ahead. Returns whether
+  // some had moved on the way.
+  bool end_step();
+  // The step does not come to its end: drops what is left of it. Returns whether this step, or one
+  // that was given up before, had begun to move parameters. Waits for the other processes where
+  // they count on gradients of this one.
+  bool give_up();
+
   // The model computes with the values that the optimizer moves from now on. Where they are shared
   // out, all processes come here.
-  virtual void publish() {}
+  void publish();
   // Publishes ahead of a step: values of other processes may come while the blocks of its first
   // forward pass run with runner(). Until complete() nothing else reads what add() returned, and
   // nothing moves.
-  virtual void publish_ahead() { publish(); }
+  void publish_ahead();
   // They have come. Where they are shared out, all processes come here.
-  virtual void complete() {}
+  void complete();
   // Somebody else has written what add() returned, whole: the optimizer goes on from there.
-  virtual void adopt() { publish(); }
+  void adopt();
 
-  // What gradients take now. `wholes`: all that was added.
+  // What gradients take now.
   struct Bytes {
     int64_t device = 0, host = 0;
   };
-  virtual Bytes gradient_bytes(const std::vector<optim::Group>& wholes) const;
-};
+  Bytes gradient_bytes() const;
 
-// Parameters live on the host when the user wants it, or when the weights that are trained rest
-// there, and otherwise on the compute device; the processes of `group` share them out as `config`
-// says. `model` and `group` outlive what is returned. group: null: this process is alone.
-std::unique_ptr<ParameterPlacement> place_parameters(model::LoadedModel& model,
-                                                     const Selection& selection,
-                                                     const order::Training& config,
-                                                     distributed::Group* group = nullptr);
+ private:
+  enum class State { kWhole, kComing, kPasses, kSent, kMoving };
+  void require(std::initializer_list<State> states, const char* call) const;
+  void exchange(const std::vector<optim::Parameter*>& tensors);
+  void clear_gradients();
+
+  model::LoadedModel& model_;
+  const Selection& selection_;
+  distributed::Group* const group_;
+  RankMode mode_;                                         // see summing_mode()
+  std::unique_ptr<memory::TransferDevice> own_transfer_;  // of a model that nothing of is streamed
+  PieceMemory piece_memory_;
+  std::unique_ptr<HostParameters> host_;     // null: parameters are on the device
+  distributed::ShardGroups shards_;          // of what is shared out
+  std::unique_ptr<DividedWeights> divided_;  // null: nothing trained is divided
+  std::vector<optim::Group> wholes_, moved_;
+  std::optional<SharedPieces> shared_;
+  std::optional<distributed::GradientSums> whole_sums_;  // where nothing is shared out
+  distributed::GradientSums* sums_ = nullptr;            // null: this process is alone
+  std::optional<AwaitingRunner> awaiting_;
+  State state_ = State::kWhole;
+  bool is_spoilt_ = false;  // a step that was given up had moved parameters
+};
 
 }  // namespace atelier::parameters

@@ -40,7 +40,7 @@ TrainedTensors::TrainedTensors(LoadedModel& model, Selection selection, const Tr
     : model_(model),
       selection_(std::move(selection)),
       config_(config),
-      placement_(place_parameters(model, selection_, config, group)) {
+      placement_(std::in_place, model, selection_, config, group) {
   const at::NoGradGuard no_grad;
   for (const Selection::AdaptedLayer& layer : selection_.layers) adapt(layer);
   if (!config.lora.checkpoint.empty()) load_lora_checkpoint();
@@ -56,14 +56,14 @@ TrainedTensors::TrainedTensors(LoadedModel& model, Selection selection, const Tr
   };
   add_factors(a, &AdaptedLayer::a, ".lora_A");
   add_factors(b, &AdaptedLayer::b, ".lora_B");
+  std::vector<optim::Group> groups;
   for (optim::Group* trained : {&weights, &a, &b}) {
-    if (!trained->parameters.empty()) groups_.push_back(std::move(*trained));
+    if (!trained->parameters.empty()) groups.push_back(std::move(*trained));
   }
-  moved_ = placement_->share_out(groups_);
+  placement_->share_out(std::move(groups));
 }
 
 TrainedTensors::~TrainedTensors() {
-  moved_.clear();
   placement_.reset();  // while leaves are leaves
   for (const AdaptedLayer& adapted : adapted_) {
     std::erase_if(adapted.layer.linear->adapters,
@@ -150,7 +150,7 @@ void check_lora_checkpoint(LoadedModel& model, const Selection& selection,
 
 int64_t TrainedTensors::count() const {
   int64_t count = 0;
-  for (const optim::Group& group : groups_) {
+  for (const optim::Group& group : groups()) {
     for (const optim::Parameter& parameter : group.parameters) count += parameter.leaf.numel();
   }
   return count;
@@ -161,14 +161,6 @@ void TrainedTensors::set_training(bool is_training) {
     for (ops::Adapter& adapter : adapted.layer.linear->adapters) {
       if (adapter.a.is_same(adapted.a)) adapter.dropout = is_training ? config_.lora.dropout : 0.0;
     }
-  }
-}
-
-void TrainedTensors::clear_gradients() {
-  placement_->clear_gradients();
-  for (const optim::Group& group : groups_) {
-    for (const optim::Parameter& parameter : group.parameters)
-      at::Tensor(parameter.leaf).mutable_grad() = at::Tensor();
   }
 }
 

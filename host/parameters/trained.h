@@ -2,7 +2,7 @@
 #pragma once
 
 #include <map>
-#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,7 +40,7 @@ class TrainedTensors {
  public:
   // Every component of `selection` is loaded. LoRA factors are float32: A uniform in
   // +-1/sqrt(in), B zero, or those of config.lora.checkpoint, see check_lora_checkpoint(). `model`
-  // outlives this. `group`: see place_parameters().
+  // outlives this. `group`: see ParameterPlacement.
   TrainedTensors(model::LoadedModel& model, Selection selection, const order::Training& config,
                  distributed::Group* group = nullptr);
   ~TrainedTensors();
@@ -49,17 +49,16 @@ class TrainedTensors {
 
   const Selection& selection() const { return selection_; }
   // All that is trained, whole: see ParameterPlacement::has_wholes().
-  const std::vector<optim::Group>& groups() const { return groups_; }
+  const std::vector<optim::Group>& groups() const { return placement_->wholes(); }
   // What the optimizer of this process moves: the same, or pieces of it. It lives where placement()
   // says; after it was written, the model computes with it from placement().publish() on.
-  const std::vector<optim::Group>& moved() const { return moved_; }
+  const std::vector<optim::Group>& moved() const { return placement_->moved(); }
   ParameterPlacement& placement() { return *placement_; }
   const ParameterPlacement& placement() const { return *placement_; }
   int64_t count() const;  // of numbers
 
   // LoRA dropout works while training only.
   void set_training(bool is_training);
-  void clear_gradients();
 
   // What this process has of what is trained: all of it, or the pieces of it that it moves where
   // no process has more. By parameter name, in the dtype that the model computes with: of masters
@@ -90,7 +89,7 @@ class TrainedTensors {
   void save_lora(const WeightFile& file, int64_t step, int64_t epoch) const;
   void save_whole(const WeightFile& file, int64_t step, bool writes) const;
   const std::vector<optim::Group>& kept() const {
-    return placement_->has_wholes() ? groups_ : moved_;
+    return placement_->has_wholes() ? groups() : moved();
   }
   double lora_scale() const;
 
@@ -98,8 +97,7 @@ class TrainedTensors {
   Selection selection_;
   order::Training config_;
   std::vector<AdaptedLayer> adapted_;
-  std::unique_ptr<ParameterPlacement> placement_;
-  std::vector<optim::Group> groups_, moved_;
+  std::optional<ParameterPlacement> placement_;
 };
 
 }  // namespace atelier::parameters

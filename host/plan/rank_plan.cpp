@@ -8,7 +8,7 @@
 #include "host/model/components.h"
 #include "host/model/sequence_check.h"
 #include "host/order/training_checks.h"
-#include "host/parameters/sharded_placement.h"
+#include "host/parameters/exchange_plan.h"
 #include "host/plan/rank_flags.h"
 #include "host/report/sizes.h"
 #include "host/report/text.h"

@@ -79,48 +79,6 @@ void shard_blocks(memory::PlannedComponent& component, const RankMode& mode,
   if (component.others) component.others = memory::Place::kHost;
 }
 
-namespace {
-
-// Seconds for `bytes` of a component, exchanged once behind each of its blocks: as much as the
-// block has of the component's weights. What is outside of blocks goes with the first one.
-std::vector<double> block_seconds(const memory::StoredComponent& component, double bytes,
-                                  const RankMode& mode, const LinkProfile& links) {
-  const auto all = static_cast<double>(
-      std::accumulate(component.blocks.begin(), component.blocks.end(), component.outside));
-  std::vector<double> seconds;
-  for (size_t i = 0; i < component.blocks.size(); ++i) {
-    const int64_t part = component.blocks[i] + (i == 0 ? component.outside : 0);
-    seconds.push_back(
-        exchange_seconds(links, group_of(mode, links), bytes * static_cast<double>(part) / all));
-  }
-  return seconds;
-}
-
-}  // namespace
-
-std::vector<double> sending_seconds(const memory::StoredComponent& component, double gradients,
-                                    const RankMode& mode, const LinkProfile& links) {
-  std::vector<double> seconds = block_seconds(component, gradients, mode, links);
-  for (double& of_block : seconds) of_block *= mode.zero_stage == 0 ? 2 : 1;
-  return seconds;
-}
-
-std::vector<double> awaiting_seconds(const memory::StoredComponent& component, double values,
-                                     const RankMode& mode, const LinkProfile& links) {
-  return block_seconds(component, values, mode, links);
-}
-
-double ending_seconds(const RankMode& mode, double gradients, double values,
-                      const LinkProfile& links) {
-  double seconds = 0.0;
-  if (brings_values(mode) && values > 0)
-    seconds += exchange_seconds(links, group_of(mode, links), values);
-  if (mode.replicas() > 1)
-    seconds += 2 * exchange_seconds(links, memory::one_of_each_machine(mode.replicas()),
-                                    gradients / static_cast<double>(mode.group));
-  return seconds;
-}
-
 void divide_rows(memory::Strategy& strategy, const RankMode& mode) {
   const auto parts = static_cast<double>(mode.sequence);
   strategy.device_bytes = std::llround(static_cast<double>(strategy.device_bytes) / parts);
@@ -198,13 +156,38 @@ double share_rows(memory::Strategy& strategy, const RankMode& mode,
   return waits;
 }
 
-RankMode summing_mode(const RankMode& mode, bool is_of_factors) {
-  if (!is_of_factors || mode.zero_stage < 3) return mode;
-  RankMode summing = mode;
-  summing.zero_stage = 0;
-  summing.group = mode.ranks;
-  return summing;
+namespace {
+
+// Seconds for `bytes` of a component, exchanged `times` behind each of its blocks, or before it: as
+// much as the block has of the component's weights. What is outside of blocks goes with the first
+// one.
+std::vector<double> block_seconds(const memory::StoredComponent& component, double bytes,
+                                  double times, const RankMode& mode, const LinkProfile& links) {
+  const auto all = static_cast<double>(
+      std::accumulate(component.blocks.begin(), component.blocks.end(), component.outside));
+  std::vector<double> seconds;
+  for (size_t i = 0; i < component.blocks.size(); ++i) {
+    const int64_t part = component.blocks[i] + (i == 0 ? component.outside : 0);
+    seconds.push_back(times * exchange_seconds(links, group_of(mode, links),
+                                               bytes * static_cast<double>(part) / all));
+  }
+  return seconds;
 }
+
+// Seconds at the end of a step in which nothing is computed: sums of `gradients` bytes between
+// groups, and `values` bytes that come back in stages 1 and 2 before the next step begins.
+double ending_seconds(const RankMode& mode, double gradients, double values,
+                      const LinkProfile& links) {
+  double seconds = 0.0;
+  if (brings_values(mode) && values > 0)
+    seconds += exchange_seconds(links, group_of(mode, links), values);
+  if (mode.replicas() > 1)
+    seconds += 2 * exchange_seconds(links, memory::one_of_each_machine(mode.replicas()),
+                                    gradients / static_cast<double>(mode.group));
+  return seconds;
+}
+
+}  // namespace
 
 StepExchange share_step(const SharedStep& step,
                         const std::vector<memory::PlannedComponent>& components,
@@ -225,10 +208,12 @@ StepExchange share_step(const SharedStep& step,
           std::accumulate(stored.blocks.begin(), stored.blocks.end(), int64_t{0}));
     if (!strategy.backward.contains(component.name)) continue;
     if (const auto of_it = step.gradients_of.find(component.name); of_it != step.gradients_of.end())
-      strategy.sends[component.name] = sending_seconds(stored, of_it->second, summing, links);
+      strategy.sends[component.name] = block_seconds(
+          stored, of_it->second, /*times=*/summing.zero_stage == 0 ? 2 : 1, summing, links);
     if (const auto of_it = step.awaited_of.find(component.name);
         brings_values(summing) && of_it != step.awaited_of.end())
-      strategy.awaits[component.name] = awaiting_seconds(stored, of_it->second, summing, links);
+      strategy.awaits[component.name] =
+          block_seconds(stored, of_it->second, /*times=*/1, summing, links);
   }
   const double ending = ending_seconds(summing, step.whole.gradients, step.values_at_end, links);
   strategy.seconds += ending;

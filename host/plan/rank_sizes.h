@@ -1,31 +1,19 @@
 // What ranks hold of a training, and what they send each other, by how they share it.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "host/parameters/exchange_plan.h"
 #include "memory/link_profile.h"
 #include "memory/planner.h"
 
 namespace atelier::plan {
 
-// How ranks share a training: --zero_stage, --zero_group, --optimize_on_cpu, --sequence_parallel.
-struct RankMode {
-  int64_t ranks = 1;
-  int zero_stage = 0;
-  bool on_host = false;  // optimizer state and gradients rest in host memory
-  int64_t group = 1;     // ranks that share one copy of what the stage shards
-  int64_t sequence = 1;  // ranks that share the rows of one sample
-  int64_t replicas() const { return ranks / group; }
-  // Batches that are made at one time.
-  int64_t batches() const { return std::max<int64_t>(1, ranks / sequence); }
-  int64_t ranks_of_machine(const memory::LinkProfile& links) const {
-    return std::min(ranks, links.ranks_per_machine);
-  }
-};
+using parameters::RankMode;
+using parameters::summing_mode;
 
 // Bytes of what is trained, whole.
 struct TrainedBytes {
@@ -47,6 +35,7 @@ struct SentGradients {
   double bucket = 0, at_once = 0;  // the largest bucket, and those that are under way at one time
   double in_step = 0;              // all buckets, as often as they are sent
   double returned = 0;             // under way at one time when moved values come back
+  bool come_ahead = false;         // while the next step runs
   double block = 0;                // of the largest block that is divided
   bool through_host = false;       // they are summed in the memory of the host
 };
@@ -63,20 +52,6 @@ memory::RankGroup group_of(const RankMode& mode, const memory::LinkProfile& link
 // Leaves a part of each block on the rank; the rest comes from the others, block by block.
 void shard_blocks(memory::PlannedComponent& component, const RankMode& mode,
                   const memory::LinkProfile& links);
-
-// What is sent of a trained component's gradients behind each of its blocks, in seconds: as much of
-// them as the block has of the component's weights.
-std::vector<double> sending_seconds(const memory::StoredComponent& component, double gradients,
-                                    const RankMode& mode, const memory::LinkProfile& links);
-
-// Seconds of its moved values in stages 1 and 2, which each block waits for in the next step.
-std::vector<double> awaiting_seconds(const memory::StoredComponent& component, double values,
-                                     const RankMode& mode, const memory::LinkProfile& links);
-
-// Seconds at the end of a step in which nothing is computed: sums of `gradients` bytes between
-// groups, and `values` bytes that come back in stages 1 and 2 before the next step begins.
-double ending_seconds(const RankMode& mode, double gradients, double values,
-                      const memory::LinkProfile& links);
 
 // Attention among rows that can be shared out.
 struct SharedAttention {
@@ -110,9 +85,6 @@ struct SharedStep {
 struct StepExchange {
   double sent_bytes = 0.0, exposed_seconds = 0.0;
 };
-// How what is trained is shared: factors are whole where stage 3 shares the base.
-RankMode summing_mode(const RankMode& mode, bool is_of_factors);
-
 // Lets a strategy of one rank do what several do. `components`: those of the run, after
 // shard_blocks().
 StepExchange share_step(const SharedStep& step,

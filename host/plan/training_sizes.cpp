@@ -13,7 +13,7 @@
 #include "host/model/sequence_check.h"
 #include "host/model/stages.h"
 #include "host/order/training_checks.h"
-#include "host/parameters/sharded_placement.h"
+#include "host/parameters/exchange_plan.h"
 #include "host/plan/activation_strategies.h"
 #include "host/plan/dry_generation.h"
 #include "host/plan/phases.h"
@@ -64,7 +64,7 @@ class TrainingSizes {
                                      ? static_cast<int>(mode_.ranks_of_machine(*links_))
                                      : training_.ranks.local_size;
     }
-    sent_ = sent_gradients();
+    sent_ = sent_gradients(sized.on_host);
     sized.run.phases = encoding_;
     for (PlannedPhase& phase : sized.run.phases)
       phase.passes = std::ceil(phase.passes / static_cast<double>(mode_.ranks));
@@ -303,8 +303,8 @@ class TrainingSizes {
   }
 
   // Blocks whose weights are divided are sent as they are, all else in buckets.
-  SentGradients sent_gradients() const {
-    const RankMode mode = holding_mode(mode_.on_host);
+  SentGradients sent_gradients(bool on_host) const {
+    const RankMode mode = holding_mode(on_host);
     SentGradients sent = {.through_host = basis_.like == at::kCPU};
     std::set<const Weight*> divided;
     for (const model::LoadedPart& part : model_.parts()) {
@@ -327,22 +327,22 @@ class TrainingSizes {
           !divided.contains(training_.selection->weights[i - num_factors].weight))
         leaves.push_back(parameters[i].leaf);
     }
-    const distributed::FlatLayout layout(leaves,
-                                         mode.zero_stage == 0 ? 1 : static_cast<int>(mode.group));
-    const auto passes = mode.zero_stage > 1 ? batches_of_rank(config(), mode_) : 1;
+    const parameters::ExchangePlan exchange(mode, trains_on_host(on_host), leaves);
+    const distributed::FlatLayout& layout = exchange.layout;
+    const auto passes = exchange.sends_each_pass() ? batches_of_rank(config(), mode_) : 1;
     sent.bucket = static_cast<double>(layout.most_bytes(1));
     sent.at_once = static_cast<double>(
         layout.most_bytes(distributed::kBucketsUnderWay, static_cast<size_t>(passes)));
     sent.in_step = static_cast<double>(passes * layout.most_bytes(layout.buckets().size()));
     sent.returned = static_cast<double>(layout.most_bytes(distributed::kBucketsUnderWay));
+    sent.come_ahead = exchange.brings_ahead();
     return sent;
   }
 
-  // Whether what is trained rests on the host, and gradients go there as they are made. Ranks that
-  // share out the optimizer's state alone keep both on the device where weights are not sent away.
   bool trains_on_host(bool on_host) const {
-    const int stage = holding_mode(on_host).zero_stage;
-    return on_host && (stage == 0 || (stage < 3 && sends_away_trained()));
+    const RankMode mode = holding_mode(on_host);
+    return parameters::has_wholes_on_host(mode, on_host,
+                                          mode.zero_stage < 3 && sends_away_trained());
   }
 
   // The part of a step's gradients that this rank keeps on the device.
@@ -443,10 +443,9 @@ class TrainingSizes {
                        .attention = attention(),
                        .batches = static_cast<double>(batches_of_rank(config(), mode_)),
                        .is_of_factors = is_of_factors()};
-    // Values have the gradients' dtype; at once from the host, and where ranks compute a step
-    // together.
+    // Values have the gradients' dtype.
     std::map<std::string, double> at_end = trained_.gradients_of;
-    if (!sends_away_trained() && mode_.sequence == 1) at_end.swap(step.awaited_of);
+    if (sent_.come_ahead) at_end.swap(step.awaited_of);
     step.values_at_end = gradients_of_step(at_end);
     return step;
   }

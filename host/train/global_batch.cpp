@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "host/parameters/sharded_placement.h"
+#include "host/parameters/exchange_plan.h"
 
 namespace atelier::train {
 

@@ -173,7 +173,7 @@ void StepMemory::report(const optim::Optimizer& optimizer) {
   const int64_t state = optimizer.state_bytes();
   const bool is_on_host = trained_.placement().is_on_host();
   holders.push_back({"optimizer", is_on_host ? 0 : state, is_on_host ? state : 0});
-  const auto [on_device, on_host] = trained_.placement().gradient_bytes(trained_.groups());
+  const auto [on_device, on_host] = trained_.placement().gradient_bytes();
   holders.push_back({"gradients", on_device, on_host});
   holders.push_back(activation_holder(device));
   for (const std::string& line : model::holder_lines(holders, device)) progress_.warn(line);

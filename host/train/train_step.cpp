@@ -5,7 +5,6 @@
 
 #include "atelier/error.h"
 
-#include "host/distributed/gradients.h"
 #include "host/random/counter.h"
 
 namespace atelier::train {
@@ -21,14 +20,6 @@ using at::Tensor;
 namespace {
 
 constexpr int64_t kTimelineSteps = 8;  // of which memory is reported block by block
-
-std::vector<Tensor> leaves_of(const TrainedTensors& trained) {
-  std::vector<Tensor> leaves;
-  for (const optim::Group& group : trained.groups()) {
-    for (const optim::Parameter& parameter : group.parameters) leaves.push_back(parameter.leaf);
-  }
-  return leaves;
-}
 
 }  // namespace
 
@@ -47,7 +38,6 @@ TrainStep::TrainStep(const Training& config, TrainedTensors& trained, optim::Opt
   // Ranks that have other rows of the same batches drop out others of them.
   if (group != nullptr)
     layers_seed_ += static_cast<uint64_t>(group->rank() % config.sequence_parallel);
-  if (group != nullptr) sums_ = trained.placement().sum_gradients(*group, leaves_of(trained));
 }
 
 void TrainStep::begin_phase(const char* name, int64_t step) {
@@ -62,14 +52,10 @@ StepResult TrainStep::run(const StepData& data, int64_t step,
                           const std::function<void()>& before_move) {
   const std::string denoiser = objective_.denoiser_of(step);
   loss_.reset();
-  if (sums_) sums_->open(denoiser, data.plan.passes);
+  trained_.placement().begin_step(denoiser, data.plan.passes);
   loss_ = accumulate(data, step) / config_.sequence_parallel;  // which so many ranks have
   begin_phase("optimizer", step);
-  if (data.batches.empty()) trained_.placement().complete();
-  if (sums_) {
-    const auto beside = trained_.placement().allocate_beside();
-    sums_->send_rest();
-  }
+  trained_.placement().end_passes();
   if (before_move) before_move();
   if (data.is_trial) {
     give_up();
@@ -107,7 +93,6 @@ Tensor TrainStep::accumulate(const StepData& data, int64_t step) {
   for (size_t i = 0; i < data.batches.size(); ++i) {
     const bool is_last = i + 1 == data.batches.size();
     const Tensor loss = forward(data, i, step);
-    trained_.placement().complete();  // also where blocks did not run
     total = total.defined() ? total + loss.detach() : loss.detach();
     begin_phase("backward", step);
     // Parameters may move while the last pass goes on, unless their gradients are to be scaled by
@@ -115,11 +100,9 @@ Tensor TrainStep::accumulate(const StepData& data, int64_t step) {
     std::optional<HostGradients::Move> move;
     if (is_last && config_.task != Task::kDirectDistill && step + 1 < lr_schedule_.total_steps)
       objective_.expect(step + 1);
-    if (sums_) sums_->begin_pass(is_last);
-    const bool can_move = !sums_ && config_.max_grad_norm == 0;
-    if (is_last && can_move && optimizer_.has_parts()) move = {&optimizer_, learning_rate(step)};
-    trained_.placement().backward(loss, total, move);
-    if (sums_ && !is_last) sums_->end_pass();
+    if (is_last && config_.max_grad_norm == 0 && optimizer_.has_parts())
+      move = {&optimizer_, learning_rate(step)};
+    trained_.placement().backward(loss, total, is_last, move);
   }
   return total.defined() ? total : at::zeros({});
 }
@@ -129,35 +112,15 @@ StepResult TrainStep::update(int64_t step) {
   ParameterPlacement& placement = trained_.placement();
   const auto beside = placement.allocate_beside();
   Tensor loss = loss_;
-  if (sums_) {
-    loss = sums_->finish().to(loss.device());
-    placement.take_gradients();
-  }
-  const optim::GradientNorm measured = optim::measure_gradients(
-      trained_.moved(), loss, config_.max_grad_norm, placement.norms(), placement.sum());
-  is_moving_ = true;
+  const optim::GradientNorm norm = placement.take_gradients(loss, config_.max_grad_norm);
   StepResult result = {.step = step + 1,
                        .lr = learning_rate(step),
                        .loss = loss,
-                       .norm = measured.norm,
-                       .is_skipped = measured.is_skipped};
-  optimizer_.step(result.lr, measured.grad_scale, measured.is_skipped);
-  result.has_moved = placement.has_moved();
-  trained_.clear_gradients();
-  placement.publish_ahead();
-  is_moving_ = false;
+                       .norm = norm.norm,
+                       .is_skipped = norm.is_skipped};
+  optimizer_.step(result.lr, norm.grad_scale, norm.is_skipped);
+  result.has_moved = placement.end_step();
   return result;
-}
-
-bool TrainStep::give_up() {
-  trained_.placement().give_up();
-  if (sums_) {
-    const auto beside = trained_.placement().allocate_beside();
-    sums_->give_up();
-  }
-  is_spoilt_ = is_spoilt_ || is_moving_ || trained_.placement().has_moved();
-  trained_.clear_gradients();
-  return is_spoilt_;
 }
 
 }  // namespace atelier::train

@@ -2,14 +2,14 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "host/data/order.h"
-#include "host/distributed/gradients.h"
+#include "host/distributed/group.h"
 #include "host/optim/lr_schedule.h"
 #include "host/optim/optimizer.h"
 #include "host/order/training.h"
@@ -55,12 +55,14 @@ class TrainStep {
 
   // Between the passes of a step and its move, where there are several processes, and behind
   // give_up() where it did not come so far: see GradientSums::tell().
-  at::Tensor tell(const std::vector<double>& words) { return sums_->tell(loss_, words); }
+  at::Tensor tell(const std::vector<double>& words) {
+    return trained_.placement().tell(loss_, words);
+  }
 
   // Drops what is left of a step that did not come to its end. Returns whether it had begun to move
   // parameters: it cannot be made again then, and the state is that of no step. Waits for the other
   // processes where they count on gradients of this one.
-  bool give_up();
+  bool give_up() { return trained_.placement().give_up(); }
 
  private:
   at::Tensor forward(const StepData& data, size_t batch, int64_t step);
@@ -74,14 +76,11 @@ class TrainStep {
   optim::Optimizer& optimizer_;
   Objective& objective_;
   StepMemory& memory_;
-  run::MemoryTimeline* timeline_;                    // null: there is none
-  std::unique_ptr<distributed::GradientSums> sums_;  // null: this process is alone
+  run::MemoryTimeline* timeline_;  // null: there is none
   optim::LrSchedule lr_schedule_;
   uint64_t layers_seed_;
-  at::Tensor loss_;         // of the step, of this process; undefined where it did not come so far
-  int64_t num_made_ = 0;    // steps
-  bool is_moving_ = false;  // the optimizer is at work
-  bool is_spoilt_ = false;  // a step that was given up had moved parameters
+  at::Tensor loss_;       // of the step, of this process; undefined where it did not come so far
+  int64_t num_made_ = 0;  // steps
 };
 
 }  // namespace atelier::train

@@ -20,12 +20,12 @@ struct Idle final : Block {
 struct Arriving {
   Idle first, second, other;
   std::string log;  // "2+" where a bucket begins to come, "2" where it is there
-  ArrivingValues values = {
-      {&first, &second}, {{&second}, {&first, &second}, {nullptr, &first}}, [this](size_t bucket) {
-        const std::string name = std::to_string(bucket);
-        log += name + "+ ";
-        return [this, name] { log += name + " "; };
-      }};
+  ArrivingValues values = {{{&first, &second}, {{&second}, {&first, &second}, {nullptr, &first}}},
+                           [this](size_t bucket) {
+                             const std::string name = std::to_string(bucket);
+                             log += name + "+ ";
+                             return [this, name] { log += name + " "; };
+                           }};
 
   // What has happened since the last call.
   std::string happened() { return std::exchange(log, {}); }
@@ -83,7 +83,7 @@ TEST_CASE("What fails to come is not waited for again", "[arriving]") {
       ++arrived;
     };
   };
-  ArrivingValues values({&block}, {{&block}, {nullptr}}, bring);
+  ArrivingValues values({{&block}, {{&block}, {nullptr}}}, bring);
   values.open({true, true});
   CHECK_THROWS_AS(values.await(nullptr), Error);
   values.complete();

@@ -215,6 +215,30 @@ TEST_CASE("A LoRA is saved, and training begins where it ended", "[trained]") {
                      [&] { problems.throw_if_any(); });
 }
 
+TEST_CASE("A call of a step that comes in a wrong order is refused", "[trained]") {
+  TrainToy toy;
+  toy.open();
+  TrainedTensors trained(*toy.model, toy.selection(), toy.config);
+  ParameterPlacement& placement = trained.placement();
+  const auto expect_refused = [](const std::string& call, const auto& made) {
+    test::expect_error(ErrorCode::kInternal, {call}, made);
+  };
+  expect_refused("begin_pass() of trained parameters is called in kWhole",
+                 [&] { placement.begin_pass(); });
+  expect_refused("end_step()", [&] { placement.end_step(); });
+  placement.begin_step("dit", /*passes=*/1);
+  expect_refused("begin_step()", [&] { placement.begin_step("dit", 1); });
+  expect_refused("publish()", [&] { placement.publish(); });
+  at::Tensor loss = at::ones({});
+  expect_refused("take_gradients()", [&] { placement.take_gradients(loss, 0); });
+  placement.end_passes();
+  expect_refused("backward()", [&] { placement.backward(loss, loss, true, {}); });
+  expect_refused("adopt()", [&] { placement.adopt(); });
+  CHECK_FALSE(placement.give_up());
+  placement.publish();
+  placement.begin_step("dit", 1);
+}
+
 TEST_CASE("Several trained parts are saved as a file each", "[trained]") {
   TrainToy toy;
   toy.train_lora();

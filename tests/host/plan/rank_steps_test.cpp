@@ -281,12 +281,14 @@ TEST_CASE("Moved values are on their way until the block that needs them runs", 
   };
   placement.publish_ahead();
   check(1, 0);
+  placement.begin_step("dit", /*passes=*/1);
   placement.begin_pass();  // nothing is trained outside of blocks
   check(1, 0);
   runner.run(*blocks[0], {});
   check(2, 1);
   runner.run(*blocks[1], {});
   check(2, 2);
+  placement.give_up();
   placement.publish_ahead();
   placement.complete();
   check(4, 4);

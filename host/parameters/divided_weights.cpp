@@ -1,0 +1,135 @@
+#include "host/parameters/divided_weights.h"
+
+#include <memory>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "atelier/host/weight_state.h"
+
+#include "host/optim/blockwise.h"
+#include "memory/slab.h"
+#include "memory/slab_peers.h"
+
+namespace atelier::parameters {
+
+using at::Tensor;
+using distributed::BlockGradients;
+
+static_assert(memory::kPartBytes % (optim::kQuantizedBlock * sizeof(float)) == 0 &&
+              memory::kLeastInBlocks <= optim::kLeastQuantized &&
+              memory::kSlabAlignment % (8 * sizeof(float)) == 0);
+
+namespace {
+
+class Sink final : public GradientSink {
+ public:
+  Sink(BlockGradients& gradients, size_t place) : gradients_(gradients), place_(place) {}
+  void add(const Tensor& gradient) override { gradients_.take(place_, gradient); }
+
+ private:
+  BlockGradients& gradients_;
+  size_t place_;
+};
+
+}  // namespace
+
+bool is_divided(const model::LoadedModel& model, const Selection::TrainedWeight& trained) {
+  return model.is_divided(trained.component) && model.is_streamed(*trained.weight);
+}
+
+DividedWeights::DividedWeights(model::LoadedModel& model, distributed::Group& world,
+                               const distributed::ShardGroups& groups, bool on_host)
+    : model_(model),
+      on_host_(on_host),
+      rank_(groups.shards->rank()),
+      size_(groups.shards->size()),
+      gradients_(world,
+                 {.shards = world.neighbours(groups.shards->size(), "gradients of blocks"),
+                  .replicas = groups.replicas},
+                 on_host) {
+  for (const model::LoadedPart& part : model.parts()) {
+    if (!model.is_divided(part.detection.component)) continue;
+    for (Block* block : model.model().blocks(part.detection.component))
+      block->visit_weights([&](const std::string&, Weight& weight) { block_of_[&weight] = block; });
+  }
+}
+
+DividedWeights::~DividedWeights() {
+  for (const Divided& divided : divided_) divided.weight->state().set_sink(nullptr);
+}
+
+// `is_there`: it rests where the optimizer is.
+Tensor DividedWeights::make_moved(const Tensor& resting, bool is_there) const {
+  if (is_there) return resting;
+  const memory::HostScope host;
+  if (resting.numel() == 0) return at::empty({0}, resting.options().device(at::kCPU));
+  Tensor copy = model_.transfer()
+                    ->host_memory(static_cast<int64_t>(resting.nbytes()))
+                    .view(resting.scalar_type());
+  copy.copy_(resting);
+  return copy;
+}
+
+optim::Parameter DividedWeights::add(const Selection::TrainedWeight& trained) {
+  Weight& weight = *trained.weight;
+  memory::Residency& residency = *model_.residency(trained.component);
+  std::vector<distributed::FlatLayout::Extent> extents;
+  for (int64_t rank = 0; rank < size_; ++rank) {
+    const auto [begin, count] = residency.extent(weight, rank);
+    extents.push_back({.begin = begin, .count = count});
+  }
+  Divided divided = {.weight = &weight,
+                     .resting = residency.own_numbers(weight),
+                     .moved = {},
+                     .begin = extents[static_cast<size_t>(rank_)].begin};
+  divided.moved = make_moved(divided.resting, residency.keeps_on_host(weight) || !on_host_);
+  const Block& block = *block_of_.at(&weight);
+  trained_blocks_[&block] = &residency;
+  const at::TensorOptions options = divided.resting.options();
+  const size_t place = gradients_.add(block, std::move(extents), options.device(model_.device()));
+  weight.state().set_sink(std::make_shared<Sink>(gradients_, place));
+  optim::Parameter parameter = {trained.component + "." + trained.path,
+                                at::empty(weight.sizes(), options.device(at::kMeta))};
+  places_.emplace(parameter.name, place);
+  divided_.push_back(std::move(divided));
+  return parameter;
+}
+
+void DividedWeights::cut(optim::Parameter& parameter) const {
+  const Divided& divided = divided_[places_.at(parameter.name)];
+  parameter.leaf = divided.moved;
+  parameter.piece = optim::Piece{divided.weight->sizes().vec(), divided.begin};
+}
+
+std::string DividedWeights::note() const {
+  return std::to_string(trained_blocks_.size()) + " blocks that are trained, their gradients and " +
+         "optimizer state are divided among " + std::to_string(size_) + " processes";
+}
+
+void DividedWeights::take_gradients() {
+  gradients_.finish();
+  for (size_t place = 0; place < divided_.size(); ++place)
+    divided_[place].moved.mutable_grad() = gradients_.piece(place);
+}
+
+void DividedWeights::clear_gradients() {
+  for (Divided& divided : divided_) divided.moved.mutable_grad() = Tensor();
+  gradients_.clear();
+}
+
+void DividedWeights::publish() {
+  const at::NoGradGuard no_grad;
+  memory::TransferDevice& transfer = *model_.transfer();
+  memory::Ticket last;
+  for (const Divided& divided : divided_) {
+    if (!divided.moved.is_same(divided.resting) && divided.moved.numel() > 0)
+      last = transfer.copy_in(divided.moved, divided.resting, transfer.computed());
+  }
+  transfer.compute_after(last);
+  transfer.wait(last);
+  for (const auto& [block, residency] : trained_blocks_) residency->refresh(*block);
+}
+
+}  // namespace atelier::parameters

@@ -1,0 +1,66 @@
+// Trained weights of blocks that are divided among the processes of a run (stage 3 of ZeRO).
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "host/distributed/block_gradients.h"
+#include "host/distributed/shards.h"
+#include "host/model/model_loader.h"
+#include "host/optim/optimizer.h"
+#include "host/parameters/selection.h"
+
+namespace atelier::parameters {
+
+// Whether each process has a part of the weight, and the whole of it only while its block runs.
+bool is_divided(const model::LoadedModel& model, const Selection::TrainedWeight& trained);
+
+// Weights are trained where parts of their blocks rest, or in copies of these in host memory. What
+// was moved comes with the next gather. Not thread-safe.
+class DividedWeights {
+ public:
+  // `on_host`: where the optimizer works. All processes of `world` call this; it and `model`
+  // outlive this.
+  DividedWeights(model::LoadedModel& model, distributed::Group& world,
+                 const distributed::ShardGroups& groups, bool on_host);
+  ~DividedWeights();
+  DividedWeights(const DividedWeights&) = delete;
+  DividedWeights& operator=(const DividedWeights&) = delete;
+
+  // Returns what stands for the whole weight: shape and dtype alone.
+  optim::Parameter add(const Selection::TrainedWeight& trained);
+  // Whether it was added here.
+  bool has(const std::string& name) const { return places_.contains(name); }
+  // Lets the optimizer move this process's part.
+  void cut(optim::Parameter& parameter) const;
+  std::string note() const;
+
+  distributed::BlockGradients& gradients() { return gradients_; }
+  const distributed::BlockGradients& gradients() const { return gradients_; }
+  // Gives each part its sum. All processes come here.
+  void take_gradients();
+  void clear_gradients();
+  // Blocks come as they were moved the next time that they come.
+  void publish();
+
+ private:
+  struct Divided {
+    Weight* weight;
+    at::Tensor resting;  // this process's numbers, flat
+    at::Tensor moved;    // the same, or a copy in host memory
+    int64_t begin;       // in the weight
+  };
+  at::Tensor make_moved(const at::Tensor& resting, bool is_there) const;
+
+  model::LoadedModel& model_;
+  const bool on_host_;
+  int64_t rank_, size_;
+  distributed::BlockGradients gradients_;
+  std::map<const Weight*, const Block*> block_of_;  // of divided components
+  std::map<const Block*, memory::Residency*> trained_blocks_;
+  std::vector<Divided> divided_;          // by place in gradients_
+  std::map<std::string, size_t> places_;  // of parameters, by name
+};
+
+}  // namespace atelier::parameters

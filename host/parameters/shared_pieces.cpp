@@ -1,0 +1,138 @@
+#include "host/parameters/shared_pieces.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "host/optim/blockwise.h"
+#include "host/order/training_checks.h"
+
+namespace atelier::parameters {
+
+using at::Tensor;
+using distributed::FlatLayout;
+using distributed::Group;
+
+static_assert(distributed::kBlockNumbers % optim::kQuantizedBlock == 0 &&
+              distributed::kLeastInBlocks <= optim::kLeastQuantized &&
+              distributed::kSmallBlockNumbers % 8 == 0);
+
+SharedPieces::SharedPieces(Group& world, distributed::ShardGroups groups, ExchangePlan plan,
+                           ArrivalOrder arrival, std::vector<optim::Parameter> wholes,
+                           PieceMemory memory, std::set<std::string> denoisers)
+    : plan_(std::move(plan)), groups_(std::move(groups)), memory_(memory) {
+  for (optim::Parameter& whole : wholes) {
+    Shared& shared = shared_.emplace_back();
+    shared.whole = std::move(whole);
+    shared.extent = plan_.layout.extent(shared_.size() - 1, groups_.shards->rank());
+    shared.piece = make_piece(shared.own_part());
+  }
+  make_sums(world, std::move(denoisers));
+  values_.emplace(std::move(arrival), [this](size_t bucket) -> std::function<void()> {
+    const at::NoGradGuard no_grad;
+    auto coming = std::make_shared<Gathering>(gather(plan_.layout.buckets()[bucket]));
+    return [this, coming] { spread(*coming); };
+  });
+}
+
+Tensor SharedPieces::make_piece(const Tensor& own_part) const {
+  if (memory_.transfer == nullptr) return own_part;
+  const memory::HostScope host;
+  if (memory_.has_masters)
+    return own_part.to(at::kCPU, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+  if (own_part.numel() == 0) return at::empty({0}, own_part.options().device(at::kCPU));
+  Tensor piece = memory_.transfer->host_memory(static_cast<int64_t>(own_part.nbytes()))
+                     .view(own_part.scalar_type());
+  piece.copy_(own_part);
+  return piece;
+}
+
+void SharedPieces::make_sums(Group& world, std::set<std::string> denoisers) {
+  std::vector<Tensor> leaves;
+  for (const Shared& shared : shared_) leaves.push_back(shared.whole.leaf);
+  // In a step of one denoiser the others get no gradients.
+  const auto expects = [this, denoisers = std::move(denoisers)](size_t place,
+                                                                const std::string& denoiser) {
+    const std::string component = order::component_of(shared_[place].whole.name);
+    return plan_.mode.zero_stage > 1 &&
+           (denoiser.empty() || component == denoiser || !denoisers.contains(component));
+  };
+  sums_.emplace(world, groups_, std::move(leaves), plan_.layout,
+                distributed::ShardedGradients::Options{
+                    .each_pass = plan_.sends_each_pass(),
+                    .on_host = memory_.transfer != nullptr || plan_.wholes_on_host,
+                    .expects = expects});
+}
+
+void SharedPieces::cut(size_t place, optim::Parameter& parameter) const {
+  const Shared& shared = shared_[place];
+  if (memory_.has_masters) parameter.master_of = parameter.dtype();
+  parameter.leaf = shared.piece;
+  parameter.piece = optim::Piece{shared.whole.leaf.sizes().vec(), shared.extent.begin};
+}
+
+void SharedPieces::take_gradients() {
+  is_moved_.emplace(plan_.layout.buckets().size());
+  for (size_t place = 0; place < shared_.size(); ++place) {
+    const Tensor gradient = sums_->piece(place);
+    shared_[place].piece.mutable_grad() = gradient;
+    if (gradient.defined()) (*is_moved_)[plan_.layout.bucket_of(place)] = true;
+  }
+}
+
+void SharedPieces::clear_gradients() {
+  for (Shared& shared : shared_) shared.piece.mutable_grad() = Tensor();
+}
+
+// Memory in which the values of `part` come together where pieces are: the part itself, or pinned.
+Tensor SharedPieces::staging(const Tensor& part) {
+  if (memory_.transfer == nullptr || part.is_cpu()) return part;
+  const auto bytes = static_cast<int64_t>(part.nbytes());
+  if (!staging_.defined() || staging_.numel() < bytes)
+    staging_ = memory_.transfer->host_memory(bytes);
+  return staging_.narrow(0, 0, bytes).view(part.scalar_type()).zero_();
+}
+
+SharedPieces::Gathering SharedPieces::gather(const FlatLayout::Bucket& bucket) {
+  const Group& shards = *groups_.shards;
+  const at::Device device = bucket.options.device();
+  const auto options = bucket.options.device(shards.sends(device) ? device : at::kCPU);
+  Gathering gathering = {.bucket = &bucket,
+                         .whole = at::empty({bucket.count}, options),
+                         .part = at::zeros({bucket.count / shards.size()}, options),
+                         .sent = {}};
+  const Tensor filled = staging(gathering.part);
+  for (const FlatLayout::Place& place : bucket.places) {
+    const Shared& shared = shared_[place.tensor];
+    filled.narrow(0, shared.extent.at, shared.extent.count).copy_(shared.piece);
+  }
+  if (!filled.is_same(gathering.part)) gathering.part.copy_(filled);
+  gathering.sent = groups_.shards->all_gather(gathering.whole, gathering.part);
+  return gathering;
+}
+
+void SharedPieces::spread(Gathering& gathering) {
+  const at::NoGradGuard no_grad;
+  gathering.sent.wait();
+  // Where processes leave, nothing has come, and pieces may lie in the leaves.
+  if (groups_.shards->is_called_off()) return;
+  for (const FlatLayout::Place& place : gathering.bucket->places) {
+    const Tensor leaf = shared_[place.tensor].whole.leaf.detach();
+    leaf.view(-1).copy_(gathering.whole.narrow(0, place.begin, leaf.numel()));
+  }
+}
+
+void SharedPieces::send_values() {
+  const std::vector<bool> all(plan_.layout.buckets().size(), true);
+  values_->open(std::exchange(is_moved_, std::nullopt).value_or(all));
+}
+
+void SharedPieces::adopt() {
+  const at::NoGradGuard no_grad;
+  if (memory_.transfer == nullptr) return;
+  for (Shared& shared : shared_) shared.piece.detach().copy_(shared.own_part());
+}
+
+}  // namespace atelier::parameters

@@ -1,0 +1,91 @@
+// Trained tensors that are whole on each rank, and of which each moves pieces (ZeRO).
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "host/distributed/gradients.h"
+#include "host/distributed/shards.h"
+#include "host/optim/optimizer.h"
+#include "host/parameters/arriving_values.h"
+#include "host/parameters/exchange_plan.h"
+#include "memory/transfer_device.h"
+
+namespace atelier::parameters {
+
+// Where pieces rest.
+struct PieceMemory {
+  memory::TransferDevice* transfer = nullptr;  // to host memory; null: they are parts of the wholes
+  bool has_masters = false;  // there they are in float32, and rounded when they are sent
+};
+
+// Carries out an exchange plan that shares something out. Each tensor lies whole on each rank, and
+// in a piece on the rank that moves it:
+//
+//   rank 0   whole, its gradient    -- reduce-scatter -->   piece 0 with its sum, optimizer state 0
+//   rank 1   whole, its gradient    -- reduce-scatter -->   piece 1 with its sum, optimizer state 1
+//            whole                  <--  all-gather  ---    moved pieces
+//
+// With groups that each hold everything, sums go between the groups as well, and each group gathers
+// from its own. ParameterPlacement has the order of the calls. Not thread-safe.
+class SharedPieces {
+ public:
+  // `wholes`: in the order of the plan. `denoisers`: of which a step may run one alone.
+  SharedPieces(distributed::Group& world, distributed::ShardGroups groups, ExchangePlan plan,
+               ArrivalOrder arrival, std::vector<optim::Parameter> wholes, PieceMemory memory,
+               std::set<std::string> denoisers);
+  SharedPieces(const SharedPieces&) = delete;
+  SharedPieces& operator=(const SharedPieces&) = delete;
+
+  const ExchangePlan& plan() const { return plan_; }
+  // Lets the optimizer move this rank's piece of the whole `place`.
+  void cut(size_t place, optim::Parameter& parameter) const;
+
+  distributed::ShardedGradients& sums() { return *sums_; }
+  const distributed::ShardedGradients& sums() const { return *sums_; }
+  // Gives each piece its sum.
+  void take_gradients();
+  void clear_gradients();
+
+  // Moved pieces begin to come back into the wholes, in buckets that each block waits for.
+  void send_values();
+  ArrivingValues& values() { return *values_; }
+  // Makes pieces of wholes that were loaded.
+  void adopt();
+
+ private:
+  struct Shared {
+    optim::Parameter whole;
+    at::Tensor piece;  // flat
+    distributed::FlatLayout::Extent extent;
+
+    at::Tensor own_part() const {
+      return whole.leaf.detach().view(-1).narrow(0, extent.begin, extent.count);
+    }
+  };
+  struct Gathering {
+    const distributed::FlatLayout::Bucket* bucket;
+    at::Tensor whole, part;
+    distributed::Ticket sent;
+  };
+  at::Tensor make_piece(const at::Tensor& own_part) const;
+  void make_sums(distributed::Group& world, std::set<std::string> denoisers);
+  at::Tensor staging(const at::Tensor& part);
+  Gathering gather(const distributed::FlatLayout::Bucket& bucket);
+  void spread(Gathering& gathering);
+
+  const ExchangePlan plan_;
+  const distributed::ShardGroups groups_;
+  const PieceMemory memory_;
+  std::vector<Shared> shared_;  // in the optimizer's order
+  at::Tensor staging_;          // on the host, of pieces of a bucket on their way to the device
+  std::optional<distributed::ShardedGradients> sums_;
+  // By bucket, whether the step has a gradient for it; nullopt: no step is under way.
+  std::optional<std::vector<bool>> is_moved_;
+  std::optional<ArrivingValues> values_;
+};
+
+}  // namespace atelier::parameters
