@@ -11,7 +11,7 @@ import json
 import os
 import pathlib
 import shlex
-import subprocess
+import sys
 import tempfile
 
 import numpy as np
@@ -19,7 +19,9 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from program import PROGRAM, REPOSITORY, run_line  # noqa: E402,F401
+
 TIMEOUT_S = 300
 DEVICE = os.environ.get("ATELIER_PARITY_DEVICE", "cpu")
 COMPUTING = ("cache", "generate", "probe", "train")
@@ -31,11 +33,10 @@ class ProgramFailed(AssertionError):
 
 
 def program():
-    path = pathlib.Path(os.environ.get("ATELIER_BIN") or REPOSITORY / "build/release/bin/atelier")
-    if not path.is_file():
+    if not PROGRAM.is_file():
         raise FileNotFoundError(
-            f"{path}: the program is not built; run tools/build, or set ATELIER_BIN")
-    return path
+            f"{PROGRAM}: the program is not built; run tools/build, or set ATELIER_BIN")
+    return PROGRAM
 
 
 @contextlib.contextmanager
@@ -57,7 +58,7 @@ def run(arguments, folder):
     if arguments[0] in COMPUTING:
         command += ["--device", DEVICE]
     (folder / "command").write_text(shlex.join(command) + "\n")
-    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=folder)
+    result = run_line(command, cwd=folder, timeout=TIMEOUT_S)
     if result.returncode != 0:
         raise ProgramFailed(
             f"exit code {result.returncode}: {shlex.join(command)}\n{result.stderr[-2000:]}")

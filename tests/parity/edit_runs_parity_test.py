@@ -4,7 +4,6 @@ pictures, and a plan counts them."""
 import json
 import pathlib
 import re
-import subprocess
 import sys
 import tempfile
 import unittest
@@ -45,10 +44,8 @@ class EditRunsTest(unittest.TestCase):
                      threads=1) | flags
         words = [str(word) for name, value in flags.items() for one in (value if isinstance(value, list) else [value])
                  for word in ("--" + name, one)]
-        done = subprocess.run([str(atelier.program()), *command.split(), *words], capture_output=True, text=True,
-                              timeout=atelier.TIMEOUT_S)
-        self.assertEqual(done.returncode, 0, done.stderr[-2000:])
-        return done.stderr
+        return atelier.run_line([str(atelier.program()), *command.split(), *words], code=0,
+                                timeout=atelier.TIMEOUT_S).stderr
 
     def dataset(self, counts):
         """A row for each count of pictures, the same in size."""

@@ -6,9 +6,15 @@ import importlib.util
 import os
 import pathlib
 import subprocess
+import threading
+
+import fork_server
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = pathlib.Path(os.environ.get("ATELIER_BIN") or REPOSITORY / "build/release/bin/atelier").resolve()
+FORK_SERVER = PROGRAM.parents[1] / "tests/fork_server.so"  # a build with sanitizers has none
+_servers = {}  # by the environment of their starts
+_one_start = threading.Lock()
 
 
 def command(*words, **flags):
@@ -23,12 +29,31 @@ def command(*words, **flags):
 
 
 def run_line(line, code=None, cwd=None, stdin="", timeout=300, **environment):
-    """Runs a command line to its end. `code`: the exit code that it has to have, None for any."""
-    result = subprocess.run(line, cwd=cwd, input=stdin, timeout=timeout, capture_output=True, encoding="utf-8",
-                            env={**os.environ, **environment})
+    """Runs a command line to its end. `code`: the exit code that it has to have, None for any.
+
+    Starts of the program are forks of one process, one at a time; a start beside them is one of its own.
+    """
+    is_program = str(line[0]) == str(PROGRAM) and FORK_SERVER.exists()
+    if is_program and _one_start.acquire(blocking=False):
+        try:
+            result = _server(environment).run(line, cwd, stdin, timeout)
+        finally:
+            _one_start.release()
+    else:
+        result = subprocess.run(line, cwd=cwd, input=stdin, timeout=timeout, capture_output=True, encoding="utf-8",
+                                env={**os.environ, **environment})
     assert code in (None, result.returncode), f"exit code {result.returncode}: {line}\n" + \
         result.stdout[-1000:] + result.stderr[-3000:]
     return result
+
+
+def _server(environment):
+    """The server of the program's starts in this environment. Other variables are another server."""
+    whole = {**os.environ, **environment}
+    key = frozenset(whole.items())
+    if key not in _servers:
+        _servers[key] = fork_server.ForkServer(PROGRAM, FORK_SERVER, whole)
+    return _servers[key]
 
 
 def run(*words, code=None, cwd=None, stdin="", **environment):
