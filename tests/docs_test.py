@@ -4,8 +4,8 @@ usage: docs_test.py SOURCE BUILD [PAGE...]    without a page: all but README.md
 
 The ```sh blocks of a page are one script, run in a folder that holds what the pages speak of: a model below models/, a
 dataset in data/, an image with a mask, two LoRAs, a file of jobs and one of settings. `atelier` is the built program;
-images are made smaller and in fewer steps than the page says, because the model is the one of examples/shapes and the
-tests are short.
+images are made smaller and in fewer steps than the page says, and a run that says no number of steps has 20, because the
+model is the one of examples/shapes and the tests are short.
 """
 import json
 import math
@@ -57,6 +57,8 @@ if words and words[0] == "generate":
             words[place] = str(min(most, int(words[place])))
         elif flag != "--resident_blocks":
             words += [flag, str(most)]
+if words and words[0] == "train" and not {"--max_train_steps", "--save_steps", "--resume"} & {*words}:
+    words += ["--max_train_steps", "20"]
 os.execv(%r, ["atelier"] + words)
 """
 

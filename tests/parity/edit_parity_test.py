@@ -247,18 +247,18 @@ class EditPipelineTest(Models):
         pictures = [smooth_picture(60, 900, 5), smooth_picture(7, 9, 6), smooth_picture(500, 41, 7)]
         self.check("edit, three pictures", folder, pictures, 64, 64, cfg=1)
 
-    def test_a_picture_may_keep_its_size_and_be_stretched(self):
-        folder = self.models.variant("Qwen-Image-Edit-2509-Lowres")
-        picture = smooth_picture(96, 160, 8)
-
+    def check_in_own_size(self, name, folder, picture, *size, **more):
         def own_size(area, ratio):
             return picture.size if area == 1024 * 1024 else plain(area, ratio)
 
         plain = pipeline_qwenimage_edit_plus.calculate_dimensions
         with mock.patch.object(pipeline_qwenimage_edit_plus, "calculate_dimensions", own_size):
-            self.check("edit, a picture in its own size", folder, [picture], 192, 224, cfg=1,
-                       stretches=True, edit_image_auto_resize="false",
-                       edit_rope_interpolation=True)
+            self.check(name, folder, [picture], *size, edit_image_auto_resize="false", **more)
+
+    def test_a_picture_may_keep_its_size_and_be_stretched(self):
+        folder = self.models.variant("Qwen-Image-Edit-2509-Lowres")
+        self.check_in_own_size("edit, a picture in its own size", folder, smooth_picture(96, 160, 8),
+                               192, 224, cfg=1, stretches=True, edit_rope_interpolation=True)
 
     def test_what_a_folder_says_of_pictures_and_is_not_computed_is_refused_by_its_name(self):
         picture = pathlib.Path(self.holder.name) / "refused.png"
@@ -274,7 +274,8 @@ class EditPipelineTest(Models):
                                  height=64, width=64)
         saved = self.models.variant("Qwen-Image-Edit-2509-saved") / "processor"
         edit_models.image_processor().save_pretrained(saved)  # as this version writes it
-        self.check("edit, a processor saved anew", saved.parent, [smooth_picture(300, 500, 1)], 64, 96)
+        self.check_in_own_size("edit, a processor saved anew", saved.parent,
+                               smooth_picture(304, 496, 1), 64, 96)
 
     def test_the_image_is_as_large_as_the_last_picture(self):
         folder = self.models.variant("Qwen-Image-Edit-2511", zero_cond_t=True)

@@ -54,7 +54,7 @@ class EditRunsTest(unittest.TestCase):
         path = self.dir / ("_".join(map(str, counts)) + ".json")
         path.write_text(json.dumps(rows))
         return dict(dataset_base_path=self.dir, dataset_metadata_path=path, data_file_keys="image,edit_image",
-                    extra_inputs="edit_image", height=64, width=64)
+                    extra_inputs="edit_image", edit_image_auto_resize="false", height=64, width=64)
 
     def training(self, name, **flags):
         return dict(lora_base_model="dit", lora_target_modules="to_q", lora_rank=4,
@@ -70,7 +70,7 @@ class EditRunsTest(unittest.TestCase):
         for number, pictures in enumerate((self.pictures[:2], self.pictures[2:])):
             made = self.dir / f"made_{number}.png"
             self.run_program("generate", prompt=PROMPT, edit_image=pictures, width=64, height=96, seed=5,
-                             num_inference_steps=2, cfg_scale=1, output=made)
+                             num_inference_steps=2, cfg_scale=1, edit_image_auto_resize="false", output=made)
             shown, = (self.dir / "previews/samples").glob(f"step-00000000_{number}.png")
             self.assertTrue(np.array_equal(np.asarray(Image.open(shown)), np.asarray(Image.open(made))))
 

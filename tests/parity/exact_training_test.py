@@ -103,7 +103,7 @@ class ExactTrainingTest(unittest.TestCase):
 
     def kill_after(self, step, words):
         """Ends a run without a word when it has saved `step`."""
-        process = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(program.yielding(words), stderr=subprocess.DEVNULL)
         folder = pathlib.Path(words[words.index("--output_path") + 1])
         while not (folder / f"checkpoints/step-{step:08d}").is_dir():
             self.assertIsNone(process.poll())

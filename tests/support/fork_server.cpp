@@ -2,19 +2,23 @@
 //
 // LibTorch registers its operators when it is loaded, which takes longer than most commands of the
 // tests. Preloaded into a program, with a socket's number in ATELIER_FORK_SERVER, this library
-// waits behind that and before main(). Each packet of the socket is one start:
+// waits behind that and before main(). Each packet of the socket is one start, and has two answers:
 //
-//   packet:  working directory \0 argument 0 \0 argument 1 \0 ...    with 3 files: 0, 1 and 2 of
-//   the start answer:  process id (int32), then, when the process ended, its status of waitpid
-//   (int32)
+//   packet: working directory \0 argument 0 \0 argument 1 \0 ..., with the start's files 0, 1 and 2
+//   answer: process id, 0 (int32), when the process has begun
+//   answer: status of waitpid, milliseconds of a processor's time (int32), when it has ended
 //
 // The end of the socket is the end of the server. See fork_server.py for its other side.
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>
+#include <iostream>
+#include <iterator>
 #include <string>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -52,12 +56,20 @@ bool receive(int socket, Start& start) {
   return true;
 }
 
+// Ends a process before LibTorch unregisters its operators, which takes longer than the fork.
+void end(int status, void* /*unused*/) {
+  std::cout.flush();
+  std::fflush(nullptr);
+  _exit(status);
+}
+
 // argv, and the environment behind it, as the kernel lays them out.
 std::vector<char*> become(int socket, Start& start) {
   for (int file = 0; file < kFiles; ++file) dup2(start.files[file], file);
   for (int file : start.files) close(file);
   close(socket);
   if (chdir(start.words[0].c_str()) != 0) _exit(kFailed);
+  on_exit(end, nullptr);
   unsetenv(kSocket);
   unsetenv("LD_PRELOAD");
   std::vector<char*> block;
@@ -70,6 +82,10 @@ std::vector<char*> become(int socket, Start& start) {
   return block;
 }
 
+int32_t milliseconds(const timeval& time) {
+  return static_cast<int32_t>(time.tv_sec * 1000 + time.tv_usec / 1000);
+}
+
 // Returns in the processes of starts only.
 std::vector<char*> serve(int socket) {
   static Start start;
@@ -77,10 +93,12 @@ std::vector<char*> serve(int socket) {
     const pid_t process = fork();
     if (process == 0) return become(socket, start);
     for (int file : start.files) close(file);
-    int32_t answer = process;
-    if (send(socket, &answer, sizeof(answer), MSG_NOSIGNAL) < 0) break;
-    waitpid(process, &answer, 0);
-    if (send(socket, &answer, sizeof(answer), MSG_NOSIGNAL) < 0) break;
+    int32_t answer[] = {process, 0};
+    if (send(socket, answer, sizeof(answer), MSG_NOSIGNAL) < 0) break;
+    rusage used{};
+    wait4(process, &answer[0], 0, &used);
+    answer[1] = milliseconds(used.ru_utime) + milliseconds(used.ru_stime);
+    if (send(socket, answer, sizeof(answer), MSG_NOSIGNAL) < 0) break;
   }
   _exit(0);
 }

@@ -20,7 +20,7 @@ import unittest
 
 import program
 from rank_runs import RankRuns
-from ranks import allowance, children, free_port, is_alive, launched, place
+from ranks import children, free_port, is_alive, launched, place
 from tiny_run import TARGETS, losses, write_dataset
 
 ROUNDS = dict(zip(("killed", "stopped", "thrown", "full"), [int(word) for word in sys.argv[1:5]] or [3] * 4))
@@ -157,13 +157,13 @@ class FailuresTest(RankRuns):
         wait_until(lambda: not any(map(is_alive, ranks)), "the others end")
         seconds = time.monotonic() - since
         self.longest = max(self.longest, seconds)
-        self.assertLess(seconds, promise + allowance(), started.said())
+        self.assertLess(seconds, promise + program.allowance(), started.said())
 
     def assert_launch_ends(self, launched, ranks, since, promise):
         """Every rank ends in `promise` seconds, and the launch soon behind. Returns its exit code."""
         self.assert_end(launched, ranks, since, promise)
         code = launched.finish()
-        self.assertLess(time.monotonic() - since, promise + 1 + allowance(), launched.said())
+        self.assertLess(time.monotonic() - since, promise + 1 + program.allowance(), launched.said())
         return code
 
     def assert_whole(self, way, run):

@@ -10,7 +10,8 @@ import tempfile
 import time
 import unittest
 
-from ranks import allowance, free_port, is_alive, place
+import program
+from ranks import free_port, is_alive, place
 
 TOOL = pathlib.Path(sys.argv.pop(1)).resolve()
 KEPT = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
@@ -31,7 +32,7 @@ class GroupTest(unittest.TestCase):
         self.assertFalse([words[1] for words in told if words[0] == "process" and is_alive(words[1])])
         if promise:
             event = next(float(words[1]) for words in told if words[0] == "event")
-            self.assertLess(end - event, promise + allowance(), done.stderr)
+            self.assertLess(end - event, promise + program.allowance(), done.stderr)
         return done
 
     def start(self, rank, size, work="exchange", port=None, which=-1, **environment):
@@ -50,7 +51,7 @@ class GroupTest(unittest.TestCase):
         seconds = time.monotonic() - event
         said = process.stderr.read()
         self.assertEqual(process.returncode, code, said)
-        self.assertLess(seconds, promise + allowance(), said)
+        self.assertLess(seconds, promise + program.allowance(), said)
         return said
 
     def test_all_exchanges_of_two_and_of_four_ranks(self):

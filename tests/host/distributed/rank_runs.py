@@ -55,7 +55,7 @@ class RankRuns(TinyRuns):
         """Ends one of two ranks by a signal: what was said, and the step that both have saved."""
         process = self.start(2, **flags)
         os.kill(children(process)[1], signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=120)
         self.assertEqual(process.returncode, 75, said)
         return said, max(losses(self.dir / "run"))
 
@@ -65,9 +65,9 @@ class RankRuns(TinyRuns):
                 process = self.start(2, output_path=self.dir / "run", resume="latest", **flags)
                 begin = time.monotonic()
                 os.kill(children(process)[rank], signal.SIGKILL)
-                _, said = process.communicate(timeout=60)
+                _, said = process.communicate(timeout=120)
                 self.assertEqual(process.returncode, 6, said)
-                self.assertLess(time.monotonic() - begin, 6)
+                self.assertLess(time.monotonic() - begin, 6 + program.allowance())
                 self.assertRegex(said, rf"step \d+, .*rank {rank} \(.*\) is lost")
                 (self.dir / "run/loss.csv").unlink()
 

@@ -1,5 +1,4 @@
 """Processes of one run as tests start and watch them."""
-import os
 import pathlib
 import socket
 
@@ -32,8 +31,3 @@ def is_alive(process):
         return pathlib.Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def allowance():
-    """Seconds that a promise is exceeded by where more programs run than there are cores."""
-    return 3 * max(0, os.getloadavg()[0] / os.cpu_count() - 1)

@@ -106,7 +106,7 @@ class CacheTest(TinyRuns):
 
     def test_an_interrupted_run_goes_on_with_the_rest(self):
         self.write_rows(60)
-        process = subprocess.Popen(self.command(dataset_num_workers=1),
+        process = subprocess.Popen(program.yielding(self.command(dataset_num_workers=1)),
                                    cwd=self.dir,
                                    stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE,
@@ -141,7 +141,7 @@ class CacheTest(TinyRuns):
 
     def test_a_killed_run_leaves_no_damaged_entry(self):
         self.write_rows(40)
-        process = subprocess.Popen(self.command(), cwd=self.dir, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(program.yielding(self.command()), cwd=self.dir, stderr=subprocess.DEVNULL)
         while len(list(self.cache.glob("*/*.safetensors"))) < 10 and process.poll() is None:
             time.sleep(0.002)
         process.kill()
