@@ -81,10 +81,12 @@ class TrainTest(TinyRuns):
         self.assertEqual(losses(straight), losses(killed))
 
     def test_a_signal_saves_and_leaves(self):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # runs inherit what nohup ignores
         for number, code in ((signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)):
             run = self.dir / number.name
             process = subprocess.Popen(self.words(run, max_train_steps=100_000, save_steps=100_000),
                                        stderr=subprocess.DEVNULL)
+            self.addCleanup(process.kill)
             while not (run / "loss.csv").is_file() or len(losses(run)) < 3:
                 self.assertIsNone(process.poll())
                 time.sleep(0.002)
@@ -96,7 +98,7 @@ class TrainTest(TinyRuns):
             self.assertTrue((run / f"step-{saved[0]}.safetensors").is_file())
             last = saved[0] + 2
             program.run("train", "--resume", run, "--max_train_steps", last, "--save_steps", last, code=0)
-            straight = self.train(f"straight_{last}", max_train_steps=last, save_steps=last)
+            straight = self.train(f"straight_{number.name}", max_train_steps=last, save_steps=last)
             self.assert_same_state(straight, run, last)
 
     def test_two_stages_give_the_bits_of_one(self):
