@@ -57,7 +57,8 @@ if words and words[0] == "generate":
             words[place] = str(min(most, int(words[place])))
         elif flag != "--resident_blocks":
             words += [flag, str(most)]
-if words and words[0] == "train" and not {"--max_train_steps", "--save_steps", "--resume"} & {*words}:
+begins = "--resume" not in words or "latest" in words
+if words and words[0] == "train" and begins and not {"--max_train_steps", "--save_steps"} & {*words}:
     words += ["--max_train_steps", "20"]
 os.execv(%r, ["atelier"] + words)
 """
