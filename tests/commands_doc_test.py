@@ -160,7 +160,8 @@ class CommandsPage(unittest.TestCase):
     def test_every_flag_of_kohyas_trainers_that_is_answered_is_in_the_table(self):
         page = TRAINING_PAGE.read_text(encoding="utf-8")
         table = page.split("## Coming from kohya's trainers")[1].split("\n## ")[0]
-        names = re.findall(r'^    \{"(\w+)", kKohya\b', COMPAT_FLAGS.read_text(encoding="utf-8"), re.MULTILINE)
+        rows = re.findall(r'^    \{kKohya\b[^"]*((?:"[^"]*"\s*)+)', COMPAT_FLAGS.read_text(encoding="utf-8"), re.MULTILINE)
+        names = [name for row in rows for name in re.findall(r"\w+", row)]
         self.assertGreater(len(names), 50)
         self.assertEqual([], [name for name in names if f"`--{name}`" not in table])
 

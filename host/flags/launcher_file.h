@@ -25,10 +25,9 @@ struct LauncherFile {
 // and the setting.
 LauncherFile read_launcher_file(const std::string& path, report::Problems& problems);
 
-// Reads a launcher's command line. `words`: flags for which is_launcher_word() holds, names
-// with underscores and without dashes, with their values, empty of those that stand alone.
+// Reads a launcher's command line. `words`: flags of kLauncher, names with underscores and without
+// dashes, with their values, empty of those that stand alone.
 LauncherFile read_launcher_words(std::span<const std::pair<std::string, std::string>> words,
                                  report::Problems& problems);
-bool is_launcher_word(std::string_view name);
 
 }  // namespace atelier::flags

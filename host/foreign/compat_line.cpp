@@ -32,7 +32,6 @@ using formats::quote_and_escape;
 using flags::CommandSpec;
 using flags::CompatFlag;
 using flags::find_compat_flag;
-using Fate = flags::CompatFate;
 using flags::FlagKind;
 using flags::FlagSpec;
 
@@ -139,24 +138,11 @@ class TrainLine final : public LineWords {
       unknown_.push_back("--" + flag.name);
       return;
     }
-    switch (known->fate) {
-      case Fate::kRenamed:
-        return rename(flag.shown, std::string(known->text), flag.value());
-      case Fate::kFixed: {
-        const std::string text(known->text.substr(2));
-        const size_t space = text.find(' ');
-        return rename(flag.shown, text.substr(0, space),
-                      space == std::string::npos ? "true" : text.substr(space + 1));
-      }
-      case Fate::kIdle:
-        return leave_out(flag.shown, known->text);
-      case Fate::kLost:
-        return lose(flag.shown, known->text);
-      case Fate::kModel:
-        return add_model_file(flag);
-      case Fate::kRead:
-        return read_flag(flag, *known);
-    }
+    take_row(flag, *known);
+  }
+
+  void take_renamed(const Given& flag, const std::string& name) override {
+    rename(flag.shown, name, flag.value());
   }
 
   // A flag of atelier train, with the words of other programs for its choices.
@@ -218,38 +204,33 @@ class TrainLine final : public LineWords {
     if (!rest.empty()) set(flag.name, rest);
   }
 
-  void read_flag(const Given& flag, const CompatFlag& known) {
-    const std::string value = flag.value();
-    if (flag.name == "model_version") {
-      take_version(flag.shown, value);
-    } else if (flag.name == "edit" || flag.name == "edit_plus") {
-      take_version(flag.shown, flag.name == "edit" ? "edit" : "edit-2509");
-    } else if (flag.name == "i2v") {
+  void read_flag(const Given& flag, const CompatFlag& row) override {
+    if (take_version(flag)) return;
+    if (flag.name == "i2v") {
       take_task(flag.shown, "i2v-");
     } else if (flag.name == "network_module") {
       rename(flag.shown, "lora_base_model", order::denoiser_of(family_));
     } else if (flag.name == "resolution") {
       resolution_ = flag;
     } else if (flag.name == "dataset_config") {
-      const size_t before = problems_.size();
-      FlagValues values = read_kohya_dataset(value, problems_);
-      for (const auto& [name, text] : values) set(name, text);
-      if (problems_.size() == before) note(flag.shown + " is read, and its flags stand here");
-      if (find("control_path") != nullptr)
-        note(
-            "images of --control_path come to the size that the family says, whatever the size of "
-            "the images to learn");
+      read_dataset(flag);
     } else if (flag.name == "save_precision") {
       take_precision(flag, "save_dtype");
     } else if (flag.name == "min_timestep" || flag.name == "max_timestep") {
       take_boundary(flag);
-    } else if ((flag.name == "model_prediction_type" && value == "raw") ||
-               (flag.name == "loss_type" && value == "l2") ||
-               (flag.name == "save_every_n_epochs" && value == "1")) {
-      leave_out(flag.shown, known.text);
     } else {
-      lose(flag.shown, known.text);
+      lose(flag.shown, row.text);
     }
+  }
+
+  void read_dataset(const Given& flag) {
+    const size_t before = problems_.size();
+    for (const auto& [name, text] : read_kohya_dataset(flag.value(), problems_)) set(name, text);
+    if (problems_.size() == before) note(flag.shown + " is read, and its flags stand here");
+    if (find("control_path") != nullptr)
+      note(
+          "images of --control_path come to the size that the family says, whatever the size of "
+          "the images to learn");
   }
 
   // Timesteps of there count up with the noise, parts of the table here fall.
@@ -344,12 +325,6 @@ class TrainLine final : public LineWords {
     note_presets("DiffSynth-Studio");
   }
 
-  bool makes_clips() const {
-    return family_ != nullptr && std::ranges::any_of(family_->inputs(), [](const InputSpec& input) {
-             return input.role == InputRole::kTarget && input.kind == InputKind::kVideo;
-           });
-  }
-
   // What only the files of the model can say.
   void note_variants() {
     const std::string* names = find("extra_inputs");
@@ -364,8 +339,7 @@ class TrainLine final : public LineWords {
 
   // The line as atelier train reads it before it opens a file.
   void check() {
-    if (family_ == nullptr && find("plugin") == nullptr)
-      problems_.add("--plugin is missing", "name the model family; atelier plugins lists them");
+    check_plugin();
     CommandSpec spec = spec_;
     for (FlagSpec& flag : spec.flags) flag.required = false;
     report::Problems told;  // below, once

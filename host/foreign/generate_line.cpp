@@ -12,7 +12,6 @@ namespace {
 using flags::CompatFlag;
 using flags::FlagKind;
 using flags::FlagSpec;
-using Fate = flags::CompatFate;
 
 // What a script does where its line says nothing, and is done otherwise here.
 struct ScriptPreset {
@@ -76,27 +75,14 @@ class GenerateLine final : public LineWords {
 
   void take_flag(const Given& flag) {
     if (is_of_lora(flag.name)) return;
-    if (take_pair(flag) || take_expert(flag) || take_words(flag)) return;
+    if (take_expert(flag) || take_words(flag)) return;
     if (const FlagSpec* own = find_spec(flag.name)) return take_choice(flag, *own);
     const CompatFlag* known = flags::find_compat_flag(flag.name, flags::kSampler);
     if (known == nullptr) {
       unknown_.push_back("--" + flag.name);
       return;
     }
-    switch (known->fate) {
-      case Fate::kRenamed:
-        return take_renamed(flag, std::string(known->text));
-      case Fate::kFixed:
-        return take_fixed(flag, std::string(known->text.substr(2)));
-      case Fate::kModel:
-        return add_model_file(flag);
-      case Fate::kIdle:
-        return leave_out(flag.shown, known->text);
-      case Fate::kRead:  // where to put weights, which is planned
-        return leave_out(flag.shown, known->text);
-      case Fate::kLost:
-        return lose(flag.shown, known->text);
-    }
+    take_row(flag, *known);
   }
 
   static bool is_of_lora(std::string_view name) {
@@ -113,18 +99,16 @@ class GenerateLine final : public LineWords {
     set(own.name, is_bare ? "true" : flag.value());
   }
 
-  void take_renamed(const Given& flag, const std::string& name) {
+  void take_renamed(const Given& flag, const std::string& name) override {
     if (name == "output") return take_output(flag);
     if (name == "model_paths") return add_model_file(flag);
     if (const FlagSpec* own = find_spec(name)) return take_choice(flag, *own);
     lose(flag.shown, "the family has no input " + name);
   }
 
-  // "storage dit=fp8", of which there may be several.
-  void take_fixed(const Given& flag, const std::string& text) {
-    const size_t space = text.find(' ');
-    const std::string name = text.substr(0, space);
-    std::string value = space == std::string::npos ? "true" : text.substr(space + 1);
+  // There may be several "storage dit=fp8".
+  void take_fixed(const Given& flag, const std::string& name, const std::string& fixed) override {
+    std::string value = fixed;
     const std::string* there = find(name);
     if (there != nullptr && name == "storage" && there->find(value) == std::string::npos)
       value = *there + "," + value;
@@ -176,29 +160,30 @@ class GenerateLine final : public LineWords {
 
   bool take_words(const Given& flag) {
     const std::string value = flag.value();
-    if (flag.name == "task") {
-      take_task(flag.shown, value);
-      if (value.starts_with("t2i")) set("num_frames", "1");
-    } else if (flag.name == "model_version") {
-      take_version(flag.shown, value);
-    } else if (flag.name == "edit" || flag.name == "edit_plus") {
-      take_version(flag.shown, flag.name == "edit" ? "edit" : "edit-2509");
-    } else if (flag.name == "sample_solver" && value == "vanilla") {
+    if (flag.name == "sample_solver" && value == "vanilla") {
       rename(flag.shown, "solver", "euler");
     } else if (flag.name == "renorm_cfg" && report::parse_number<double>(value) == 0.0) {
       rename(flag.shown, "cfg_renorm", "none");
-    } else if (flag.name == "control_image_path") {
-      take_pictures(flag);
-    } else if (flag.name == "output_type") {
-      take_output_type(flag);
     } else if (flag.name == "offload" && value.empty()) {
       leave_out(flag.shown, "--vram says what the run may take, and the rest is planned");
-    } else if (is_off(flag)) {
-      leave_out(flag.shown, "it is off");
     } else {
       return false;
     }
     return true;
+  }
+
+  void read_flag(const Given& flag, const CompatFlag& row) override {
+    if (take_version(flag) || take_pair(flag)) return;
+    if (flag.name == "task") {
+      take_task(flag.shown, flag.value());
+      if (flag.value().starts_with("t2i")) set("num_frames", "1");
+    } else if (flag.name == "control_image_path") {
+      take_pictures(flag);
+    } else if (flag.name == "output_type") {
+      take_output_type(flag);
+    } else {
+      lose(flag.shown, row.text);
+    }
   }
 
   void take_output_type(const Given& flag) {
@@ -206,11 +191,6 @@ class GenerateLine final : public LineWords {
     leave_out(flag.shown, flag.value() == "images" || flag.value() == "video"
                               ? "--output says it by how the name ends"
                               : "latents are not written");
-  }
-
-  static bool is_off(const Given& flag) {
-    return (flag.name == "cfg_skip_mode" && flag.value() == "none") ||
-           (flag.name == "trim_tail_frames" && flag.value() == "0");
   }
 
   // The family's input of pictures, of which there may be several.
@@ -261,16 +241,9 @@ class GenerateLine final : public LineWords {
     rename(folder_->shown, "output", file.string());
   }
 
-  bool makes_clips() const {
-    return family_ != nullptr && std::ranges::any_of(family_->inputs(), [](const InputSpec& input) {
-             return input.role == InputRole::kTarget && input.kind == InputKind::kVideo;
-           });
-  }
-
   // As atelier generate reads its flags; what the files of the model say is found when it runs.
   void check(bool has_flags) {
-    if (family_ == nullptr && find("plugin") == nullptr)
-      problems_.add("--plugin is missing", "name the model family; atelier plugins lists them");
+    check_plugin();
     if (!has_flags) return;
     std::vector<std::string> words = words_of_flags();
     words.insert(words.end(), unknown_.begin(), unknown_.end());

@@ -26,28 +26,7 @@ namespace atelier::foreign {
 namespace {
 
 using formats::quote_and_escape;
-
-// Keys that a flag stands for. Others are those of the command line.
-constexpr std::pair<std::string_view, std::string_view> kKeys[] = {
-    {"image_dir", "dataset_base_path"},
-    {"image_directory", "dataset_base_path"},
-    {"video_directory", "dataset_base_path"},
-    {"cache_directory", "cache_path"},
-    {"control_directory", "control_path"},
-    {"frame_stride", "frame_stride"},
-    {"frame_sample", "frame_sample"},
-    {"source_fps", "source_fps"},
-    {"batch_size", "batch_size"},
-    {"num_repeats", "dataset_repeat"},
-    {"caption_extension", "caption_extension"},
-    {"enable_bucket", "enable_bucket"},
-    {"min_bucket_reso", "min_bucket_reso"},
-    {"max_bucket_reso", "max_bucket_reso"},
-    {"bucket_reso_steps", "bucket_reso_steps"},
-    {"bucket_no_upscale", "bucket_no_upscale"},
-    {"caption_dropout_rate", "caption_dropout_rate"},
-    {"alpha_mask", "alpha_mask"},
-};
+using Fate = flags::CompatFate;
 
 // Keys of musubi-tuner's datasets, which have no subsets.
 constexpr std::string_view kSources[] = {"image_directory", "video_directory", "image_jsonl_file",
@@ -136,43 +115,17 @@ class Reader {
       return lost(key,
                   "a metadata file names both: --dataset_metadata_path with columns video, prompt "
                   "and the input of --extra_inputs");
-    if (is_musubi_ && (key == "control_resolution" || key == "no_resize_control"))
-      return take_control_size(key, text_of(node));
-    const auto* known = std::find_if(std::begin(kKeys), std::end(kKeys),
-                                     [&](const auto& k) { return k.first == key; });
-    if (known != std::end(kKeys)) {
-      values_.emplace_back(known->second, text_of(node));
-      return;
-    }
-    // Off, zero and empty are what is done without it.
+    const flags::CompatFlag* known = flags::find_compat_flag(key, flags::kDataset);
+    if (known == nullptr) known = flags::find_compat_flag(key, flags::kKohya);
     const std::string text = text_of(node);
+    if (known != nullptr && known->fate == Fate::kRenamed && (known->origins & flags::kDataset))
+      return static_cast<void>(values_.emplace_back(known->name_here(), text));
+    // Off, zero and empty are what is done without it.
     if (text.empty() || text == "false" || text == "0" || text == "0.0") return;
-    if (key == "metadata_file") {
-      lost(key,
-           "--dataset_metadata_path reads csv, json lists and jsonl with columns image and "
-           "prompt");
-      return;
-    }
-    if (key.ends_with("_jsonl_file")) {
-      lost(key,
-           "--dataset_metadata_path reads it when its columns video_path, image_path and caption "
-           "are called video, image and prompt");
-      return;
-    }
-    if (key == "class_tokens") {
-      lost(key, "each image has a caption file");
-      return;
-    }
-    const flags::CompatFlag* flag = flags::find_compat_flag(key, flags::kKohya);
-    if (flag != nullptr && flag->fate == flags::CompatFate::kIdle) return;
-    if (flag == nullptr || flag->fate != flags::CompatFate::kLost) return lost(key);
-    lost(key, flag->text);
-  }
-
-  // 1024 x 1024 pixels are what published models bring these images to, as is done here.
-  void take_control_size(const std::string& key, const std::string& text) {
-    if (text == "false" || text == "1024" || text == "1024,1024") return;
-    lost(key, "the family says to which size images beside the ones to learn are brought");
+    if (known == nullptr) return lost(key);
+    if (known->fate == Fate::kIdle || known->is_harmless(text)) return;
+    if (known->fate != Fate::kLost) return lost(key);
+    lost(key, known->text);
   }
 
   // As it would be written on the command line; lists between commas.

@@ -10,7 +10,6 @@
 #include "formats/escape.h"
 #include "formats/glob.h"
 #include "host/files/file_reader.h"
-#include "host/flags/compat_variables.h"
 #include "host/flags/launcher_file.h"
 #include "host/report/error_line.h"
 #include "host/report/text.h"
@@ -20,6 +19,7 @@ namespace {
 
 using flags::CompatFlag;
 using flags::find_compat_flag;
+using Fate = flags::CompatFate;
 using flags::FlagKind;
 using formats::quote_and_escape;
 
@@ -66,8 +66,50 @@ void LineWords::add_model_file(const Given& flag, std::string_view component) {
   if (!component.empty()) hints_[flag.value()]["component"] = component;
 }
 
+bool LineWords::makes_clips() const {
+  return family_ != nullptr && std::ranges::any_of(family_->inputs(), [](const InputSpec& input) {
+           return input.role == InputRole::kTarget && input.kind == InputKind::kVideo;
+         });
+}
+
+void LineWords::check_plugin() {
+  if (family_ == nullptr && find("plugin") == nullptr)
+    problems_.add("--plugin is missing", "name the model family; atelier plugins lists them");
+}
+
+void LineWords::take_row(const Given& flag, const CompatFlag& row) {
+  if (row.is_harmless(flag.value())) return leave_out(flag.shown, row.text);
+  switch (row.fate) {
+    case Fate::kRenamed:
+      return take_renamed(flag, row.name_here());
+    case Fate::kFixed:
+      return take_fixed(flag, row.fixed().first, row.fixed().second);
+    case Fate::kIdle:
+    case Fate::kQuiet:
+      return leave_out(flag.shown, row.text);
+    case Fate::kLost:
+      return lose(flag.shown, row.text);
+    case Fate::kModel:
+      return add_model_file(flag);
+    case Fate::kLaunch:
+    case Fate::kRead:
+      return read_flag(flag, row);
+  }
+}
+
+bool LineWords::take_version(const Given& flag) {
+  if (flag.name == "model_version") {
+    set_version(flag.shown, flag.value());
+  } else if (flag.name == "edit" || flag.name == "edit_plus") {
+    set_version(flag.shown, flag.name == "edit" ? "edit" : "edit-2509");
+  } else {
+    return false;
+  }
+  return true;
+}
+
 // Names of variants begin as the family's; its inputs say which there are.
-void LineWords::take_version(const std::string& shown, const std::string& version) {
+void LineWords::set_version(const std::string& shown, const std::string& version) {
   if (version == "original") return leave_out(shown, "files are of that variant by default");
   std::string variant = family_ == nullptr ? "" : std::string(family_->name()) + "-" + version;
   std::ranges::replace(variant, '_', '-');
@@ -113,13 +155,13 @@ size_t LineWords::take_variables(std::span<const std::string> words) {
     if (words[at] == "env") continue;
     const size_t equals = words[at].find('=');
     const std::string name = words[at].substr(0, equals), value = words[at].substr(equals + 1);
-    const flags::CompatVariable* known = flags::find_compat_variable(name);
-    if (known != nullptr && !known->flag.empty()) {
-      rename(words[at], std::string(known->flag), value);
-    } else if (known != nullptr && !known->why.empty()) {
-      leave_out(words[at], known->why);
-    } else {
+    const CompatFlag* known = find_compat_flag(name, flags::kVariable);
+    if (known == nullptr || known->fate == Fate::kRead) {
       variables_.push_back(words[at]);
+    } else if (known->fate == Fate::kRenamed) {
+      rename(words[at], known->name_here(), value);
+    } else {
+      leave_out(words[at], known->text);
     }
   }
   return at;
@@ -140,11 +182,7 @@ size_t LineWords::take_launcher(std::span<const std::string> words, size_t at) {
       flag.shown.append(" ").append(words[at]);
       flag.values.push_back(words[at++]);
     }
-    if (flags::is_launcher_word(flag.name)) {
-      processes.push_back(std::move(flag));
-    } else {
-      take_launcher_flag(flag, known);
-    }
+    if (!take_launcher_flag(flag, known)) processes.push_back(std::move(flag));
   }
   take_processes(processes);
   if (at == words.size()) {
@@ -154,15 +192,24 @@ size_t LineWords::take_launcher(std::span<const std::string> words, size_t at) {
   return at + 1;
 }
 
-void LineWords::take_launcher_flag(const Given& flag, const CompatFlag* known) {
-  if (known == nullptr) return leave_out(flag.shown, "it is the launcher's");
-  if (flag.name == "mixed_precision") return take_precision(flag, "dtype");
-  if (flag.name != "gpu_ids") return leave_out(flag.shown, known->text);
-  if (flag.value() == "all") return leave_out(flag.shown, known->text);
-  if (flag.value().find(',') == std::string::npos)
-    return rename(flag.shown, "device", "cuda:" + flag.value());
-  variables_.push_back("CUDA_VISIBLE_DEVICES=" + flag.value());
-  note(flag.shown + " is " + variables_.back() + " here");
+bool LineWords::take_launcher_flag(const Given& flag, const CompatFlag* known) {
+  const std::string value = flag.value();
+  if (known == nullptr) {
+    leave_out(flag.shown, "it is the launcher's");
+  } else if (known->fate == Fate::kIdle || known->fate == Fate::kQuiet ||
+             known->is_harmless(value)) {
+    leave_out(flag.shown, known->text);
+  } else if (flag.name == "mixed_precision") {
+    take_precision(flag, "dtype");
+  } else if (flag.name != "gpu_ids") {
+    return false;
+  } else if (value.find(',') == std::string::npos) {
+    rename(flag.shown, "device", "cuda:" + value);
+  } else {
+    variables_.push_back("CUDA_VISIBLE_DEVICES=" + value);
+    note(flag.shown + " is " + variables_.back() + " here");
+  }
+  return true;
 }
 
 void LineWords::take_processes(const std::vector<Given>& given) {

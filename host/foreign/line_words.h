@@ -48,6 +48,14 @@ class LineWords {
   std::vector<Given> take_front(std::span<const std::string> words, std::string* script);
   // --mixed_precision, which is the launcher's as well as the script's.
   virtual void take_precision(const Given& flag, const std::string& name) = 0;
+  // What a row of the table says of a flag of the script.
+  void take_row(const Given& flag, const flags::CompatFlag& row);
+  virtual void take_renamed(const Given& flag, const std::string& name) = 0;
+  virtual void take_fixed(const Given& flag, const std::string& name, const std::string& value) {
+    rename(flag.shown, name, value);
+  }
+  // Takes a flag whose value decides.
+  virtual void read_flag(const Given& flag, const flags::CompatFlag& row) = 0;
 
   void note(const std::string& what) { notes_.push_back(what); }
   void leave_out(const std::string& shown, std::string_view why) {
@@ -89,8 +97,9 @@ class LineWords {
 
   // A path of a file of the model, of the component of that name; empty: its tensors tell which.
   void add_model_file(const Given& flag, std::string_view component = {});
-  // --model_version edit-2509: the family's variant of that name, where it knows one.
-  void take_version(const std::string& shown, const std::string& version);
+  // --model_version edit-2509, or --edit: the family's variant of that name, where it knows one.
+  // Returns whether the flag is such a one.
+  bool take_version(const Given& flag);
   // --task i2v-14B, in small letters.
   void take_task(const std::string& shown, const std::string& task);
   // Names the inputs that the variant is trained with.
@@ -99,6 +108,8 @@ class LineWords {
   void finish_model();
   // Names of the family's denoisers, that of more noise first.
   std::vector<std::string> denoisers() const;
+  bool makes_clips() const;
+  void check_plugin();
 
   std::vector<std::string> words_of_flags() const;
   std::vector<std::string> command() const;
@@ -113,10 +124,12 @@ class LineWords {
   FlagValues flags_;
 
  private:
+  void set_version(const std::string& shown, const std::string& version);
   size_t take_variables(std::span<const std::string> words);
   // Returns where the script's own flags begin.
   size_t take_launcher(std::span<const std::string> words, size_t at);
-  void take_launcher_flag(const Given& flag, const flags::CompatFlag* known);
+  // Returns whether the flag is none that says which processes there are.
+  bool take_launcher_flag(const Given& flag, const flags::CompatFlag* known);
   // What says how many processes there are, and where. One process needs no launcher.
   void take_processes(const std::vector<Given>& given);
   // Its settings stand where the answer names no flag.

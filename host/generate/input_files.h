@@ -15,10 +15,10 @@
 namespace atelier::generate {
 
 struct InputFiles {
-  Inputs inputs;            // the prompt, numbers and words too
-  at::Tensor start_pixels;  // [C, T, H, W] of the image or clip to start from; undefined: none
-  at::Tensor inpaint_mask;  // [1, H, W], undefined: none
-  at::Tensor latents;       // float32 [N, C, T, H, W], initial noise; undefined: none
+  Inputs inputs = {};            // the prompt, numbers and words too
+  at::Tensor start_pixels = {};  // [C, T, H, W] of the image or clip to start from; undefined: none
+  at::Tensor inpaint_mask = {};  // [1, H, W], undefined: none
+  at::Tensor latents = {};       // float32 [N, C, T, H, W], initial noise; undefined: none
 };
 
 // Reads the files of settings that fill_target() has filled. Throws Error when a file cannot be

@@ -11,7 +11,6 @@
 #include "host/files/file_reader.h"
 #include "host/files/folder.h"
 #include "host/flags/compat_flags.h"
-#include "host/flags/compat_variables.h"
 #include "host/model/model_flags.h"
 #include "host/order/config_file.h"
 #include "host/order/training_checks.h"

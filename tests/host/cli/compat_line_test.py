@@ -175,7 +175,7 @@ class CompatLine(FolderTest):
         self.paste(f"accelerate launch --gpu_ids 2,3 --num_processes 2 examples/{rest}")
         self.assertEqual(["CUDA_VISIBLE_DEVICES=2,3"], self.variables)
         self.paste(f"torchrun --max_restarts 3 --nproc_per_node 4 examples/{rest}")
-        self.told("--max_restarts: 3 has no effect")
+        self.told("--max_restarts 3 is left out")
         flags = self.paste("accelerate launch --use_deepspeed --zero_stage 2 --offload_optimizer_device cpu "
                            f"--num_processes 8 --gradient_accumulation_steps 4 examples/{rest}")
         self.assertEqual(("4", True), (flags["--gradient_accumulation_steps"], flags["--optimize_on_cpu"]))

@@ -43,7 +43,7 @@ TEST_CASE("A flag of another program is answered with what to do here", "[compat
         "out");
   CHECK(answer_to("multi_gpu", kLauncher) ==
         "a launcher, not of train: atelier launch --nproc_per_node N -- train … starts several "
-        "processes: leave it out");
+        "processes");
   CHECK(answer_to("network_dim", kSampler).empty());
 }
 
@@ -56,9 +56,9 @@ TEST_CASE("One row answers for several programs", "[compat_flags]") {
 }
 
 TEST_CASE("Flags of DiffSynth-Studio are taken, noted and refused", "[compat_flags]") {
-  CHECK(compat_spec("wandb_project").help == "no effect");
+  CHECK(compat_spec("wandb_project").help == "no effect: there is no such log");
   CHECK(compat_spec("quant_options").help ==
-        "refused: use storage, which keeps weights in fp8 or int8");
+        "refused: weights are kept in 8 bits by another flag; use --storage");
   report::Problems problems;
   const ParsedFlags flags =
       parse_flags(studio_command(),
