@@ -150,7 +150,7 @@ class Reader {
   void take(const std::string& place, const CompatFlag& flag, const json& value) {
     if (flag.name == "fsdp_reshard_after_forward" && value == false)
       return read_sharding(place, flag.name, value);
-    const bool is_all = flag.fate == kLaunch && (value == "auto" || value == "gpu");
+    const bool is_all = flag.text == "nproc_per_node" && (value == "auto" || value == "gpu");
     if ((is_neutral(value) && !is_all) || flag.is_harmless(text_of(value))) return;
     switch (flag.fate) {
       case kQuiet:
