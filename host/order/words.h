@@ -47,8 +47,8 @@ class Words {
 
  private:
   struct File {
-    std::string text, path;
-    std::string run;        // folder of the resumed run whose configuration it is; empty: --config
+    std::string text = {}, path = {};
+    std::string run = {};   // folder of the resumed run whose configuration it is; empty: --config
     bool is_begun = false;  // by the run's first step: what it began with is not taken again
   };
   static std::vector<flags::GivenValue> values_of(const File& file,
