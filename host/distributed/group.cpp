@@ -486,6 +486,7 @@ int run_with_others(const Ranks& ranks, const GroupOptions& options,
   } catch (const Error& error) {
     const bool is_found_for_all = error.tag() == kSaidByFirst;
     const bool is_shared = is_found_for_all || error.tag() == kRanksDiffer;
+    if (error.tag() == kRanksDiffer) group->part();  // all have found it, and none is lost
     if (is_shared && !group->is_first()) return exit_code(error.code());
     if (is_found_for_all) throw Error(error.code(), error.message(), error.hint());
     if (!is_shared && error.code() != ErrorCode::kPeerLost) group->give_up(error.message());
