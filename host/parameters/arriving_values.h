@@ -6,8 +6,6 @@
 #include <functional>
 #include <vector>
 
-#include "atelier/block.h"
-
 #include "host/parameters/exchange_plan.h"
 
 namespace atelier::parameters {
@@ -38,25 +36,6 @@ class ArrivingValues {
   std::vector<bool> comes_;                      // by bucket
   std::deque<std::function<void()>> under_way_;  // those from arrived_ to begun_
   size_t begun_ = 0, arrived_ = 0;               // places in order_.buckets
-};
-
-// Waits for a block's values before it runs.
-class AwaitingRunner final : public BlockRunner {
- public:
-  AwaitingRunner(BlockRunner& inner, ArrivingValues& values) : inner_(inner), values_(values) {}
-
-  Tensors run(Block& block, const Tensors& inputs) override {
-    values_.await(&block);
-    return inner_.run(block, inputs);
-  }
-  std::shared_ptr<void> hold(Block& block) override {
-    values_.await(&block);
-    return inner_.hold(block);
-  }
-
- private:
-  BlockRunner& inner_;
-  ArrivingValues& values_;
 };
 
 }  // namespace atelier::parameters

@@ -9,6 +9,7 @@
 #include "atelier/host/weight_state.h"
 
 #include "host/optim/blockwise.h"
+#include "host/parameters/host_parameters.h"
 #include "memory/slab.h"
 #include "memory/slab_peers.h"
 
@@ -48,31 +49,13 @@ DividedWeights::DividedWeights(model::LoadedModel& model, distributed::Group& wo
       gradients_(world,
                  {.shards = world.neighbours(groups.shards->size(), "gradients of blocks"),
                   .replicas = groups.replicas},
-                 on_host) {
-  for (const model::LoadedPart& part : model.parts()) {
-    if (!model.is_divided(part.detection.component)) continue;
-    for (Block* block : model.model().blocks(part.detection.component))
-      block->visit_weights([&](const std::string&, Weight& weight) { block_of_[&weight] = block; });
-  }
-}
+                 on_host) {}
 
 DividedWeights::~DividedWeights() {
   for (const Divided& divided : divided_) divided.weight->state().set_sink(nullptr);
 }
 
-// `is_there`: it rests where the optimizer is.
-Tensor DividedWeights::make_moved(const Tensor& resting, bool is_there) const {
-  if (is_there) return resting;
-  const memory::HostScope host;
-  if (resting.numel() == 0) return at::empty({0}, resting.options().device(at::kCPU));
-  Tensor copy = model_.transfer()
-                    ->host_memory(static_cast<int64_t>(resting.nbytes()))
-                    .view(resting.scalar_type());
-  copy.copy_(resting);
-  return copy;
-}
-
-optim::Parameter DividedWeights::add(const Selection::TrainedWeight& trained) {
+optim::Parameter DividedWeights::add(const Selection::TrainedWeight& trained, const Block& block) {
   Weight& weight = *trained.weight;
   memory::Residency& residency = *model_.residency(trained.component);
   std::vector<distributed::FlatLayout::Extent> extents;
@@ -84,8 +67,8 @@ optim::Parameter DividedWeights::add(const Selection::TrainedWeight& trained) {
                      .resting = residency.own_numbers(weight),
                      .moved = {},
                      .begin = extents[static_cast<size_t>(rank_)].begin};
-  divided.moved = make_moved(divided.resting, residency.keeps_on_host(weight) || !on_host_);
-  const Block& block = *block_of_.at(&weight);
+  const bool is_there = residency.keeps_on_host(weight) || !on_host_;  // where the optimizer is
+  divided.moved = is_there ? divided.resting : copy_on_host(*model_.transfer(), divided.resting);
   trained_blocks_[&block] = &residency;
   const at::TensorOptions options = divided.resting.options();
   const size_t place = gradients_.add(block, std::move(extents), options.device(model_.device()));

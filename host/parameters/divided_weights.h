@@ -29,7 +29,7 @@ class DividedWeights {
   DividedWeights& operator=(const DividedWeights&) = delete;
 
   // Returns what stands for the whole weight: shape and dtype alone.
-  optim::Parameter add(const Selection::TrainedWeight& trained);
+  optim::Parameter add(const Selection::TrainedWeight& trained, const Block& block);
   // Whether it was added here.
   bool has(const std::string& name) const { return places_.contains(name); }
   // Lets the optimizer move this process's part.
@@ -51,13 +51,11 @@ class DividedWeights {
     at::Tensor moved;    // the same, or a copy in host memory
     int64_t begin;       // in the weight
   };
-  at::Tensor make_moved(const at::Tensor& resting, bool is_there) const;
 
   model::LoadedModel& model_;
   const bool on_host_;
   int64_t rank_, size_;
   distributed::BlockGradients gradients_;
-  std::map<const Weight*, const Block*> block_of_;  // of divided components
   std::map<const Block*, memory::Residency*> trained_blocks_;
   std::vector<Divided> divided_;          // by place in gradients_
   std::map<std::string, size_t> places_;  // of parameters, by name

@@ -22,38 +22,6 @@ int group_size(const std::string& group, const distributed::Ranks& ranks) {
   return failure == std::errc() && rest == end ? std::max(size, 0) : 0;
 }
 
-// Blocks of the model in the order in which they run, and those of trained tensors by their names.
-struct BlockNames {
-  std::vector<const Block*> blocks;
-  std::map<std::string, const Block*> of;  // what is outside of blocks is not there
-};
-
-BlockNames name_blocks(model::LoadedModel& model, const Selection& selection) {
-  BlockNames names;
-  std::map<const nn::Module*, const Block*> of_module;
-  std::map<const Weight*, const Block*> of_weight;
-  for (const model::LoadedPart& part : model.parts()) {
-    for (Block* block : model.model().blocks(part.detection.component)) {
-      names.blocks.push_back(block);
-      block->visit([&](nn::Module& module) {
-        of_module[&module] = block;
-        for (const WeightPtr& weight : module.weights()) of_weight[weight.get()] = block;
-      });
-    }
-  }
-  const auto add = [&](const std::string& name, const auto& blocks, const auto* key) {
-    if (const auto found = blocks.find(key); found != blocks.end())
-      names.of.emplace(name, found->second);
-  };
-  for (const auto& trained : selection.weights)
-    add(trained.component + "." + trained.path, of_weight, trained.weight);
-  for (const auto& layer : selection.layers) {
-    for (const char* factor : {".lora_A", ".lora_B"})
-      add(layer.component + "." + layer.path + factor, of_module, layer.linear);
-  }
-  return names;
-}
-
 }  // namespace
 
 int shard_ranks(const Training& config, const distributed::Ranks& ranks) {
@@ -99,6 +67,34 @@ bool has_wholes_on_host(const RankMode& summing, bool is_wanted, bool rest_on_ho
   return rest_on_host || (is_wanted && summing.zero_stage == 0);
 }
 
+TrainedBlocks::TrainedBlocks(model::LoadedModel& model, const Selection& selection) {
+  std::map<const nn::Module*, const Block*> of_module;
+  std::map<const Weight*, const Block*> of_weight;
+  for (const model::LoadedPart& part : model.parts()) {
+    for (Block* block : model.model().blocks(part.detection.component)) {
+      blocks.push_back(block);
+      block->visit([&](nn::Module& module) {
+        of_module[&module] = block;
+        for (const WeightPtr& weight : module.weights()) of_weight[weight.get()] = block;
+      });
+    }
+  }
+  const auto add = [this](const std::string& name, const auto& known, const auto* key) {
+    if (const auto found = known.find(key); found != known.end()) of.emplace(name, found->second);
+  };
+  for (const auto& trained : selection.weights)
+    add(trained.component + "." + trained.path, of_weight, trained.weight);
+  for (const auto& layer : selection.layers) {
+    for (const char* factor : {".lora_A", ".lora_B"})
+      add(layer.component + "." + layer.path + factor, of_module, layer.linear);
+  }
+}
+
+const Block* TrainedBlocks::find(const std::string& name) const {
+  const auto found = of.find(name);
+  return found == of.end() ? nullptr : found->second;
+}
+
 ArrivalOrder::ArrivalOrder(const std::vector<const Block*>& blocks,
                            const std::vector<std::vector<const Block*>>& needs)
     : buckets(needs.size()) {
@@ -118,17 +114,13 @@ ArrivalOrder::ArrivalOrder(const std::vector<const Block*>& blocks,
   }
 }
 
-ArrivalOrder arrival_order(model::LoadedModel& model, const Selection& selection,
-                           const distributed::FlatLayout& layout,
+ArrivalOrder arrival_order(const TrainedBlocks& blocks, const distributed::FlatLayout& layout,
                            const std::vector<std::string>& names) {
-  const BlockNames blocks = name_blocks(model, selection);
   std::vector<std::vector<const Block*>> needs;
   for (const distributed::FlatLayout::Bucket& bucket : layout.buckets()) {
     std::vector<const Block*>& of_bucket = needs.emplace_back();
-    for (const distributed::FlatLayout::Place& place : bucket.places) {
-      const auto found = blocks.of.find(names[place.tensor]);
-      of_bucket.push_back(found == blocks.of.end() ? nullptr : found->second);
-    }
+    for (const distributed::FlatLayout::Place& place : bucket.places)
+      of_bucket.push_back(blocks.find(names[place.tensor]));
   }
   return {blocks.blocks, needs};
 }

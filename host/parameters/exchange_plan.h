@@ -54,6 +54,16 @@ RankMode summing_mode(const RankMode& mode, bool is_of_factors);
 // what is shared out stay on the device, and pieces go to the host.
 bool has_wholes_on_host(const RankMode& summing, bool is_wanted, bool rest_on_host);
 
+// Blocks of a model in the order in which they run, and those that trained tensors belong to.
+struct TrainedBlocks {
+  TrainedBlocks(model::LoadedModel& model, const Selection& selection);
+  // Null: the tensor of that name is outside of blocks.
+  const Block* find(const std::string& name) const;
+
+  std::vector<const Block*> blocks;
+  std::map<std::string, const Block*> of;  // by name of a tensor
+};
+
 // Buckets in the order in which moved values come back, which all ranks have, whatever each of them
 // runs: those that are needed outside of blocks first, then by blocks.
 struct ArrivalOrder {
@@ -65,9 +75,8 @@ struct ArrivalOrder {
   std::vector<size_t> buckets;
   std::map<const Block*, size_t> ends;  // in `buckets`, behind the last one that a block needs
 };
-// `names`: of the trained tensors that `layout` has, in its order.
-ArrivalOrder arrival_order(model::LoadedModel& model, const Selection& selection,
-                           const distributed::FlatLayout& layout,
+// `names`: of the tensors that `layout` has, in its order.
+ArrivalOrder arrival_order(const TrainedBlocks& blocks, const distributed::FlatLayout& layout,
                            const std::vector<std::string>& names);
 
 // Tensors that are whole on each rank, in the optimizer's order. Blocks that are divided exchange

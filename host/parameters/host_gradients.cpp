@@ -268,11 +268,6 @@ void HostGradients::work() {
   }
 }
 
-Tensors ExpectingRunner::run(Block& block, const Tensors& inputs) {
-  if (at::GradMode::is_enabled()) gradients_.expect(block);
-  return inner_.run(block, inputs);
-}
-
 void send_gradients(const Tensor& leaf, std::shared_ptr<GradientSink> sink) {
   torch::autograd::impl::set_post_acc_grad_hooks(leaf,
                                                  std::make_unique<SendGradients>(std::move(sink)));

@@ -107,20 +107,6 @@ class HostGradients {
   std::thread thread_;
 };
 
-// Tells `gradients` which blocks a pass runs.
-class ExpectingRunner final : public BlockRunner {
- public:
-  ExpectingRunner(BlockRunner& inner, HostGradients& gradients)
-      : inner_(inner), gradients_(gradients) {}
-
-  Tensors run(Block& block, const Tensors& inputs) override;
-  std::shared_ptr<void> hold(Block& block) override { return inner_.hold(block); }
-
- private:
-  BlockRunner& inner_;
-  HostGradients& gradients_;
-};
-
 // Gives each gradient of `leaf` to `sink` in place of keeping it, once in a backward pass.
 void send_gradients(const at::Tensor& leaf, std::shared_ptr<GradientSink> sink);
 // Ends that.

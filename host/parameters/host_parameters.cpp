@@ -14,18 +14,18 @@ namespace atelier::parameters {
 
 using at::Tensor;
 
+Tensor copy_on_host(memory::TransferDevice& transfer, const Tensor& value) {
+  const memory::HostScope host;
+  if (value.numel() == 0) return at::empty(value.sizes(), value.options().device(at::kCPU));
+  Tensor copy = transfer.host_memory(static_cast<int64_t>(value.nbytes()))
+                    .view(value.scalar_type())
+                    .view(value.sizes());
+  return copy.copy_(value);
+}
+
 HostParameters::HostParameters(model::LoadedModel& model, memory::TransferDevice& transfer,
                                int64_t least_bytes)
-    : model_(model), transfer_(transfer), least_bytes_(least_bytes), gradients_(transfer) {
-  for (const model::LoadedPart& part : model.parts()) {
-    if (model.residency(part.detection.component) == nullptr) continue;
-    for (Block* block : model.model().blocks(part.detection.component)) {
-      block->visit([&](nn::Module& module) {
-        for (const WeightPtr& weight : module.weights()) block_of_[weight.get()] = block;
-      });
-    }
-  }
-}
+    : model_(model), transfer_(transfer), least_bytes_(least_bytes), gradients_(transfer) {}
 
 HostParameters::~HostParameters() {
   for (Weight* weight : streamed_) weight->state().set_sink(nullptr);
@@ -34,24 +34,20 @@ HostParameters::~HostParameters() {
 
 std::optional<optim::Parameter> HostParameters::add(const std::string& name,
                                                     const Selection::TrainedWeight& trained,
-                                                    const Tensor& value) {
+                                                    const Tensor& value, const Block& block) {
   if (const auto bytes = static_cast<int64_t>(value.nbytes()); bytes < least_bytes_) {
     kept_bytes_ += bytes;
     return std::nullopt;
   }
-  const Block* const block = block_of_.at(trained.weight);
-  trained_blocks_[block] = model_.residency(trained.component);
+  trained_blocks_[&block] = model_.residency(trained.component);
   optim::Parameter parameter = {name, value};
-  trained.weight->state().set_sink(gradients_.add(parameter, count_++, block));
+  trained.weight->state().set_sink(gradients_.add(parameter, count_++, &block));
   streamed_.push_back(trained.weight);
   return parameter;
 }
 
 optim::Parameter HostParameters::add_copy(std::string name, const Tensor& leaf) {
-  const Tensor value = transfer_.host_memory(static_cast<int64_t>(leaf.nbytes()))
-                           .view(leaf.scalar_type())
-                           .view(leaf.sizes());
-  value.copy_(leaf.detach());
+  const Tensor value = copy_on_host(transfer_, leaf.detach());
   optim::Parameter parameter = {std::move(name), value};
   send_gradients(leaf, gradients_.add(parameter, count_++, /*block=*/nullptr));
   copies_.push_back({value, leaf});

@@ -17,6 +17,9 @@
 
 namespace atelier::parameters {
 
+// A copy in pinned memory.
+at::Tensor copy_on_host(memory::TransferDevice& transfer, const at::Tensor& value);
+
 // Values of weights that are streamed, and copies of leaves on the device. Not thread-safe.
 class HostParameters {
  public:
@@ -27,16 +30,15 @@ class HostParameters {
   HostParameters(const HostParameters&) = delete;
   HostParameters& operator=(const HostParameters&) = delete;
 
-  // Trains `value` where the weight's block rests. nullopt: it is small.
+  // Trains `value` where the block that the weight belongs to rests. nullopt: it is small.
   std::optional<optim::Parameter> add(const std::string& name,
                                       const Selection::TrainedWeight& trained,
-                                      const at::Tensor& value);
+                                      const at::Tensor& value, const Block& block);
   optim::Parameter add_copy(std::string name, const at::Tensor& leaf);
   std::string note() const;
 
   HostGradients& gradients() { return gradients_; }
   const HostGradients& gradients() const { return gradients_; }
-  BlockRunner& runner(BlockRunner& inner) { return expecting_.emplace(inner, gradients_); }
   // See ParameterPlacement::backward().
   void backward(const at::Tensor& loss, const at::Tensor& total,
                 const std::optional<HostGradients::Move>& move);
@@ -53,8 +55,6 @@ class HostParameters {
   memory::TransferDevice& transfer_;
   int64_t least_bytes_;
   HostGradients gradients_;
-  std::optional<ExpectingRunner> expecting_;
-  std::map<const Weight*, const Block*> block_of_;  // of streamed components
   std::map<const Block*, memory::Residency*> trained_blocks_;
   std::vector<Weight*> streamed_;
   std::vector<Copy> copies_;

@@ -29,11 +29,38 @@ RankMode mode_of(const Training& config, const distributed::Group* group) {
           .sequence = config.sequence_parallel};
 }
 
+// Lets a block run when its values have come, and its gradients be expected.
+class StepRunner final : public BlockRunner {
+ public:
+  // values, gradients: null where there are none.
+  StepRunner(BlockRunner& inner, ArrivingValues* values, HostGradients* gradients)
+      : inner_(inner), values_(values), gradients_(gradients) {}
+
+  Tensors run(Block& block, const Tensors& inputs) override {
+    if (values_ != nullptr) values_->await(&block);
+    if (gradients_ != nullptr && at::GradMode::is_enabled()) gradients_->expect(block);
+    return inner_.run(block, inputs);
+  }
+  std::shared_ptr<void> hold(Block& block) override {
+    if (values_ != nullptr) values_->await(&block);
+    return inner_.hold(block);
+  }
+
+ private:
+  BlockRunner& inner_;
+  ArrivingValues* values_;
+  HostGradients* gradients_;
+};
+
 }  // namespace
 
 ParameterPlacement::ParameterPlacement(LoadedModel& model, const Selection& selection,
                                        const Training& config, distributed::Group* group)
-    : model_(model), selection_(selection), group_(group), mode_(mode_of(config, group)) {
+    : model_(model),
+      selection_(selection),
+      blocks_(model, selection),
+      group_(group),
+      mode_(mode_of(config, group)) {
   const bool is_wanted = mode_.on_host && (!model.device().is_cpu() || model.is_simulated());
   bool rest_on_host = false, divides = false, keeps_parts_on_host = false;
   for (const Selection::TrainedWeight& trained : selection.weights) {
@@ -62,15 +89,16 @@ ParameterPlacement::ParameterPlacement(LoadedModel& model, const Selection& sele
 ParameterPlacement::~ParameterPlacement() = default;
 
 optim::Parameter ParameterPlacement::add(const Selection::TrainedWeight& trained) {
-  if (is_divided(model_, trained)) return divided_->add(trained);
   Weight& weight = *trained.weight;
   const std::string name = trained.component + "." + trained.path;
+  const Block* const block = blocks_.find(name);
+  if (is_divided(model_, trained)) return divided_->add(trained, *block);
   Tensor value;
   if (!model_.is_streamed(weight)) {
     value = weight.draw();
   } else {
     value = model_.residency(trained.component)->host_value(weight);
-    if (const auto parameter = host_->add(name, trained, value)) return *parameter;
+    if (const auto parameter = host_->add(name, trained, value, *block)) return *parameter;
   }
   // Values get storage of their own: those of the file stay what they are for a second reading.
   weight.set(value.to(model_.device(), value.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
@@ -101,13 +129,7 @@ void ParameterPlacement::share_out(std::vector<optim::Group> wholes) {
 // Makes the plan of tensors that are whole on each rank, and what carries it out.
 void ParameterPlacement::exchange(const std::vector<optim::Parameter*>& tensors) {
   std::vector<Tensor> leaves;
-  std::vector<std::string> names;
-  std::vector<optim::Parameter> wholes;
-  for (const optim::Parameter* parameter : tensors) {
-    leaves.push_back(parameter->leaf);
-    names.push_back(parameter->name);
-    wholes.push_back(*parameter);
-  }
+  for (const optim::Parameter* parameter : tensors) leaves.push_back(parameter->leaf);
   if (!is_shared()) {
     sums_ = &whole_sums_.emplace(*group_, leaves, /*keeps_memory=*/host_ != nullptr);
     return;
@@ -115,11 +137,8 @@ void ParameterPlacement::exchange(const std::vector<optim::Parameter*>& tensors)
   std::set<std::string> denoisers;
   for (const auto& denoiser : running_denoisers(model_, selection_))
     denoisers.insert(denoiser.name());
-  ExchangePlan plan(mode_, host_ != nullptr, leaves);
-  ArrivalOrder arrival = arrival_order(model_, selection_, plan.layout, names);
-  shared_.emplace(*group_, shards_, std::move(plan), std::move(arrival), std::move(wholes),
+  shared_.emplace(*group_, shards_, ExchangePlan(mode_, host_ != nullptr, leaves), blocks_, tensors,
                   piece_memory_, std::move(denoisers));
-  for (size_t place = 0; place < tensors.size(); ++place) shared_->cut(place, *tensors[place]);
   sums_ = &shared_->sums();
 }
 
@@ -153,9 +172,10 @@ PieceOwner ParameterPlacement::owner() const {
 }
 
 BlockRunner& ParameterPlacement::runner(BlockRunner& inner) {
-  BlockRunner& counting = host_ ? host_->runner(inner) : inner;
-  if (!shared_) return counting;
-  return awaiting_.emplace(counting, shared_->values());
+  if (!shared_ && !host_) return inner;
+  runner_ = std::make_unique<StepRunner>(inner, shared_ ? &shared_->values() : nullptr,
+                                         host_ ? &host_->gradients() : nullptr);
+  return *runner_;
 }
 
 void ParameterPlacement::require(std::initializer_list<State> states, const char* call) const {

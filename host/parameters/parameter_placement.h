@@ -127,6 +127,7 @@ class ParameterPlacement {
 
   model::LoadedModel& model_;
   const Selection& selection_;
+  const TrainedBlocks blocks_;
   distributed::Group* const group_;
   RankMode mode_;                                         // see summing_mode()
   std::unique_ptr<memory::TransferDevice> own_transfer_;  // of a model that nothing of is streamed
@@ -138,7 +139,7 @@ class ParameterPlacement {
   std::optional<SharedPieces> shared_;
   std::optional<distributed::GradientSums> whole_sums_;  // where nothing is shared out
   distributed::GradientSums* sums_ = nullptr;            // null: this process is alone
-  std::optional<AwaitingRunner> awaiting_;
+  std::unique_ptr<BlockRunner> runner_;
   State state_ = State::kWhole;
   bool is_spoilt_ = false;  // a step that was given up had moved parameters
 };

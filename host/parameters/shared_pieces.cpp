@@ -8,6 +8,7 @@
 
 #include "host/optim/blockwise.h"
 #include "host/order/training_checks.h"
+#include "host/parameters/host_parameters.h"
 
 namespace atelier::parameters {
 
@@ -20,21 +21,24 @@ static_assert(distributed::kBlockNumbers % optim::kQuantizedBlock == 0 &&
               distributed::kSmallBlockNumbers % 8 == 0);
 
 SharedPieces::SharedPieces(Group& world, distributed::ShardGroups groups, ExchangePlan plan,
-                           ArrivalOrder arrival, std::vector<optim::Parameter> wholes,
-                           PieceMemory memory, std::set<std::string> denoisers)
+                           const TrainedBlocks& blocks,
+                           const std::vector<optim::Parameter*>& tensors, PieceMemory memory,
+                           std::set<std::string> denoisers)
     : plan_(std::move(plan)), groups_(std::move(groups)), memory_(memory) {
-  for (optim::Parameter& whole : wholes) {
+  std::vector<std::string> names;
+  for (optim::Parameter* tensor : tensors) {
     Shared& shared = shared_.emplace_back();
-    shared.whole = std::move(whole);
+    shared.whole = *tensor;
     shared.extent = plan_.layout.extent(shared_.size() - 1, groups_.shards->rank());
     shared.piece = make_piece(shared.own_part());
+    if (memory_.has_masters) tensor->master_of = tensor->dtype();
+    tensor->leaf = shared.piece;
+    tensor->piece = optim::Piece{shared.whole.leaf.sizes().vec(), shared.extent.begin};
+    names.push_back(tensor->name);
   }
   make_sums(world, std::move(denoisers));
-  values_.emplace(std::move(arrival), [this](size_t bucket) -> std::function<void()> {
-    const at::NoGradGuard no_grad;
-    auto coming = std::make_shared<Gathering>(gather(plan_.layout.buckets()[bucket]));
-    return [this, coming] { spread(*coming); };
-  });
+  values_.emplace(arrival_order(blocks, plan_.layout, names),
+                  [this](size_t bucket) { return bring(plan_.layout.buckets()[bucket]); });
 }
 
 Tensor SharedPieces::make_piece(const Tensor& own_part) const {
@@ -42,11 +46,7 @@ Tensor SharedPieces::make_piece(const Tensor& own_part) const {
   const memory::HostScope host;
   if (memory_.has_masters)
     return own_part.to(at::kCPU, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
-  if (own_part.numel() == 0) return at::empty({0}, own_part.options().device(at::kCPU));
-  Tensor piece = memory_.transfer->host_memory(static_cast<int64_t>(own_part.nbytes()))
-                     .view(own_part.scalar_type());
-  piece.copy_(own_part);
-  return piece;
+  return copy_on_host(*memory_.transfer, own_part);
 }
 
 void SharedPieces::make_sums(Group& world, std::set<std::string> denoisers) {
@@ -64,13 +64,6 @@ void SharedPieces::make_sums(Group& world, std::set<std::string> denoisers) {
                     .each_pass = plan_.sends_each_pass(),
                     .on_host = memory_.transfer != nullptr || plan_.wholes_on_host,
                     .expects = expects});
-}
-
-void SharedPieces::cut(size_t place, optim::Parameter& parameter) const {
-  const Shared& shared = shared_[place];
-  if (memory_.has_masters) parameter.master_of = parameter.dtype();
-  parameter.leaf = shared.piece;
-  parameter.piece = optim::Piece{shared.whole.leaf.sizes().vec(), shared.extent.begin};
 }
 
 void SharedPieces::take_gradients() {
@@ -95,33 +88,30 @@ Tensor SharedPieces::staging(const Tensor& part) {
   return staging_.narrow(0, 0, bytes).view(part.scalar_type()).zero_();
 }
 
-SharedPieces::Gathering SharedPieces::gather(const FlatLayout::Bucket& bucket) {
-  const Group& shards = *groups_.shards;
+// Gathers a bucket of moved pieces. What is returned waits, and writes it into the wholes.
+std::function<void()> SharedPieces::bring(const FlatLayout::Bucket& bucket) {
+  const at::NoGradGuard no_grad;
+  Group& shards = *groups_.shards;
   const at::Device device = bucket.options.device();
   const auto options = bucket.options.device(shards.sends(device) ? device : at::kCPU);
-  Gathering gathering = {.bucket = &bucket,
-                         .whole = at::empty({bucket.count}, options),
-                         .part = at::zeros({bucket.count / shards.size()}, options),
-                         .sent = {}};
-  const Tensor filled = staging(gathering.part);
+  const Tensor whole = at::empty({bucket.count}, options);
+  const Tensor part = at::zeros({bucket.count / shards.size()}, options);
+  const Tensor filled = staging(part);
   for (const FlatLayout::Place& place : bucket.places) {
     const Shared& shared = shared_[place.tensor];
     filled.narrow(0, shared.extent.at, shared.extent.count).copy_(shared.piece);
   }
-  if (!filled.is_same(gathering.part)) gathering.part.copy_(filled);
-  gathering.sent = groups_.shards->all_gather(gathering.whole, gathering.part);
-  return gathering;
-}
-
-void SharedPieces::spread(Gathering& gathering) {
-  const at::NoGradGuard no_grad;
-  gathering.sent.wait();
-  // Where processes leave, nothing has come, and pieces may lie in the leaves.
-  if (groups_.shards->is_called_off()) return;
-  for (const FlatLayout::Place& place : gathering.bucket->places) {
-    const Tensor leaf = shared_[place.tensor].whole.leaf.detach();
-    leaf.view(-1).copy_(gathering.whole.narrow(0, place.begin, leaf.numel()));
-  }
+  if (!filled.is_same(part)) part.copy_(filled);
+  return [this, &bucket, whole, part, sent = shards.all_gather(whole, part)]() mutable {
+    const at::NoGradGuard no_grad;
+    sent.wait();
+    // Where processes leave, nothing has come, and pieces may lie in the leaves.
+    if (groups_.shards->is_called_off()) return;
+    for (const FlatLayout::Place& place : bucket.places) {
+      const Tensor leaf = shared_[place.tensor].whole.leaf.detach();
+      leaf.view(-1).copy_(whole.narrow(0, place.begin, leaf.numel()));
+    }
+  };
 }
 
 void SharedPieces::send_values() {

@@ -1,7 +1,7 @@
 // Trained tensors that are whole on each rank, and of which each moves pieces (ZeRO).
 #pragma once
 
-#include <memory>
+#include <functional>
 #include <optional>
 #include <set>
 #include <string>
@@ -33,17 +33,15 @@ struct PieceMemory {
 // from its own. ParameterPlacement has the order of the calls. Not thread-safe.
 class SharedPieces {
  public:
-  // `wholes`: in the order of the plan. `denoisers`: of which a step may run one alone.
+  // `tensors`: in the order of the plan. The optimizer moves this rank's pieces of them from now
+  // on. `denoisers`: of which a step may run one alone.
   SharedPieces(distributed::Group& world, distributed::ShardGroups groups, ExchangePlan plan,
-               ArrivalOrder arrival, std::vector<optim::Parameter> wholes, PieceMemory memory,
-               std::set<std::string> denoisers);
+               const TrainedBlocks& blocks, const std::vector<optim::Parameter*>& tensors,
+               PieceMemory memory, std::set<std::string> denoisers);
   SharedPieces(const SharedPieces&) = delete;
   SharedPieces& operator=(const SharedPieces&) = delete;
 
   const ExchangePlan& plan() const { return plan_; }
-  // Lets the optimizer move this rank's piece of the whole `place`.
-  void cut(size_t place, optim::Parameter& parameter) const;
-
   distributed::ShardedGradients& sums() { return *sums_; }
   const distributed::ShardedGradients& sums() const { return *sums_; }
   // Gives each piece its sum.
@@ -66,16 +64,10 @@ class SharedPieces {
       return whole.leaf.detach().view(-1).narrow(0, extent.begin, extent.count);
     }
   };
-  struct Gathering {
-    const distributed::FlatLayout::Bucket* bucket;
-    at::Tensor whole, part;
-    distributed::Ticket sent;
-  };
   at::Tensor make_piece(const at::Tensor& own_part) const;
   void make_sums(distributed::Group& world, std::set<std::string> denoisers);
   at::Tensor staging(const at::Tensor& part);
-  Gathering gather(const distributed::FlatLayout::Bucket& bucket);
-  void spread(Gathering& gathering);
+  std::function<void()> bring(const distributed::FlatLayout::Bucket& bucket);
 
   const ExchangePlan plan_;
   const distributed::ShardGroups groups_;

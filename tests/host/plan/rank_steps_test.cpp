@@ -286,6 +286,8 @@ TEST_CASE("Moved values are on their way until the block that needs them runs", 
   check(1, 0);
   runner.run(*blocks[0], {});
   check(2, 1);
+  runner.hold(*blocks[1]);
+  check(2, 2);
   runner.run(*blocks[1], {});
   check(2, 2);
   placement.give_up();
