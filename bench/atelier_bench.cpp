@@ -243,7 +243,9 @@ int run(std::span<const std::string> arguments) {
   if (auto threads = flags.find_integer("threads")) at::set_num_threads(static_cast<int>(*threads));
   const auto& plugin =
       plugins::open_plugin(flags.text("plugin"), flags.find_text("plugin_path").value_or(""));
-  auto request = model::load_request(flags);
+  report::Problems problems;
+  auto request = model::load_request(flags, problems);
+  problems.throw_if_any();
   if (what != "load") request.components = {what};
   request.prepares_levels = flags.flag("prepare_levels");
 

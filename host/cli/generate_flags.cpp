@@ -150,11 +150,11 @@ generate::Order read_order(const order::Words& words, const plugins::Plugin* plu
   }
   read_jobs(order, inputs, problems);
   run::check_report_path(order.report_memory, problems);
-  problems.collect([&] {
-    order.load = model::load_request(parsed);
-    order.load->prepares_levels = true;
-    order.load->cuts_texts = parsed.flag("truncate_captions");
-  });
+  const size_t before = problems.size();
+  model::LoadRequest load = model::load_request(parsed, problems);
+  load.prepares_levels = true;
+  load.cuts_texts = parsed.flag("truncate_captions");
+  if (problems.size() == before) order.load = std::move(load);
   if (parsed.is_given("prefetch")) order.prefetch = parsed.integer("prefetch");
   return order;
 }

@@ -156,11 +156,11 @@ int run_probe(std::span<const std::string> arguments) {
       *plugins::open_plugin(flags.text("plugin"), flags.text("plugin_path")).family;
   const std::string component = flags.text("component");
   const std::string input = flags.text("inputs"), output = flags.text("output");
-  model::LoadRequest request = model::load_request(flags);
+  report::Problems problems;
+  model::LoadRequest request = model::load_request(flags, problems);
   const ComponentSpec* const spec = model::find_component(family, component);
   const bool is_tokenizer = spec != nullptr && spec->role == Role::kTokenizer;
 
-  report::Problems problems;
   check_flags(flags, family, spec, !request.placement.offload.empty(), problems);
   NamedTensors inputs;
   problems.collect([&] {

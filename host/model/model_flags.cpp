@@ -137,10 +137,9 @@ std::vector<flags::FlagSpec> model_flags(std::string dtype) {
   return model_table(presets, std::move(dtype)).specs();
 }
 
-LoadRequest load_request(const flags::ParsedFlags& flags) {
+LoadRequest load_request(const flags::ParsedFlags& flags, report::Problems& problems) {
   LoadRequest request;
-  report::Problems none;  // rows of this table throw
-  model_table(request, "auto").read(flags, none);
+  model_table(request, "auto").read(flags, problems);
   return request;
 }
 

@@ -8,6 +8,7 @@
 
 #include "host/flags/flags.h"
 #include "host/model/model_loader.h"
+#include "host/report/problems.h"
 
 namespace atelier::model {
 
@@ -22,9 +23,8 @@ flags::FlagSpec model_hints_flag();
 // --prefetch; `dtype` is the preset of --dtype.
 std::vector<flags::FlagSpec> model_flags(std::string dtype = "auto");
 
-// What the flags of a command with model_flags() ask for. Throws Error{kInvalidArgument} when one
-// of them is malformed.
-model::LoadRequest load_request(const flags::ParsedFlags& flags);
+// What the flags of a command with model_flags() ask for. Those that are malformed become problems.
+model::LoadRequest load_request(const flags::ParsedFlags& flags, report::Problems& problems);
 
 // '{"*glob*": {"component": "dit", "variant": "name"}}'. Throws Error{kInvalidArgument}.
 std::map<std::string, DetectHint> parse_hints(const nlohmann::json& hints);

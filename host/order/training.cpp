@@ -222,7 +222,7 @@ Training parse(const Words& words, const ModelFamily* family, report::Problems& 
   check_utf8(spec, flags, problems);
   Training config;
   const flags::Table table = config_table(config, family, command);
-  problems.collect([&] { config.model = model::load_request(flags); });
+  config.model = model::load_request(flags, problems);
   table.read(flags, problems);
   config.resume = words.resume();
   config.inherited = inherited(words, below);

@@ -265,7 +265,7 @@ TEST_CASE("Flags of other trainers are answered with what they are here", "[conf
                       "did you mean uniform_dynamic_shift?",
                       "--network_module",
                       "--output_dir",
-                      "--config_file is a flag of a launcher, not of train; --vram",
+                      "--config_file is a flag of a launcher, not of train; atelier launch",
                       "--num_processes",
                       "--mixed_precision",
                       "--dtype",
