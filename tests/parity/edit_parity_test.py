@@ -19,7 +19,6 @@ import atelier
 import compare
 import edit_models
 import references
-import tiny_models
 from edit_models import shown, smooth_picture
 
 # Height and width: odd ones, long ones, small ones, and some that need no scaling at all.
