@@ -123,7 +123,11 @@ void HostGradients::take(Entry& entry, const Tensor& gradient) {
     sum(entry, to);
   });
   const auto expected = part.runs * static_cast<int64_t>(part.entries.size());
-  if (++part.arrived != expected || !move_) return;
+  if (++part.arrived != expected) return;
+  // Gradients of one block are on their way while the next one's are computed, and no more: they
+  // rest on the device until then.
+  if (part.block != nullptr) transfer_.wait(std::exchange(last_block_, arrival));
+  if (!move_) return;
   part.is_moved = true;
   push([this, &part] { move(part); });
 }

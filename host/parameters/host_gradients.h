@@ -94,6 +94,7 @@ class HostGradients {
   std::optional<Move> move_;
   at::Tensor loss_;  // on the host
   memory::Ticket loss_arrived_;
+  memory::Ticket last_block_;  // arrival of the gradients of the block before
   NamedTensors norms_;
   bool has_moved_ = false;
 

@@ -113,6 +113,32 @@ TEST_CASE("Gradients are added up on the host in the parameter's dtype", "[host 
   }
 }
 
+TEST_CASE("Gradients of one block at most are on their way behind the next one's",
+          "[host gradients]") {
+  const auto transfer = memory::make_simulated_device({.bytes_per_second = 2e5});  // 0.1 s each
+  HostGradients gradients(*transfer);
+  NoBlock blocks[3];
+  std::vector<optim::Parameter> parameters;
+  std::vector<std::shared_ptr<GradientSink>> sinks;
+  for (size_t i = 0; i < 3; ++i) {
+    parameters.push_back({"p" + std::to_string(i), at::zeros({100, 50})});
+    sinks.push_back(gradients.add(parameters[i], i, &blocks[i]));
+  }
+  gradients.begin_pass();
+  for (const NoBlock& block : blocks) gradients.expect(block);
+  gradients.begin_backward(at::ones({}), {});
+  std::vector<at::Tensor> given;
+  for (size_t i = 0; i < 3; ++i) {
+    given.push_back(at::ones({100, 50}));
+    sinks[i]->add(given[i]);
+    // A copy holds what it copies until it is done.
+    for (size_t before = 0; before < i; ++before) CHECK(given[before].storage().use_count() == 1);
+    CHECK(given[i].storage().use_count() > 1);
+  }
+  gradients.finish();
+  gradients.clear();
+}
+
 TEST_CASE("Memory for gradients is used again from step to step", "[host gradients]") {
   Host host;
   int64_t bytes = 0;
