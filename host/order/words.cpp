@@ -94,7 +94,7 @@ std::vector<GivenValue> Words::values_of(const File& file, const CommandSpec& co
                                          report::Problems& problems) {
   std::vector<GivenValue> values = parse_config_text(file.text, file.path, command, problems);
   if (!file.run.empty()) move_paths(values, file.run, command);
-  if (file.is_begun) {
+  if (file.has_state) {
     std::erase_if(values, [](const GivenValue& value) {
       return value.name == "lora_checkpoint" || value.name == "resume_from_checkpoint";
     });
@@ -120,7 +120,7 @@ void Words::read_resumed(const std::string& resume, const CommandSpec& command) 
     add({.text = saved_state.text("config.toml"),
          .path = (fs::path(saved_state.folder) / run::kConfigName).string(),
          .run = resumed_folder_,
-         .is_begun = true},
+         .has_state = true},
         command);
     resume_ = path;
   } catch (const Error& error) {

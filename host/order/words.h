@@ -48,8 +48,8 @@ class Words {
  private:
   struct File {
     std::string text = {}, path = {};
-    std::string run = {};   // folder of the resumed run whose configuration it is; empty: --config
-    bool is_begun = false;  // by the run's first step: what it began with is not taken again
+    std::string run = {};    // folder of the resumed run whose configuration it is; empty: --config
+    bool has_state = false;  // what that run began with is in its state, and not taken again
   };
   static std::vector<flags::GivenValue> values_of(const File& file,
                                                   const flags::CommandSpec& command,
