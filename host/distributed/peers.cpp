@@ -128,6 +128,7 @@ struct Peers::Shared {
   std::string dump_history() const;
   Error error_of(const Verdict& known) const;
   Error ask(std::string_view reason);
+  std::string read_when_said(const std::string& key);
   int next_rank() const { return (ranks.rank + 1) % ranks.size; }
   void meet(milliseconds limit);
 
@@ -371,11 +372,25 @@ std::vector<std::string> Peers::say(const std::string& text) {
     store.set(key_of(kind.c_str(), ranks().rank), bytes_of(text));
     std::vector<std::string> texts;
     for (int rank = 0; rank < size; ++rank)
-      texts.push_back(text_of(store.get(key_of(kind.c_str(), rank))));  // waits for it
+      texts.push_back(shared_->read_when_said(key_of(kind.c_str(), rank)));
     return texts;
   } catch (const std::exception& error) {
     throw lost(report::first_line(error));
   }
+}
+
+// Waits for the key in the store until one knows that a rank is lost, which the thread finds out.
+std::string Peers::Shared::read_when_said(const std::string& key) {
+  for (bool is_there = false; !is_there;) {
+    try {
+      store->wait({key}, kStoreLook);
+      is_there = true;
+    } catch (const c10::DistStoreError&) {  // not yet
+      const std::lock_guard lock(mutex);
+      if (verdict) throw;
+    }
+  }
+  return text_of(store->get(key));
 }
 
 Error Peers::lost(std::string_view reason) {
