@@ -39,11 +39,11 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
   add_library(LibTorch::cpu INTERFACE IMPORTED)
   # -idirafter: torch/include brings fmt, protobuf and pybind11 that must not shadow the system's.
   target_compile_options(LibTorch::cpu INTERFACE
-    "SHELL:$<$<COMPILE_LANGUAGE:CXX>:-idirafter ${LIBTORCH_INCLUDE_DIR}>"
-    "SHELL:$<$<COMPILE_LANGUAGE:CXX>:-idirafter ${LIBTORCH_INCLUDE_DIR}/torch/csrc/api/include>")
+    "$<$<COMPILE_LANGUAGE:CXX>:-idirafter${LIBTORCH_INCLUDE_DIR}>"
+    "$<$<COMPILE_LANGUAGE:CXX>:-idirafter${LIBTORCH_INCLUDE_DIR}/torch/csrc/api/include>")
   target_compile_definitions(LibTorch::cpu INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
   target_link_libraries(LibTorch::cpu INTERFACE Threads::Threads
-    "-Wl,--no-as-needed,${LIBTORCH_LIB_DIR}/libtorch_cpu.so,--as-needed" ${LIBTORCH_LIB_DIR}/libc10.so)
+    "-Wl,--no-as-needed,\"${LIBTORCH_LIB_DIR}/libtorch_cpu.so\",--as-needed" ${LIBTORCH_LIB_DIR}/libc10.so)
   target_link_options(LibTorch::cpu INTERFACE
     "-Wl,-rpath-link,${LIBTORCH_LIB_DIR}" "-Wl,--allow-shlib-undefined")
 
@@ -59,9 +59,9 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
     list(GET _cudart 0 _cudart)
     add_library(LibTorch::cuda INTERFACE IMPORTED)
     target_compile_options(LibTorch::cuda INTERFACE
-      "SHELL:$<$<COMPILE_LANGUAGE:CXX>:-isystem ${LIBTORCH_CUDART_INCLUDE}>")
+      "$<$<COMPILE_LANGUAGE:CXX>:-isystem${LIBTORCH_CUDART_INCLUDE}>")
     target_link_libraries(LibTorch::cuda INTERFACE LibTorch::cpu
-      "-Wl,--no-as-needed,${LIBTORCH_LIB_DIR}/libtorch_cuda.so,--as-needed"
+      "-Wl,--no-as-needed,\"${LIBTORCH_LIB_DIR}/libtorch_cuda.so\",--as-needed"
       ${LIBTORCH_LIB_DIR}/libc10_cuda.so ${_cudart})
   endif()
 endif()
