@@ -180,7 +180,7 @@ class Tools(unittest.TestCase):
         programs.mkdir(parents=True)
         (programs / "atelier").touch()
         kernels = programs / "atelier-bench-ops"
-        kernels.write_text(f"#!{sys.executable}\n" + """
+        kernels.write_text("""#!/usr/bin/env python3
 import json, sys
 names = ["first", "crash", "last"]
 for name in names if "--list" in sys.argv else names[int(sys.argv[sys.argv.index("--from") + 1]):]:
@@ -223,10 +223,10 @@ for name in names if "--list" in sys.argv else names[int(sys.argv[sys.argv.index
     def test_gpu_all_goes_on_behind_what_fails_and_its_page_says_so(self):
         self.bare_copy()
         release = self.folder / "build/release"
-        failing = f"#!{sys.executable}\nimport sys\nsys.exit('wrong')\n"
-        bench = f"""#!{sys.executable}
+        failing = "#!/usr/bin/env python3\nimport sys\nsys.exit('wrong')\n"
+        bench = """#!/usr/bin/env python3
 import json
-print(json.dumps({{"row": "timed", "limit_s": 9, "ms": 2.0}}))
+print(json.dumps({"row": "timed", "limit_s": 9, "ms": 2.0}))
 """
         for name, text in (("bin/atelier", failing), ("tests/device_operators_test", failing),
                            ("tests/device_memory_test", failing), ("bin/atelier-bench-ops", bench)):

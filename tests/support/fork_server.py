@@ -15,8 +15,10 @@ class ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket = ours
         with theirs:
+            # Relative, since spaces separate names there. Each start goes to a folder of its own.
             self.process = subprocess.Popen([program], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                                            env={**environment, "LD_PRELOAD": str(library),
+                                            cwd=library.parent,
+                                            env={**environment, "LD_PRELOAD": f"./{library.name}",
                                                  "ATELIER_FORK_SERVER": str(theirs.fileno())})
         atexit.register(self.end)
 

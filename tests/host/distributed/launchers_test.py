@@ -25,7 +25,7 @@ STEPS = 3
 # As srun does in one step of TASKS processes on one machine (man srun): a signal goes to all tasks; with
 # --kill-on-bad-exit=1 the others get SIGTERM as soon as one has ended with another code than 0, and SIGKILL 30 seconds
 # later; the highest code is its own. It writes the flags that it got to srun.flags.
-FAKE_SRUN = f"""#!{sys.executable}
+FAKE_SRUN = f"""#!/usr/bin/env python3
 import json, os, signal, subprocess, sys, time
 words = sys.argv[1:]
 flags = [words.pop(0) for word in list(words) if words[0].startswith("--")]
