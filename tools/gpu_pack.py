@@ -104,10 +104,10 @@ def test_programs(build):
 
 
 def architectures(build):
-    """Which CUDA architectures the build has kernels for, as CMake was told; empty: none."""
+    """Which CUDA architectures the build has kernels for; empty: none."""
     cache = (build / "CMakeCache.txt").read_text()
-    found = re.search(r"^ATELIER_CUDA_ARCHITECTURES:\w+=(.+)$", cache, re.MULTILINE)
-    return found[1].split(";") if found and re.search(r"^CMAKE_CUDA_COMPILER:\w+=/", cache, re.MULTILINE) else []
+    found = re.search(r"^ATELIER_COMPILED_ARCHITECTURES:INTERNAL=(.+)$", cache, re.MULTILINE)
+    return found[1].split(";") if found else []
 
 
 def torch_folder(build):

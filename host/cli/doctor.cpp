@@ -13,6 +13,7 @@
 #include <ATen/Version.h>
 #include <torch/headeronly/version.h>
 
+#include "host/cli/built_kernels.h"
 #include "host/cli/commands.h"
 #include "host/cli/doctor_comm.h"
 #include "host/device/cuda.h"
@@ -139,6 +140,13 @@ std::vector<Item> check_gpus() {
   return items;
 }
 
+// Kernels of our own. None is proven on a GPU yet, which `--kernels auto` asks for.
+Item check_kernels() {
+  if (!kHasKernels) return {"CUDA kernels", State::kAbsent, "", kKernels};
+  return {"CUDA kernels", State::kWorks,
+          std::string(kKernels) + ": " + kKernelNames + "; with --kernels fused", ""};
+}
+
 Item check_nccl() {
   const fs::path torch = fs::path(libtorch_file()).parent_path();
   void* library = nullptr;
@@ -260,6 +268,7 @@ int run_doctor(std::span<const std::string> arguments) {
   if (flags.flag("comm")) return doctor_comm(flags.text("dist_backend"), flags.flag("json"));
   std::vector<Item> items = {check_libtorch(), check_cpu(), check_memory()};
   for (Item& item : check_gpus()) items.push_back(std::move(item));
+  items.push_back(check_kernels());
   items.push_back(check_nccl());
   for (Item& item : check_plugins(flags.text("plugin_path"))) items.push_back(std::move(item));
   items.push_back(check_codec("PNG", "libpng16.so.16", "png_access_version_number"));
