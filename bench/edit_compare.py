@@ -12,7 +12,7 @@ import sys
 
 import diffusers_compare as base
 import wan_compare
-from families import FAMILIES, REPOSITORY
+from families import FAMILIES
 
 FAMILY = FAMILIES["qwen_image"]
 TEXT_TOKENS = 256

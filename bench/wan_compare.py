@@ -56,7 +56,6 @@ def step_inputs():
 
 
 def vae_worker(folder, inputs):
-    import torch
     import wan_models
     from diffusers import AutoencoderKLWan
     model = AutoencoderKLWan.from_pretrained(folder).eval()

@@ -12,7 +12,6 @@ diffusers, transformers and sentencepiece.
 import argparse
 import io
 import json
-import math
 import pathlib
 import shutil
 import string

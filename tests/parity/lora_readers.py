@@ -4,7 +4,6 @@ Both work on a model's weights under its original names, without a prefix, and r
 file adds to.
 """
 
-import torch
 from safetensors.torch import load_file
 
 

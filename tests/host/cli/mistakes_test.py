@@ -124,7 +124,7 @@ class Mistakes(FolderTest):
     def test_a_reader_that_leaves_ends_the_program_without_a_word(self):
         for words in (["train", "--help"], ["inspect", "--tensors", "--json", MODEL], ["plugins", "--json"]):
             with self.subTest(words):
-                script = f'"$@" | head -c 1 > /dev/null; echo ${{PIPESTATUS[0]}}'
+                script = '"$@" | head -c 1 > /dev/null; echo ${PIPESTATUS[0]}'
                 result = program.run_line(["bash", "-c", script, "bash", "sh", "-c", 'sleep 0.5; exec "$@"', "sh",
                                            *program.command(*words)])
                 self.assertEqual("", result.stderr)

@@ -87,21 +87,21 @@ class Started:
         self.programs = [Launched(line, **place(rank, len(lines), port)) for rank, line in enumerate(lines)]
 
     def ranks(self):
-        return [program.process.pid for program in self.programs]
+        return [rank.process.pid for rank in self.programs]
 
     def has_ended(self):
-        return any(program.has_ended() for program in self.programs)
+        return any(rank.has_ended() for rank in self.programs)
 
     def kill(self):
-        for program in self.programs:
-            program.kill()
+        for rank in self.programs:
+            rank.kill()
 
     def said(self):
-        return "".join(program.said() for program in self.programs)
+        return "".join(rank.said() for rank in self.programs)
 
     def finish(self):
         """The exit codes, by rank."""
-        return [program.finish() for program in self.programs]
+        return [rank.finish() for rank in self.programs]
 
 
 class FailuresTest(RankRuns):
