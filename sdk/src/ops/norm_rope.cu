@@ -27,10 +27,9 @@ ATELIER_LANE Pairs<T> load_pairs(const typename T::Bits* head, bool is_aligned, 
     return {{load_pack<T>(head + place.column, count, is_aligned),
              load_pack<T>(head + place.width + place.column, count, is_aligned)}};
   }
-  const int both = 2 * count, first = both < kElements ? both : kElements;
   const typename T::Bits* from = head + 2 * place.column;
-  return {{load_pack<T>(from, first, is_aligned),
-           load_pack<T>(from + kElements, both - first, is_aligned)}};
+  return {{load_pack<T>(from, 2 * count, is_aligned),
+           load_pack<T>(from + kElements, 2 * count - kElements, is_aligned)}};
 }
 
 template <typename T>
@@ -43,10 +42,9 @@ ATELIER_LANE void store_pairs(typename T::Bits* head, bool is_aligned, bool halv
     store_pack<T>(head + place.width + place.column, pairs.packs[1], count, is_aligned);
     return;
   }
-  const int both = 2 * count, first = both < kElements ? both : kElements;
   typename T::Bits* to = head + 2 * place.column;
-  store_pack<T>(to, pairs.packs[0], first, is_aligned);
-  store_pack<T>(to + kElements, pairs.packs[1], both - first, is_aligned);
+  store_pack<T>(to, pairs.packs[0], 2 * count, is_aligned);
+  store_pack<T>(to + kElements, pairs.packs[1], 2 * count - kElements, is_aligned);
 }
 
 // The first and the second channels of pairs.
@@ -138,10 +136,10 @@ struct RopeFunctor : RowFunctor<T, 1> {
     Angles result;
     ATELIER_UNROLL
     for (int q = 0; q < kElements / 4; ++q) {
-      const int left = count - 4 * q, of_part = left < 0 ? 0 : left < 4 ? left : 4;
+      const int left = count - 4 * q;
       float cos[4], sin[4];
-      widen<Float32>(load_pack<Float32>(arguments.cos + first + 4 * q, of_part, is_aligned), cos);
-      widen<Float32>(load_pack<Float32>(arguments.sin + first + 4 * q, of_part, is_aligned), sin);
+      widen<Float32>(load_pack<Float32>(arguments.cos + first + 4 * q, left, is_aligned), cos);
+      widen<Float32>(load_pack<Float32>(arguments.sin + first + 4 * q, left, is_aligned), sin);
       ATELIER_UNROLL
       for (int i = 0; i < 4; ++i) {
         result.cos[4 * q + i] = cos[i];

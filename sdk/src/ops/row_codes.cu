@@ -87,12 +87,8 @@ struct ScaleSums : RowFunctor<T, 2> {
     const auto* row = static_cast<const uint32_t*>(from.data) + place.row * from.stride;
     ATELIER_UNROLL
     for (int part = 0; part < kElements / 4; ++part) {
-      const int left = place.count<T>(p) - 4 * part;
       sums[part] = load_pack<Float32>(row + place.column_of(p) + 4 * part,
-                                      left < 0   ? 0
-                                      : left < 4 ? left
-                                                 : 4,
-                                      from.is_aligned);
+                                      place.count<T>(p) - 4 * part, from.is_aligned);
     }
   }
 

@@ -138,12 +138,16 @@ ATELIER_LANE Pack narrow(const float (&v)[kPackElements<T>]) {
   return pack;
 }
 
+// Counts of elements may be negative, or more than a pack has, and are compared as they come: where
+// such a number is first brought between 0 and 4 and then compared with 4, ptxas 13.0 takes the
+// answer from its VIMNMX.RELU, which is wrong for 0, and a lane beyond the end reads 16 bytes.
+
 // `count` elements from `from` on, zeros behind them. One load where all of it is `aligned`.
 template <typename T>
 ATELIER_LANE Pack load_pack(const void* from, int count, bool aligned) {
   using Bits = typename T::Bits;
   Pack pack = {};
-  if (count == kPackElements<T> && aligned) {
+  if (count >= kPackElements<T> && aligned) {
 #if defined(__CUDA_ARCH__)
     pack = *static_cast<const Pack*>(from);
 #else
@@ -164,7 +168,7 @@ ATELIER_LANE Pack load_pack(const void* from, int count, bool aligned) {
 template <typename T>
 ATELIER_LANE void store_pack(void* to, const Pack& pack, int count, bool aligned) {
   using Bits = typename T::Bits;
-  if (count == kPackElements<T> && aligned) {
+  if (count >= kPackElements<T> && aligned) {
 #if defined(__CUDA_ARCH__)
     *static_cast<Pack*>(to) = pack;
 #else

@@ -196,13 +196,8 @@ ATELIER_LANE void store_wide(float* to, int64_t stride, bool is_aligned, const P
   float* elements = to + place.row * stride + place.column_of(pack);
   ATELIER_UNROLL
   for (int part = 0; part < kPackElements<T> / 4; ++part) {
-    const int left = count - 4 * part;
     const float four[4] = {v[4 * part], v[4 * part + 1], v[4 * part + 2], v[4 * part + 3]};
-    store_pack<Float32>(elements + 4 * part, narrow<Float32>(four),
-                        left < 0   ? 0
-                        : left < 4 ? left
-                                   : 4,
-                        is_aligned);
+    store_pack<Float32>(elements + 4 * part, narrow<Float32>(four), count - 4 * part, is_aligned);
   }
 }
 
@@ -220,14 +215,9 @@ ATELIER_LANE void load_sample(const Input& from, const Place& place, int pack,
   const float* elements = static_cast<const float*>(from.data) + first;
   ATELIER_UNROLL
   for (int part = 0; part < kPackElements<T> / 4; ++part) {
-    const int left = count - 4 * part;
     float four[4];
-    widen<Float32>(load_pack<Float32>(elements + 4 * part,
-                                      left < 0   ? 0
-                                      : left < 4 ? left
-                                                 : 4,
-                                      from.is_aligned),
-                   four);
+    widen<Float32>(
+        load_pack<Float32>(elements + 4 * part, count - 4 * part, from.is_aligned), four);
     ATELIER_UNROLL
     for (int i = 0; i < 4; ++i) v[4 * part + i] = four[i];
   }
