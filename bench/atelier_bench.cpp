@@ -35,6 +35,8 @@
 #include "host/device/cuda.h"
 #include "host/files/safetensors_writer.h"
 #include "host/flags/flags.h"
+#include "host/flags/process_flags.h"
+#include "host/flags/table.h"
 #include "host/lora/registry.h"
 #include "host/model/graphs.h"
 #include "host/model/model_flags.h"
@@ -56,7 +58,14 @@ int64_t peak_rss_bytes() {
   return usage.ru_maxrss * int64_t{1024};
 }
 
+flags::Table table_of(flags::ProcessSettings& settings) {
+  flags::Table table;
+  flags::add_process_flags(table, settings);
+  return table;
+}
+
 flags::CommandSpec command() {
+  flags::ProcessSettings settings;
   flags::CommandSpec spec{.name = "bench",
                           .summary = "Times one part of a model",
                           .flags = model::model_flags("float32"),
@@ -68,8 +77,7 @@ flags::CommandSpec command() {
       {.name = "runs", .kind = flags::FlagKind::kInteger, .help = "measured runs", .preset = "5"});
   spec.flags.push_back(
       {.name = "warmup", .kind = flags::FlagKind::kInteger, .help = "runs before", .preset = "1"});
-  spec.flags.push_back(
-      {.name = "threads", .kind = flags::FlagKind::kInteger, .help = "CPU threads"});
+  std::ranges::move(table_of(settings).specs(), std::back_inserter(spec.flags));
   spec.flags.push_back(
       {.name = "pipe", .kind = flags::FlagKind::kFlag, .help = "one run per line on stdin"});
   spec.flags.push_back(
@@ -240,10 +248,13 @@ void make_graphs(model::LoadedModel& model) {
 int run(std::span<const std::string> arguments) {
   const auto flags = flags::parse_flags(command(), arguments);
   const std::string what = flags.positional()[0];
-  if (auto threads = flags.find_integer("threads")) at::set_num_threads(static_cast<int>(*threads));
+  report::Problems problems;
+  flags::ProcessSettings settings;
+  table_of(settings).read(flags, problems);
+  problems.throw_if_any();
+  flags::apply(settings);
   const auto& plugin =
       plugins::open_plugin(flags.text("plugin"), flags.find_text("plugin_path").value_or(""));
-  report::Problems problems;
   auto request = model::load_request(flags, problems);
   problems.throw_if_any();
   if (what != "load") request.components = {what};

@@ -408,14 +408,14 @@ Run pointwise_run(const Bench& bench, int sets, const Shape& s, int inputs, int6
       });
 }
 
-// `forward`, `backward`: how many [rows, width] these read or write. Each row is there twice: with
-// what runs by default, and with kernels of our own whether they are proven or not.
+// `forward`, `backward`: how many [rows, width] these read or write. Each row is there twice:
+// composed, and with kernels of our own whether they are proven or not.
 void add_pointwise(std::vector<Row>& rows, const Shape& s, const std::string& name, int forward,
                    int backward, int inputs,
                    const std::function<Tensor(const Tensors&, const Tensors&)>& op, int64_t width) {
   for (const bool with_backward : {false, true}) {
     const int tensors = forward + (with_backward ? backward : 0);
-    for (const ops::Kernels kernels : {ops::Kernels::kAuto, ops::Kernels::kFused}) {
+    for (const ops::Kernels kernels : {ops::Kernels::kComposed, ops::Kernels::kFused}) {
       rows.push_back(
           {"pointwise, " + s.name + ", " + name + (with_backward ? ", with backward" : "") +
                (kernels == ops::Kernels::kFused ? ", fused" : ""),
@@ -438,6 +438,12 @@ void add_all_pointwise(std::vector<Row>& rows, bool is_small) {
   add(narrow, "rms_norm_modulate", 2, 3, 1, [few](const Tensors& in, const Tensors& w) {
     return ops::rms_norm_modulate(in[0], w[3], w[0], few);
   });
+  add(narrow, "rms_norm", 2, 3, 1, [](const Tensors& in, const Tensors& w) {
+    return ops::rms_norm(in[0], w[3]);
+  });
+  add(narrow, "rms_gate_residual", 3, 5, 2, [few](const Tensors& in, const Tensors& w) {
+    return ops::rms_gate_residual(in[0], in[1], w[3], w[0], few);
+  });
   add(narrow, "rms_gate_residual_norm_modulate", 4, 6, 2,
       [few](const Tensors& in, const Tensors& w) {
         const auto [sum, out] =
@@ -449,6 +455,12 @@ void add_all_pointwise(std::vector<Row>& rows, bool is_small) {
       [](const Tensors& in, const Tensors&) { return ops::swiglu(in[0], in[1]); }, true);
   add(wide, "norm_modulate", 2, 3, 1, [many](const Tensors& in, const Tensors& w) {
     return ops::norm_modulate(in[0], w[0], w[1], many);
+  });
+  add(wide, "layer_norm", 2, 3, 1, [](const Tensors& in, const Tensors& w) {
+    return ops::layer_norm(in[0], w[3], w[4]);
+  });
+  add(wide, "gate_residual", 3, 3, 2, [many](const Tensors& in, const Tensors& w) {
+    return ops::gate_residual(in[0], in[1], w[0], many);
   });
   add(wide, "gate_residual_norm_modulate", 4, 6, 2, [many](const Tensors& in, const Tensors& w) {
     const auto [sum, out] = ops::gate_residual_norm_modulate(in[0], in[1], w[0], w[1], w[2], many);

@@ -47,11 +47,10 @@ inline Run with_sets(int sets, const std::function<Tensors()>& make,
   return [all, run](int set) { run(all[static_cast<size_t>(set)]); };
 }
 
-// `run` with kernels of our own, proven or not, or with what runs by default.
+// `run` with kernels of our own, proven or not, or composed.
 inline Run with_kernels(bool is_fused, const Run& run) {
-  if (!is_fused) return run;
-  return [run](int set) {
-    ops::set_kernels(ops::Kernels::kFused);
+  return [is_fused, run](int set) {
+    ops::set_kernels(is_fused ? ops::Kernels::kFused : ops::Kernels::kComposed);
     run(set);
     ops::set_kernels(ops::Kernels::kAuto);
   };

@@ -33,8 +33,9 @@ void add_image_norms(std::vector<Row>& rows, bool is_small) {
                     }});
   };
   for (const bool is_fused : {false, true}) {
-    for (const bool is_group : {true, false}) add(is_group, is_fused, /*with_backward=*/false);
-    add(/*is_group=*/true, is_fused, /*with_backward=*/true);
+    for (const bool with_backward : {false, true}) {
+      for (const bool is_group : {true, false}) add(is_group, is_fused, with_backward);
+    }
   }
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cfloat>
 #include <cstring>
 
 #include <ATen/ATen.h>
@@ -86,8 +85,7 @@ Quantized quantize(const at::Tensor& weight, QuantizedKind kind) {
   for (int64_t begin = 0; begin < rows; begin += step) {
     const int64_t count = std::min(step, rows - begin);
     const at::Tensor values = weight.narrow(0, begin, count).to(at::kFloat);
-    // A row of zeros keeps a scale that can be divided by.
-    const at::Tensor scales = values.abs().amax(1).div_(limit).clamp_min_(FLT_MIN);
+    const at::Tensor scales = ops::row_scales(values, limit);
     at::Tensor codes = at::div(values, scales.unsqueeze(1));
     if (kind == QuantizedKind::kInt8) codes.round_();
     result.scales.narrow(0, begin, count).copy_(scales);

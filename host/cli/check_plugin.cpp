@@ -17,6 +17,7 @@
 #include "host/conformance/conformance.h"
 #include "host/conformance/images.h"
 #include "host/device/cuda.h"
+#include "host/flags/process_flags.h"
 #include "host/model/model_flags.h"
 #include "host/plugins/plugin_call.h"
 #include "host/plugins/plugin_loader.h"
@@ -113,8 +114,9 @@ int run_suite(const std::string& name, const flags::ParsedFlags& flags) {
   };
   conformance::check_door(plugin, add);
   plugins::limit_computing(kTinyTime);
-  conformance::check_family(*plugin.family, add,
-                            device::choose(flags.find_text("device").value_or("cpu")));
+  const at::Device device = device::choose(flags.find_text("device").value_or("cpu"));
+  flags::apply({.is_deterministic = true});  // what differs is then the plugin's doing
+  conformance::check_family(*plugin.family, add, device);
   plugins::limit_computing({});
   if (const auto paths = flags.find_text("model_paths")) {
     model::LoadRequest request;

@@ -13,6 +13,9 @@
 #include <ATen/Version.h>
 #include <torch/headeronly/version.h>
 
+#include "atelier/host/device_traits.h"
+#include "atelier/host/proven_kernels.h"
+
 #include "host/cli/built_kernels.h"
 #include "host/cli/commands.h"
 #include "host/cli/doctor_comm.h"
@@ -140,11 +143,30 @@ std::vector<Item> check_gpus() {
   return items;
 }
 
-// Kernels of our own. None is proven on a GPU yet, which `--kernels auto` asks for.
-Item check_kernels() {
-  if (!kHasKernels) return {"CUDA kernels", State::kAbsent, "", kKernels};
-  return {"CUDA kernels", State::kWorks,
-          std::string(kKernels) + ": " + kKernelNames + "; with --kernels fused", ""};
+// The operators whose kernels run by default on a GPU, by name.
+std::string proven_on(int capability) {
+  std::string names;
+  for (const ops::ProvenKernels& record : ops::proven_kernels()) {
+    if (ops::are_proven(record.op, capability))
+      names += (names.empty() ? "" : ", ") + std::string(record.op);
+  }
+  return names;
+}
+
+// Kernels of our own, and on each GPU which of them run by default.
+std::vector<Item> check_kernels() {
+  if (!kHasKernels) return {{"CUDA kernels", State::kAbsent, "", kKernels}};
+  std::vector<Item> items = {
+      {"CUDA kernels", State::kWorks, std::string(kKernels) + ": " + kKernelNames, ""}};
+  for (int i = 0; i < device::open_cuda().device_count; ++i) {
+    const at::Device gpu(at::kCUDA, static_cast<at::DeviceIndex>(i));
+    const std::string names = proven_on(ops::compute_capability(gpu));
+    items.push_back({"kernels on cuda:" + std::to_string(i), State::kWorks,
+                     (names.empty() ? "none by default, as none is proven there" : names) +
+                         "; all with --kernels fused",
+                     ""});
+  }
+  return items;
 }
 
 Item check_nccl() {
@@ -268,7 +290,7 @@ int run_doctor(std::span<const std::string> arguments) {
   if (flags.flag("comm")) return doctor_comm(flags.text("dist_backend"), flags.flag("json"));
   std::vector<Item> items = {check_libtorch(), check_cpu(), check_memory()};
   for (Item& item : check_gpus()) items.push_back(std::move(item));
-  items.push_back(check_kernels());
+  for (Item& item : check_kernels()) items.push_back(std::move(item));
   items.push_back(check_nccl());
   for (Item& item : check_plugins(flags.text("plugin_path"))) items.push_back(std::move(item));
   items.push_back(check_codec("PNG", "libpng16.so.16", "png_access_version_number"));

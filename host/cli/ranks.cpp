@@ -90,7 +90,10 @@ void choose_gpu(std::string& device, const distributed::Ranks& ranks) {
 
 std::optional<int> gpu_of_nccl(const std::string& device, const std::string& backend) {
   if (backend == "gloo") return std::nullopt;
-  if (device.starts_with("cuda:")) return device::choose(device).index();
+  if (device == "auto" || device.starts_with("cuda")) {
+    const at::Device chosen = device::choose(device);
+    if (chosen.is_cuda()) return chosen.index();
+  }
   if (backend == "nccl")
     throw Error(ErrorCode::kInvalidArgument,
                 "--dist_backend nccl sends what GPUs hold, and --device is " + device,

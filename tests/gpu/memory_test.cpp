@@ -120,6 +120,16 @@ class Limited {
   int64_t before_ = 0;
 };
 
+constexpr int kSteps = 4;
+
+// Of leaves from the CPU's, relative to the largest value. A GPU draws other numbers than the CPU
+// to round by: each step may round a bfloat16 up where the other one rounds it down.
+double bound_of(const optim::Options& options, at::ScalarType dtype) {
+  if (dtype == at::kFloat) return 1e-4;
+  const bool is_drawn = options.master_weights == optim::MasterWeights::kStochastic;
+  return is_drawn && !test::device().is_cpu() ? kSteps * 0x1p-7 : 1e-2;
+}
+
 // Leaves after some steps on `where`.
 Tensors stepped(const optim::Options& options, at::ScalarType dtype, at::Device where) {
   at::manual_seed(5);
@@ -130,7 +140,7 @@ Tensors stepped(const optim::Options& options, at::ScalarType dtype, at::Device 
     groups[0].parameters.push_back({std::to_string(groups[0].parameters.size()),
                                     test::trained(at::randn(shape).to(dtype).to(where))});
   const auto optimizer = optim::make_optimizer(groups, options);
-  for (int step = 0; step < 4; ++step) {
+  for (int step = 0; step < kSteps; ++step) {
     for (const optim::Parameter& parameter : groups[0].parameters)
       parameter.leaf.mutable_grad() = at::randn(parameter.leaf.sizes()).to(dtype).to(where);
     const optim::GradientNorm norm = optim::measure_gradients(groups, {}, 1.0);
@@ -291,7 +301,7 @@ TEST_CASE("Optimizers move leaves as they do on the CPU", "[gpu][optimizers]") {
             .kind = kind, .master_weights = master, .seed = 3, .prodigy_d0 = 1e-2};
         const Tensors here = stepped(options, dtype, at::kCPU),
                       there = stepped(options, dtype, test::device());
-        CHECK(test::error(there, here) < (dtype == at::kFloat ? 1e-4 : 1e-2));
+        CHECK(test::error(there, here) < bound_of(options, dtype));
         CHECK(test::same_bits(stepped(options, dtype, test::device()), there));
         at::manual_seed(5);
         CHECK(test::error(there[0], at::randn({64, 48})) > 1e-3);  // they did move

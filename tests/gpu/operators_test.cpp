@@ -128,7 +128,7 @@ std::vector<Operator> image_norms() {
 }
 
 Operator linear_layer(int adapters, bool is_trained) {
-  const int64_t n = some_rows().total(), in_width = some_width(), out_width = some_width() * 2;
+  const int64_t n = some_rows().total(), in_width = some_width(), out_width = some_width();
   Tensors inputs = {noise({n, in_width}),
                     noise({out_width, in_width}) / std::sqrt(double(in_width)), noise({out_width})};
   for (int i = 0; i < adapters; ++i) {
@@ -173,7 +173,7 @@ Operator layers_of_one_input() {
 }
 
 std::vector<Operator> convolutions() {
-  const int64_t side = test::has_model_shapes() ? 64 : 9, in = test::has_model_shapes() ? 96 : 6,
+  const int64_t side = test::has_model_shapes() ? 24 : 9, in = test::has_model_shapes() ? 96 : 6,
                 out = 2 * in;
   std::vector<Operator> all;
   for (const auto& [kernel, stride, padding] :

@@ -257,8 +257,9 @@ TEST_CASE("A device may add up in fewer bits where it is allowed to, and nowhere
   // Calls of the device's product, and those that ask for it. What comes of them here is no matter.
   const auto asked = [&] {
     const test::DeviceCalls calls;
+    at::Tensor out = at::empty({32, 32}, at::kBFloat16);
     try {
-      ops::scaled_product({codes.codes, codes.scales}, {codes.codes, codes.scales}, at::kBFloat16);
+      ops::scaled_product({codes.codes, codes.scales}, {codes.codes, codes.scales}, out);
     } catch (const c10::Error&) {
       // Not every CPU has it.
     }

@@ -43,12 +43,12 @@ def assert_close(name, got, expected, tolerance=TOLERANCE, floor=0.0):
             f"{float(expected.flatten()[at]):.8g}")
 
 
-def assert_gradients(name, got, expected):
+def assert_gradients(name, got, expected, tolerances={}):
     """Compares every `grad.*` tensor of the program with `expected`, a dict of the same names.
 
     None stands for a parameter that the output does not depend on: the program gives zeros or
     leaves it out. A gradient is measured by its own largest value, or by a thousandth of the
-    largest of all where it is smaller.
+    largest of all where it is smaller. `tolerances`: of names that have one of their own.
     """
     present = {key: value for key, value in got.items() if key.startswith("grad.")}
     unknown = sorted(set(present) - set(expected))
@@ -68,7 +68,7 @@ def assert_gradients(name, got, expected):
             problems.append(f"{key}: {problem}")
             continue
         worst = max(worst, error)
-        if not error <= TOLERANCE:
+        if not error <= tolerances.get(key, TOLERANCE):
             problems.append(f"{key}: {error:.3g}")
     record(name, worst)
     if problems:

@@ -12,6 +12,10 @@ import compare
 import references
 import tiny_models
 
+# A GPU's exp differs from the CPU's in the last bit of a frequency, 6e-8 of it, which is 6e-5 of a wave at a position of 1000 sigma:
+# of its slope, which is all that the gradient of sigma has, twice as much. Nothing else is as steep.
+TOLERANCES = {} if atelier.DEVICE == "cpu" else {"grad.sigma": 3e-4}
+
 
 class DitParityTest(unittest.TestCase):
 
@@ -123,7 +127,7 @@ class DitParityTest(unittest.TestCase):
         parameters = {
             key: value for key, value in self.transformer.named_parameters() if matches(key)
         }
-        compare.assert_gradients(name, got, references.gradients(output, floating, parameters))
+        compare.assert_gradients(name, got, references.gradients(output, floating, parameters), TOLERANCES)
         compare.assert_close(name + ", values", got["velocity"], output)
 
 

@@ -1,6 +1,7 @@
 #include "cuda/graph_recorder.h"
 
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -54,6 +55,19 @@ class Pool {
   at::cuda::MempoolId_t id_;
 };
 
+// Held while a graph is recorded: recorders of a device share its stream.
+std::mutex recording;
+
+// One for each device, as LibTorch keeps 2 MiB of memory for each stream that ever recorded.
+c10::cuda::CUDAStream recording_stream(c10::DeviceIndex device) {
+  const std::lock_guard lock(recording);
+  static std::map<c10::DeviceIndex, c10::cuda::CUDAStream> streams;
+  const auto found = streams.find(device);
+  if (found != streams.end()) return found->second;
+  return streams.emplace(device, c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device))
+      .first->second;
+}
+
 class CudaGraph final : public DeviceGraph {
  public:
   CudaGraph(std::shared_ptr<const Pool> pool, std::unique_ptr<at::cuda::CUDAGraph> graph,
@@ -80,11 +94,12 @@ class CudaGraphRecorder final : public GraphRecorder {
  public:
   explicit CudaGraphRecorder(at::Device device)
       : device_(at::kCUDA, device.has_index() ? device.index() : c10::DeviceIndex{0}),
-        stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device_.index())) {}
+        stream_(recording_stream(device_.index())) {}
 
   at::Device device() const override { return device_; }
 
   std::unique_ptr<DeviceGraph> record(const std::function<std::vector<Tensor>()>& work) override {
+    const std::lock_guard lock(recording);
     if (pool_.use_count() < 2) pool_ = std::make_shared<const Pool>(device_);  // no graph lives
     auto graph = std::make_unique<at::cuda::CUDAGraph>();
     std::vector<Tensor> outputs;

@@ -34,11 +34,20 @@ double largest_code(at::ScalarType type) {
   return type == at::kChar ? 127.0 : 448.0;
 }
 
+}  // namespace
+
+Tensor row_scales(const Tensor& values, double limit) {
+  // A number would be turned into a factor by LibTorch on a GPU, which rounds otherwise.
+  const Tensor divisor = at::full({1}, limit, values.options());
+  return values.abs().amax(1).div_(divisor).clamp_min_(FLT_MIN);
+}
+
+namespace {
+
 // values: float32 [n, k].
 RowCodes quantize_composed(const Tensor& values, at::ScalarType type) {
   const double limit = largest_code(type);
-  // A row of zeros keeps a scale that can be divided by; NaN and infinity go on as NaN.
-  const Tensor scales = values.abs().amax(1).div_(limit).clamp_min_(FLT_MIN);
+  const Tensor scales = row_scales(values, limit);
   Tensor codes = at::div(values, scales.unsqueeze(1));
   if (type == at::kChar) codes.round_();
   return {codes.clamp_(-limit, limit).to(type), scales};
@@ -56,9 +65,10 @@ int64_t rounded_up(int64_t size) {
   return (size + kSizeMultiple - 1) / kSizeMultiple * kSizeMultiple;
 }
 
-// Whether the device makes e4m3 products with scales of both factors' rows, in `dtype`.
+// Whether the device makes e4m3 products with scales of both factors' rows, in `dtype`. A GPU keeps
+// about 14 bits of their sums, which float32 is not asked for.
 bool multiplies_e4m3(at::Device device, at::ScalarType dtype) {
-  if (!device.is_cuda()) return false;
+  if (!device.is_cuda() || dtype == at::kFloat) return false;
   static std::mutex mutex;
   static std::map<std::pair<int, at::ScalarType>, bool> known;
   const std::lock_guard<std::mutex> lock(mutex);
@@ -69,8 +79,9 @@ bool multiplies_e4m3(at::Device device, at::ScalarType dtype) {
       at::zeros({kLeastRows, kLeastRows}, options.dtype(at::kByte)).view(at::kFloat8_e4m3fn);
   const RowCodes some = {codes, at::ones({kLeastRows}, options.dtype(at::kFloat))};
   bool can = true;
+  Tensor out = at::empty({kLeastRows, kLeastRows}, options.dtype(dtype));
   try {
-    scaled_product(some, some, dtype);
+    scaled_product(some, some, out);
   } catch (const c10::Error& error) {
     if (says_out_of_memory(error.what_without_backtrace())) throw;
     can = false;
@@ -154,11 +165,12 @@ void multiply(const RowCodes& a, const RowCodes& b, const Tensor& bias, Tensor o
     right = padded(right, rounded_up(m), rounded_up(k));
   }
   if (!is_int8 && multiplies_e4m3(left.device(), dtype)) {
+    const bool is_padded = left.size(0) != n || right.size(0) != m;
+    Tensor whole = is_padded ? at::empty({left.size(0), right.size(0)}, out.options()) : out;
     const Tensor left_scales = at::constant_pad_nd(a.scales, {0, left.size(0) - n}, 1.0);
     const Tensor right_scales = at::constant_pad_nd(b.scales, {0, right.size(0) - m}, 1.0);
-    out.copy_(scaled_product({left, left_scales}, {right, right_scales}, dtype)
-                  .narrow(0, 0, n)
-                  .narrow(1, 0, m));
+    scaled_product({left, left_scales}, {right, right_scales}, whole);
+    if (is_padded) out.copy_(whole.narrow(0, 0, n).narrow(1, 0, m));
     if (bias.defined()) out.add_(bias);
     return;
   }
@@ -181,7 +193,11 @@ Tensor multiply_rows(const Tensor& rows, const Tensor& folded, const RowCodes& r
   const at::ScalarType type = right.codes.scalar_type();
   const std::optional<RowCodes> codes = quantize_at_once(rows, folded, type);
   Tensor result = at::empty({n, m}, rows.options());
-  const int64_t step = std::max<int64_t>(kLeastRows, kChunkElements / std::max(k, m));
+  // Where codes are there and products go where they stay, nothing is float32 on the way.
+  const bool is_lean =
+      codes && type != at::kChar && multiplies_e4m3(rows.device(), rows.scalar_type());
+  const int64_t step =
+      is_lean ? n : std::max<int64_t>(kLeastRows, kChunkElements / std::max(k, m));
   for (int64_t begin = 0; begin < n; begin += step) {
     const int64_t count = std::min(step, n - begin);
     const Tensor part = result.narrow(0, begin, count);
@@ -208,10 +224,10 @@ bool FastSums::are_allowed() {
   return fast_sums;
 }
 
-Tensor scaled_product(const RowCodes& a, const RowCodes& b, at::ScalarType dtype) {
-  return at::_scaled_mm(a.codes, b.codes.t(), a.scales.unsqueeze(1), b.scales.unsqueeze(0),
-                        /*bias=*/{}, /*scale_result=*/{}, dtype,
-                        /*use_fast_accum=*/FastSums::are_allowed());
+void scaled_product(const RowCodes& a, const RowCodes& b, Tensor& out) {
+  at::_scaled_mm_out(out, a.codes, b.codes.t(), a.scales.unsqueeze(1), b.scales.unsqueeze(0),
+                     /*bias=*/{}, /*scale_result=*/{}, out.scalar_type(),
+                     /*use_fast_accum=*/FastSums::are_allowed());
 }
 
 Tensor eight_bit_product(const Tensor& rows, const RowCodes& weight, const Tensor& bias) {

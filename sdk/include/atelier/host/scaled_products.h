@@ -21,8 +21,9 @@ class ATELIER_API FastSums {
   bool before_;
 };
 
-// a bᵀ of e4m3 codes [n, k] and [m, k], whose sizes the device takes, times the scales of the rows
-// of both: [n, m] in `dtype`. Throws c10::Error where the device has no such products.
-ATELIER_API at::Tensor scaled_product(const RowCodes& a, const RowCodes& b, at::ScalarType dtype);
+// Puts a bᵀ of e4m3 codes [n, k] and [m, k], whose sizes the device takes, times the scales of the
+// rows of both into `out`, dense [n, m], rounded once. Throws c10::Error where the device has no
+// such products of its dtype.
+ATELIER_API void scaled_product(const RowCodes& a, const RowCodes& b, at::Tensor& out);
 
 }  // namespace atelier::ops
