@@ -24,7 +24,7 @@ MAY_INCLUDE = {
 # The map of the house: a folder of host/ uses its own headers and those of folders before it. host/README.md says
 # what each one holds.
 HOST_ORDER = """
-    report progress random device distributed media files flags inputs plugins weights model
+    report progress random device distributed media files tune flags inputs plugins weights model
     lora data optim run generate samples order foreign parameters train
     plan conformance inspect cli main.cpp
 """.split()

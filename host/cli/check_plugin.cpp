@@ -13,6 +13,7 @@
 
 #include "atelier/error.h"
 
+#include "host/cli/child.h"
 #include "host/cli/commands.h"
 #include "host/conformance/conformance.h"
 #include "host/conformance/images.h"
@@ -152,64 +153,6 @@ int run_in_process(const std::string& name, const flags::ParsedFlags& flags) {
   return code;
 }
 
-// Calls `on_line` for every line that the child writes. Returns its wait status, or nullopt when it
-// took too long.
-std::optional<int> follow_child(pid_t child, int from, double timeout_s,
-                                const std::function<void(const std::string&)>& on_line) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
-  std::string pending;
-  bool is_open = true;
-  while (is_open) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-        deadline - std::chrono::steady_clock::now());
-    if (left.count() <= 0) {
-      kill(child, SIGKILL);
-      waitpid(child, nullptr, 0);
-      return std::nullopt;
-    }
-    pollfd waiting{from, POLLIN, 0};
-    if (poll(&waiting, 1, static_cast<int>(std::min<int64_t>(left.count(), 1000))) <= 0) continue;
-    char buffer[4096];
-    const ssize_t got = read(from, buffer, sizeof(buffer));
-    if (got < 0 && errno == EINTR) continue;
-    is_open = got > 0;
-    if (got > 0) pending.append(buffer, static_cast<size_t>(got));
-    for (size_t end = pending.find('\n'); end != std::string::npos; end = pending.find('\n')) {
-      on_line(pending.substr(0, end));
-      pending.erase(0, end + 1);
-    }
-  }
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  return status;
-}
-
-// Runs this program with `arguments` and --in_process. Returns the child and where its output is to
-// be read.
-std::pair<pid_t, int> start_child(std::span<const std::string> arguments) {
-  int ends[2];
-  if (pipe(ends) != 0)
-    throw Error(ErrorCode::kEnvironment, std::string("pipe: ") + std::strerror(errno));
-  std::fflush(nullptr);
-  const pid_t child = fork();
-  if (child < 0) throw Error(ErrorCode::kEnvironment, std::string("fork: ") + std::strerror(errno));
-  if (child == 0) {
-    dup2(ends[1], STDOUT_FILENO);
-    close(ends[0]);
-    close(ends[1]);
-    std::vector<std::string> words = {"atelier", "check-plugin", "--in_process"};
-    words.insert(words.end(), arguments.begin(), arguments.end());
-    std::vector<char*> pointers;
-    for (std::string& word : words) pointers.push_back(word.data());
-    pointers.push_back(nullptr);
-    execv("/proc/self/exe", pointers.data());
-    _exit(127);
-  }
-  close(ends[1]);
-  return {child, ends[0]};
-}
-
 // What is counted of a suite in a process of its own.
 struct Tally {
   int passed = 0, failed = 0;
@@ -268,11 +211,11 @@ int run_check_plugin(std::span<const std::string> arguments) {
     if (!file.problem.empty()) plugins::open_plugin(name, flags.text("plugin_path"));
   }
 
-  const auto [child, output] = start_child(arguments);
+  std::vector<std::string> words = {"check-plugin", "--in_process"};
+  words.insert(words.end(), arguments.begin(), arguments.end());
   Tally tally{.as_json = flags.flag("json")};
-  const std::optional<int> status = follow_child(
-      child, output, flags.real("timeout"), [&](const std::string& line) { tally.read(line); });
-  close(output);
+  const std::optional<int> status = follow(start_program(words), flags.real("timeout"),
+                                           [&](const std::string& line) { tally.read(line); });
   conformance::remove_abandoned_scratch();
   tally.judge(status, flags.text("timeout"));
   if (!tally.as_json) std::printf("%d checks passed, %d failed\n", tally.passed, tally.failed);

@@ -21,6 +21,8 @@ constexpr Command kCommands[] = {
     {"probe", "run one component on tensors from a file", run_probe, true},
     {"check-plugin", "run the conformance suite on a plugin", run_check_plugin, false},
     {"doctor", "say what works on this machine, what does not and why", run_doctor, true},
+    {"tune", "prove kernels of our own on this machine's GPUs, and use those that are faster",
+     run_tune, true},
     {"completion", "print what makes a shell complete these commands", run_completion, false},
 };
 
@@ -53,7 +55,7 @@ std::vector<flags::CommandSpec> command_specs(const ModelFamily* family) {
   add({launch_command(), inspect_command()});
   add(lora_commands());
   add({plugins_command(), probe_command(), check_plugin_command(), doctor_command(),
-       completion_command()});
+       tune_command(), completion_command()});
   return specs;
 }
 

@@ -40,6 +40,7 @@ std::vector<flags::CommandSpec> plan_commands(const ModelFamily* family);
 flags::CommandSpec plugins_command();
 flags::CommandSpec probe_command();
 flags::CommandSpec train_command(const ModelFamily* family);
+flags::CommandSpec tune_command();
 
 // The commands. Each gets what follows its name and returns the exit code; mistakes are thrown as
 // Error.
@@ -53,6 +54,7 @@ int run_launch(std::span<const std::string> arguments);
 int run_lora(std::span<const std::string> arguments);
 int run_plan(std::span<const std::string> arguments);
 int run_train(std::span<const std::string> arguments);
+int run_tune(std::span<const std::string> arguments);
 int run_cache(std::span<const std::string> arguments);
 int run_completion(std::span<const std::string> arguments);
 

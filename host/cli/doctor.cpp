@@ -13,9 +13,6 @@
 #include <ATen/Version.h>
 #include <torch/headeronly/version.h>
 
-#include "atelier/host/device_traits.h"
-#include "atelier/host/proven_kernels.h"
-
 #include "host/cli/built_kernels.h"
 #include "host/cli/commands.h"
 #include "host/cli/doctor_comm.h"
@@ -26,6 +23,7 @@
 #include "host/plugins/plugin_loader.h"
 #include "host/report/error_line.h"
 #include "host/report/problems.h"
+#include "host/tune/kernel_table.h"
 
 namespace atelier::cli {
 
@@ -111,61 +109,34 @@ std::vector<Item> check_gpus() {
     items.push_back(
         {"GPU", is_absent ? State::kAbsent : State::kBroken, driver, status.reason + remedy});
   }
-  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) return items;
-  auto get_name = reinterpret_cast<int (*)(char*, int, int)>(dlsym(library, "cuDeviceGetName"));
-  auto get_memory = reinterpret_cast<int (*)(size_t*, int)>(dlsym(library, "cuDeviceTotalMem_v2"));
-  auto get_attribute =
-      reinterpret_cast<int (*)(int*, int, int)>(dlsym(library, "cuDeviceGetAttribute"));
-  auto get_version = reinterpret_cast<int (*)(int*)>(dlsym(library, "cuDriverGetVersion"));
-  if (get_name == nullptr || get_memory == nullptr || get_attribute == nullptr ||
-      get_version == nullptr)
-    return items;
-  int version = 0;
-  get_version(&version);
   for (int i = 0; i < status.device_count; ++i) {
-    char name[128] = "";
-    size_t bytes = 0;
-    int major = 0, minor = 0;
-    constexpr int kMajor = 75,
-                  kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
-    get_name(name, sizeof(name), i);
-    get_memory(&bytes, i);
-    get_attribute(&major, kMajor, i);
-    get_attribute(&minor, kMinor, i);
-    items.push_back(
-        {"GPU cuda:" + std::to_string(i), status.usable ? State::kWorks : State::kBroken,
-         std::string(name) + ", " + report::format_bytes(bytes) + ", compute capability " +
-             std::to_string(major) + "." + std::to_string(minor) + ", " + driver + " (CUDA " +
-             std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10) + ")",
-         status.usable ? "" : status.reason});
+    const device::GpuFacts facts = device::gpu_facts(i);
+    items.push_back({"GPU cuda:" + std::to_string(i),
+                     status.usable ? State::kWorks : State::kBroken,
+                     facts.name + ", " + report::format_bytes(facts.memory_bytes) +
+                         ", compute capability " + std::to_string(facts.capability / 10) + "." +
+                         std::to_string(facts.capability % 10) + ", " + driver + " (CUDA " +
+                         std::to_string(facts.driver_cuda / 1000) + "." +
+                         std::to_string(facts.driver_cuda % 1000 / 10) + ")",
+                     status.usable ? "" : status.reason});
   }
   return items;
 }
 
-// The operators whose kernels run by default on a GPU, by name.
-std::string proven_on(int capability) {
-  std::string names;
-  for (const ops::ProvenKernels& record : ops::proven_kernels()) {
-    if (ops::are_proven(record.op, capability))
-      names += (names.empty() ? "" : ", ") + std::string(record.op);
-  }
-  return names;
-}
-
-// Kernels of our own, and on each GPU which of them run by default.
+// Kernels of our own, and which of them run by default on the GPUs of this machine.
 std::vector<Item> check_kernels() {
   if (!kHasKernels) return {{"CUDA kernels", State::kAbsent, "", kKernels}};
   std::vector<Item> items = {
       {"CUDA kernels", State::kWorks, std::string(kKernels) + ": " + kKernelNames, ""}};
-  for (int i = 0; i < device::open_cuda().device_count; ++i) {
-    const at::Device gpu(at::kCUDA, static_cast<at::DeviceIndex>(i));
-    const std::string names = proven_on(ops::compute_capability(gpu));
-    items.push_back({"kernels on cuda:" + std::to_string(i), State::kWorks,
-                     (names.empty() ? "none by default, as none is proven there" : names) +
-                         "; all with --kernels fused",
-                     ""});
+  const tune::Machine machine = tune::this_machine();
+  if (machine.gpus.empty()) return items;
+  const auto table = tune::read_table(tune::cache_folder(), machine);
+  if (!table) {
+    items.push_back({"kernels in use", State::kAbsent, "",
+                     "none is proven on this machine; run atelier tune, or pass --kernels fused"});
+    return items;
   }
+  items.push_back({"kernels in use", State::kWorks, tune::told(*table), ""});
   return items;
 }
 

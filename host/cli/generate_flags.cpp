@@ -5,6 +5,7 @@
 #include "atelier/error.h"
 
 #include "host/cli/commands.h"
+#include "host/cli/process.h"
 #include "host/files/file_reader.h"
 #include "host/flags/compat_flags.h"
 #include "host/generate/settings.h"
@@ -141,7 +142,7 @@ generate::Order read_order(const order::Words& words, const plugins::Plugin* plu
   const auto inputs = family ? family->inputs() : std::span<const InputSpec>();
   order.base = generate::settings_of(parsed, inputs, problems);
   generate_table(order, family).read(parsed, problems);
-  flags::apply(order.process);
+  set_up(order.process);
   check_lora_dir(order.base.lora_dir, problems);
   try {
     order.base.loras = lora::parse_flags(parsed.texts("lora"));

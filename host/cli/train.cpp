@@ -6,6 +6,7 @@
 #include "host/cli/commands.h"
 #include "host/cli/family.h"
 #include "host/cli/plan.h"
+#include "host/cli/process.h"
 #include "host/cli/ranks.h"
 #include "host/device/cuda.h"
 #include "host/distributed/group.h"
@@ -32,7 +33,7 @@ plan::TrainingOrder read_training(std::span<const std::string> arguments, std::s
   for (const std::string& note : config.notes) {
     if (!config.log.quiet) report::say_once("note: " + note + "\n");
   }
-  flags::apply(config.process);
+  set_up(config.process);
   if (plugin == nullptr) problems.throw_if_any();
   return {.family = *plugin->family, .config = std::move(config)};
 }

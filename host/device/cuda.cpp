@@ -8,6 +8,7 @@
 #include <fstream>
 #include <limits.h>
 #include <regex>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <ATen/ATen.h>
@@ -141,6 +142,47 @@ void* cuda_function(const char* name) {
   if (function == nullptr)
     throw Error(ErrorCode::kEnvironment, backend_path() + " lacks " + name, kReinstall);
   return function;
+}
+
+GpuFacts gpu_facts(int index) {
+  GpuFacts facts;
+  void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (driver == nullptr) return facts;
+  const auto name = reinterpret_cast<int (*)(char*, int, int)>(dlsym(driver, "cuDeviceGetName"));
+  const auto memory =
+      reinterpret_cast<int (*)(size_t*, int)>(dlsym(driver, "cuDeviceTotalMem_v2"));
+  const auto attribute =
+      reinterpret_cast<int (*)(int*, int, int)>(dlsym(driver, "cuDeviceGetAttribute"));
+  const auto version = reinterpret_cast<int (*)(int*)>(dlsym(driver, "cuDriverGetVersion"));
+  if (name == nullptr || memory == nullptr || attribute == nullptr || version == nullptr)
+    return facts;
+  char text[128] = "";
+  size_t bytes = 0;
+  int major = 0, minor = 0;
+  constexpr int kMajor = 75,
+                kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+  name(text, sizeof(text), index);
+  memory(&bytes, index);
+  attribute(&major, kMajor, index);
+  attribute(&minor, kMinor, index);
+  version(&facts.driver_cuda);
+  facts.name = text, facts.memory_bytes = bytes, facts.capability = 10 * major + minor;
+  return facts;
+}
+
+std::string backend_identity() {
+  struct stat status {};
+  if (stat(backend_path().c_str(), &status) != 0) return {};
+  return std::to_string(status.st_size) + " bytes of " + std::to_string(status.st_mtim.tv_sec) +
+         "." + std::to_string(status.st_mtim.tv_nsec);
+}
+
+void run_by_default(const std::vector<std::string>& ops) {
+  std::vector<const char*> names;
+  for (const std::string& op : ops) names.push_back(op.c_str());
+  const auto run = reinterpret_cast<void (*)(const char* const*, int)>(
+      cuda_function("atelier_cuda_run_by_default"));
+  run(names.data(), static_cast<int>(names.size()));
 }
 
 std::string gpu_identity(int index) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -25,6 +26,21 @@ const CudaStatus& open_cuda();
 // A function of libatelier_cuda.so by its name. Throws Error{kEnvironment} where the library is not
 // open or has none.
 void* cuda_function(const char* name);
+
+// What the driver says of a GPU; empty where it does not answer.
+struct GpuFacts {
+  std::string name;
+  uint64_t memory_bytes = 0;
+  int capability = 0;     // 90 is 9.0
+  int driver_cuda = 0;    // of the driver, 13000 is 13.0
+};
+GpuFacts gpu_facts(int index);
+
+// What tells this build's libatelier_cuda.so from others: its size and when it was written.
+std::string backend_identity();
+
+// From now on the kernels of these operators of ours run by default, and no others.
+void run_by_default(const std::vector<std::string>& ops);
 
 // What tells a GPU from every other one, whichever of them this process sees.
 std::string gpu_identity(int index);

@@ -5,8 +5,6 @@
 
 #include <ATen/Context.h>
 
-#include "atelier/ops/pointwise.h"
-
 #include "host/device/cuda.h"
 
 namespace atelier::test {
@@ -14,40 +12,6 @@ namespace {
 
 std::string named_device = "cuda", shapes = "small", named_kernels = "auto";
 at::Device chosen = at::kCPU;
-
-struct Outcome {
-  Tensors values, gradients;
-};
-
-// Gradients of the sum of the values times fixed noise.
-Outcome run_once(const Operator& op, const Tensors& inputs, at::ScalarType noise_dtype) {
-  Tensors leaves;
-  for (const at::Tensor& t : inputs) leaves.push_back(trained(t));
-  const Traced traced = op.run(leaves);
-  Outcome outcome;
-  Tensors factors;
-  uint64_t seed = 1234;
-  for (const at::Tensor& output : traced.outputs) {
-    at::Generator generator = at::detail::createCPUGenerator(seed++);
-    factors.push_back(at::randn(output.sizes(), generator, at::kDouble)
-                          .to(noise_dtype)
-                          .to(output.device(), output.scalar_type()));
-    outcome.values.push_back(output.detach().cpu());
-  }
-  for (const at::Tensor& gradient :
-       torch::autograd::grad(traced.outputs, traced.inputs, factors, false, false, true))
-    outcome.gradients.push_back(gradient.defined() ? gradient.cpu() : gradient);
-  return outcome;
-}
-
-// The error of each tensor, in units of its own largest value.
-double largest_error(const Tensors& values, const Tensors& references) {
-  if (values.size() != references.size()) return INFINITY;
-  double worst = 0;
-  for (size_t i = 0; i < values.size(); ++i)
-    worst = std::max(worst, error(values[i], references[i]));
-  return worst;
-}
 
 std::string text(const Comparison& found) {
   std::ostringstream out;
@@ -65,10 +29,6 @@ bool has_model_shapes() {
   return shapes == "model";
 }
 
-double bound(at::ScalarType dtype) {
-  return dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 2e-3 : 1.6e-2;
-}
-
 at::Tensor noise(at::IntArrayRef sizes) {
   return at::randn(sizes, at::kDouble);
 }
@@ -83,20 +43,8 @@ WeightPtr weight_of(const at::Tensor& value, Tensors* leaves) {
 }
 
 Comparison compare(const Operator& op, at::ScalarType dtype, at::Device where) {
-  Tensors there, exact;
-  for (const at::Tensor& t : op.inputs) {
-    const at::Tensor rounded = t.to(dtype);
-    there.push_back(rounded.to(where));
-    exact.push_back(rounded.to(at::kDouble));
-  }
-  ops::set_kernels(ops::Kernels::kComposed);
-  const Outcome want = run_once(op, exact, dtype);
-  ops::set_kernels(named_kernels == "fused" ? ops::Kernels::kFused : ops::Kernels::kAuto);
-  const Outcome first = run_once(op, there, dtype), second = run_once(op, there, dtype);
-  return {.value_error = largest_error(first.values, want.values),
-          .gradient_error = largest_error(first.gradients, want.gradients),
-          .values_repeat = same_bits(first.values, second.values),
-          .gradients_repeat = same_bits(first.gradients, second.gradients)};
+  return tune::compare(op, dtype, where,
+                       named_kernels == "fused" ? ops::Kernels::kFused : ops::Kernels::kAuto);
 }
 
 void check(const Operator& op) {

@@ -7,6 +7,7 @@
 
 #include "atelier/segments.h"
 
+#include "host/tune/operator_check.h"
 #include "support/tensors.h"
 
 namespace atelier::test {
@@ -16,33 +17,13 @@ at::Device device();
 // The sizes of published models, with --shapes model; else small ones.
 bool has_model_shapes();
 
-// What an expression gave, and the tensors whose gradients are asked for.
-struct Traced {
-  Tensors outputs, inputs;
-};
+using tune::bound;
+using tune::Comparison;
+using tune::Operator;
+using tune::Traced;
 
-// An expression of operators, and float64 tensors on the CPU that it is given, rounded to a dtype,
-// on some device. It takes gradients of what it is given and of weights that it makes of that.
-struct Operator {
-  std::string name;
-  Tensors inputs;
-  std::function<Traced(const Tensors& inputs)> run;
-  // How much larger errors may be than those of one product or norm.
-  double slack = 1.0;
-  // Whether gradients have the same bits twice without LibTorch's deterministic algorithms.
-  bool repeats = true;
-};
-
-struct Comparison {
-  double value_error = 0.0, gradient_error = 0.0;  // the largest, of each tensor's own scale
-  bool values_repeat = true, gradients_repeat = true;
-};
-
-// Runs the operator twice there in `dtype`, and once in float64 on the CPU with the same inputs.
+// As tune::compare(), there, with the kernels of --kernels.
 Comparison compare(const Operator& op, at::ScalarType dtype, at::Device where);
-
-// The largest error of values that one product or norm in `dtype` may have.
-double bound(at::ScalarType dtype);
 
 // Checks values, gradients and bits in float32, bfloat16 and float16.
 void check(const Operator& op);

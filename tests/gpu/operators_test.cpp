@@ -5,6 +5,7 @@
 #include "atelier/ops/pointwise.h"
 
 #include "gpu/device.h"
+#include "host/tune/kernel_proofs.h"
 
 namespace atelier::ops {
 namespace {
@@ -29,102 +30,6 @@ Operator plain(std::string name, Tensors inputs, std::function<Tensors(const Ten
   return {std::move(name), std::move(inputs), [run](const Tensors& in) {
             return Traced{run(in), in};
           }};
-}
-
-std::vector<Operator> modulations() {
-  const Segments rows = some_rows();
-  const int64_t n = rows.total(), s = rows.count(), d = some_width();
-  const Tensor x = noise({n, d}) + 0.5, y = noise({n, d}), a = noise({s, d}), b = noise({s, d}),
-               c = noise({s, d}), w = noise({d}), v = noise({d});
-  std::vector<Operator> all;
-  all.push_back(plain("norm_modulate", {x, a, b}, [rows](const Tensors& in) {
-    return Tensors{norm_modulate(in[0], in[1], in[2], rows)};
-  }));
-  all.push_back(
-      plain("norm_modulate, strided", {x, noise({s, 6 * d})}, [rows, d](const Tensors& in) {
-        return Tensors{
-            norm_modulate(in[0], in[1].narrow(1, d, d), in[1].narrow(1, 4 * d, d), rows)};
-      }));
-  all.push_back(plain("gate_residual", {x, y, a}, [rows](const Tensors& in) {
-    return Tensors{gate_residual(in[0], in[1], in[2], rows)};
-  }));
-  all.push_back(plain("gate_residual_norm_modulate", {x, y, a, b, c}, [rows](const Tensors& in) {
-    auto [sum, out] = gate_residual_norm_modulate(in[0], in[1], in[2], in[3], in[4], rows);
-    return Tensors{sum, out};
-  }));
-  all.push_back(plain("layer_norm", {x, w, v},
-                      [](const Tensors& in) { return Tensors{layer_norm(in[0], in[1], in[2])}; }));
-  all.push_back(
-      plain("rms_norm", {x, w}, [](const Tensors& in) { return Tensors{rms_norm(in[0], in[1])}; }));
-  all.push_back(plain("rms_norm_modulate", {x, w, a}, [rows](const Tensors& in) {
-    return Tensors{rms_norm_modulate(in[0], in[1], in[2], rows, 1e-5)};
-  }));
-  all.push_back(plain("rms_gate_residual", {x, y, w, a}, [rows](const Tensors& in) {
-    return Tensors{rms_gate_residual(in[0], in[1], in[2], in[3], rows, 1e-5)};
-  }));
-  all.push_back(
-      plain("rms_gate_residual_norm_modulate", {x, y, w, a, v, b}, [rows](const Tensors& in) {
-        auto [sum, out] =
-            rms_gate_residual_norm_modulate(in[0], in[1], in[2], in[3], in[4], in[5], rows, 1e-5);
-        return Tensors{sum, out};
-      }));
-  all.push_back(
-      plain("swiglu", {4 * x, y}, [](const Tensors& in) { return Tensors{swiglu(in[0], in[1])}; }));
-  all.push_back(
-      plain("gelu_tanh", {4 * y}, [](const Tensors& in) { return Tensors{gelu_tanh(in[0])}; }));
-  return all;
-}
-
-std::vector<Operator> rotations() {
-  const int64_t n = some_rows().total(), width = test::has_model_shapes() ? 128 : 16;
-  const Tensor angle = noise({n, width / 2});
-  std::vector<Operator> all;
-  for (const RopeLayout layout : {RopeLayout::kInterleaved, RopeLayout::kHalves}) {
-    const auto rope = [layout, angle](const Tensor& x, const Tensor& weight) {
-      const auto type = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-      const Tensor there = angle.to(x.device());
-      return Tensors{norm_rope(x, weight, there.cos().to(type), there.sin().to(type), layout)};
-    };
-    all.push_back(plain("norm_rope", {noise({n, 3, width}), noise({width})},
-                        [rope](const Tensors& in) { return rope(in[0], in[1]); }));
-    all.push_back(plain("rope of a slice", {noise({n, 3, 3, width})},
-                        [rope](const Tensors& in) { return rope(in[0].select(1, 1), Tensor()); }));
-    const Segments rows = some_rows(), others = Segments({5, 3, 0, 9});
-    const Tensor other_angle = noise({others.total(), width / 2});
-    all.push_back(plain(
-        "joined_norm_rope",
-        {noise({n, 3, width}), noise({width}), noise({others.total(), 3, width}), noise({width})},
-        [=](const Tensors& in) {
-          const auto stream = [](const Tensor& x, const Tensor& weight, const Tensor& turned,
-                                 const Segments& of) {
-            const auto type = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-            const Tensor there = turned.to(x.device());
-            return RopeStream{x, weight, there.cos().to(type), there.sin().to(type), of};
-          };
-          return Tensors{joined_norm_rope(stream(in[0], in[1], angle, rows),
-                                          stream(in[2], in[3], other_angle, others), layout)};
-        }));
-  }
-  return all;
-}
-
-std::vector<Operator> image_norms() {
-  const int64_t side = test::has_model_shapes() ? 64 : 9,
-                channels = test::has_model_shapes() ? 128 : 32;
-  const Tensor x = noise({2, channels, side, side}) + 0.5, w = noise({channels}),
-               b = noise({channels});
-  std::vector<Operator> all;
-  for (const bool silu : {false, true}) {
-    for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
-      all.push_back(plain("group_norm", {x, w, b}, [silu, format](const Tensors& in) {
-        return Tensors{group_norm(in[0].contiguous(format), in[1], in[2], 8, 1e-6, silu)};
-      }));
-      all.push_back(plain("channel_norm", {x, w}, [silu, format](const Tensors& in) {
-        return Tensors{channel_norm(in[0].contiguous(format), in[1], silu)};
-      }));
-    }
-  }
-  return all;
 }
 
 Operator linear_layer(int adapters, bool is_trained) {
@@ -212,21 +117,15 @@ std::vector<Operator> convolutions() {
 
 }  // namespace
 
-TEST_CASE("Norms, modulations and gates equal float64 on the CPU", "[gpu][operators]") {
+TEST_CASE("Norms, gates, rotary embeddings and norms of images equal float64 on the CPU",
+          "[gpu][operators]") {
   at::manual_seed(1);
-  for (const Operator& op : modulations()) test::check(op);
-}
-
-TEST_CASE("Rotary embeddings equal float64 on the CPU", "[gpu][operators]") {
-  at::manual_seed(2);
-  for (const Operator& op : rotations()) test::check(op);
-}
-
-TEST_CASE("Norms of images equal float64 on the CPU", "[gpu][operators]") {
-  at::manual_seed(3);
-  for (Operator& op : image_norms()) {
-    op.repeats = false;
-    test::check(op);
+  const tune::Sizes model = {{512, 0, 333, 77}, 3072, 3, 128, 64, 128};
+  const auto sizes = test::has_model_shapes() ? std::span(&model, 1) : tune::small_sizes();
+  for (const tune::KernelProof& proof : tune::kernel_proofs()) {
+    for (const tune::Sizes& each : sizes) {
+      for (const Operator& op : proof.cases(each, noise)) test::check(op);
+    }
   }
 }
 

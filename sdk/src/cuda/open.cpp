@@ -5,7 +5,6 @@
 #include <functional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
@@ -14,7 +13,6 @@
 
 #include "atelier/export.h"
 #include "atelier/host/device_traits.h"
-#include "atelier/host/proven_kernels.h"
 
 #include "cuda/graph_recorder.h"
 #ifdef ATELIER_HAS_CUDA_KERNELS
@@ -49,25 +47,29 @@ int attribute(cudaDeviceAttr which, int device) {
 extern "C" ATELIER_API const char* atelier_cuda_open() noexcept {
   return problem_of([] {
     at::globalContext().lazyInitDevice(at::kCUDA);
+#ifdef ATELIER_HAS_CUDA_KERNELS
+    atelier::ops::cuda::register_kernels(at::kCUDA, [](std::string_view) { return false; });
+#endif
     atelier::ops::register_graph_recorder(at::kCUDA, &atelier::ops::cuda::make_cuda_graph_recorder);
-    std::vector<int> capabilities;
     for (int device = 0;
          device < at::globalContext().getAcceleratorHooksInterface(at::kCUDA).deviceCount();
          ++device) {
       const int major = attribute(cudaDevAttrComputeCapabilityMajor, device);
       const int minor = attribute(cudaDevAttrComputeCapabilityMinor, device);
-      capabilities.push_back(10 * major + minor);
       atelier::ops::set_compute_capability(static_cast<at::DeviceIndex>(device),
-                                           capabilities.back());
+                                           10 * major + minor);
     }
-#ifdef ATELIER_HAS_CUDA_KERNELS
-    // The tables know no two kinds of GPUs: what is not proven on one of them runs on none.
-    atelier::ops::cuda::register_kernels(at::kCUDA, [&](std::string_view op) {
-      return std::ranges::all_of(
-          capabilities, [&](int capability) { return atelier::ops::are_proven(op, capability); });
-    });
-#endif
   });
+}
+
+// Kernels of these operators run by default from now on, of no others. Before other threads run any.
+extern "C" ATELIER_API void atelier_cuda_run_by_default(
+    [[maybe_unused]] const char* const* ops, [[maybe_unused]] int count) noexcept {
+#ifdef ATELIER_HAS_CUDA_KERNELS
+  atelier::ops::cuda::register_kernels(at::kCUDA, [&](std::string_view op) {
+    return std::find(ops, ops + count, op) != ops + count;
+  });
+#endif
 }
 
 // LibTorch's allocator gives no more than `bytes` of the device's memory from now on.

@@ -35,13 +35,7 @@ constexpr std::array kRules = {
     Rule{kMath, 0, kNewest, kAllDtypes, kAnyWidth, 1, false, true},
 };
 
-// An H200, 2026-11-27: docs/benchmarks/2026-11-27_h200.md.
-constexpr std::array kProvenAttention = {
-    ProvenAttention{kCudnn, 90, 90, 96, /*is_uniform=*/true},
-    ProvenAttention{kCudnn, 90, 90, 96, /*is_uniform=*/false},
-    ProvenAttention{kCudnn, 90, 90, 128, /*is_uniform=*/true},
-    ProvenAttention{kCudnn, 90, 90, 128, /*is_uniform=*/false},
-};
+constexpr std::array<ProvenAttention, 0> kProvenAttention = {};
 
 constexpr std::array kItems = {
     std::pair(kCpuFlash, std::string_view("attention.cpu_flash")),

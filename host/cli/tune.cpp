@@ -1,0 +1,150 @@
+// atelier tune: which kernels of our own are right and faster on the GPUs of this machine.
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+
+#include "host/cli/built_kernels.h"
+#include "host/cli/child.h"
+#include "host/cli/commands.h"
+#include "host/device/cuda.h"
+#include "host/report/error_line.h"
+#include "host/tune/tuning.h"
+
+namespace atelier::cli {
+namespace {
+
+const tune::KernelProof& proof_of(const std::string& op) {
+  const auto proofs = tune::kernel_proofs();
+  const auto found = std::ranges::find(proofs, op, &tune::KernelProof::op);
+  if (found == proofs.end())
+    throw Error(ErrorCode::kInvalidArgument, "--in_process '" + op + "' is no operator that is proven");
+  return *found;
+}
+
+// The proofs themselves, here.
+int prove_here(const std::string& ops, at::Device device) {
+  for (size_t begin = 0; begin < ops.size();) {
+    const size_t end = std::min(ops.find(',', begin), ops.size());
+    const std::string op = ops.substr(begin, end - begin);
+    begin = end + 1;
+    std::cout << tune::begin_line(op) << std::endl;
+    const tune::Sizes& timed_at =
+        device.is_cpu() ? tune::small_sizes().front() : tune::model_sizes();
+    std::cout << tune::verdict_line(
+                     tune::prove(proof_of(op), tune::small_sizes(), timed_at, device))
+              << std::endl;
+  }
+  return 0;
+}
+
+// In processes of their own.
+tune::KernelTable prove_elsewhere(const std::string& device, double seconds,
+                                  const std::function<void(const tune::Verdict&)>& told) {
+  std::vector<std::string> ops;
+  for (const tune::KernelProof& proof : tune::kernel_proofs()) ops.emplace_back(proof.op);
+  const auto prove = [&](std::span<const std::string> left, double limit_s,
+                         const std::function<void(const std::string&)>& on_line) {
+    std::string list;
+    for (const std::string& op : left) list += (list.empty() ? "" : ",") + op;
+    const std::vector<std::string> words = {"tune", "--device", device, "--in_process", list};
+    return follow(start_program(words), limit_s, on_line);
+  };
+  return tune::tune(ops, seconds, prove, told);
+}
+
+void print(const tune::Verdict& verdict, bool as_json) {
+  if (as_json) {
+    std::cout << tune::verdict_line(verdict) << std::endl;
+    return;
+  }
+  const std::string what =
+      verdict.problem.empty() ? "" : ": " + report::printable(verdict.problem);
+  if (!what.empty()) {
+    std::printf("WRONG   %-32s%s\n", verdict.op.c_str(), what.c_str());
+  } else {
+    std::printf("%-7s %-32s %8.3f ms composed, %8.3f ms fused\n",
+                verdict.is_on() ? "on" : "off", verdict.op.c_str(), verdict.composed_ms,
+                verdict.fused_ms);
+  }
+  std::fflush(stdout);
+}
+
+// One device of each kind of GPU.
+std::vector<std::string> kinds_of_gpus(const tune::Machine& machine) {
+  std::vector<std::string> devices, names;
+  for (size_t i = 0; i < machine.gpus.size(); ++i) {
+    const std::string& name = machine.gpus[i].name;
+    if (std::ranges::find(names, name) != names.end()) continue;
+    names.push_back(name);
+    devices.push_back("cuda:" + std::to_string(i));
+  }
+  return devices;
+}
+
+}  // namespace
+
+flags::CommandSpec tune_command() {
+  flags::CommandSpec command{
+      "tune",
+      "Proves kernels of our own on the GPUs of this machine, beside LibTorch's operators in their "
+      "place, and remembers those that are right and faster: they run by default from then on."};
+  command.flags = {
+      {.name = "device",
+       .help = "auto: one GPU of each kind; cpu: tries the command there, and remembers nothing",
+       .preset = "auto",
+       .value_name = "auto|cpu|cuda:N"},
+      {.name = "timeout",
+       .kind = flags::FlagKind::kReal,
+       .help = "seconds that a process of proofs may take",
+       .preset = "60"},
+      {.name = "json",
+       .kind = flags::FlagKind::kFlag,
+       .help = "one JSON object an operator",
+       .preset = "false"},
+      {.name = "in_process",
+       .help = "prove these operators in this process, for debuggers",
+       .value_name = "OP,..."}};
+  return command;
+}
+
+int run_tune(std::span<const std::string> arguments) {
+  const flags::CommandSpec command = tune_command();
+  if (flags::wants_help(arguments)) return print_help(command);
+  const flags::ParsedFlags flags = flags::parse_flags(command, arguments);
+  const std::string& device = flags.text("device");
+  if (const auto ops = flags.find_text("in_process"))
+    return prove_here(*ops, device::choose(device));
+  const bool as_json = flags.flag("json");
+  const auto told = [&](const tune::Verdict& verdict) { print(verdict, as_json); };
+  const double seconds = flags.real("timeout");
+  if (device == "cpu") {
+    prove_elsewhere(device, seconds, told);
+    return 0;
+  }
+  if (!kHasKernels)
+    throw Error(ErrorCode::kEnvironment, std::string("this build has no CUDA kernels: ") + kKernels);
+  const at::Device chosen = device::choose(device);
+  if (!chosen.is_cuda())
+    throw Error(ErrorCode::kEnvironment, "there is no GPU to prove kernels on",
+                "pass --device cpu to try the command");
+  const tune::Machine machine = tune::this_machine();
+  const std::vector<std::string> devices =
+      device == "auto" ? kinds_of_gpus(machine) : std::vector<std::string>{device};
+  tune::KernelTable table;
+  for (const std::string& each : devices) {
+    const tune::KernelTable found = prove_elsewhere(each, seconds, told);
+    table = each == devices.front() ? found : tune::merged(table, found);
+  }
+  const std::string folder = tune::cache_folder();
+  if (folder.empty())
+    throw Error(ErrorCode::kEnvironment, "there is no folder to remember this in",
+                "set HOME or XDG_CACHE_HOME");
+  tune::write_table(folder, machine, table);
+  if (!as_json)
+    std::printf("%zu of %zu run by default from now on; remembered in %s\n", table.on().size(),
+                table.verdicts.size(),
+                report::printable(tune::table_path(folder, machine)).c_str());
+  return 0;
+}
+
+}  // namespace atelier::cli

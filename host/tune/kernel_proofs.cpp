@@ -1,0 +1,320 @@
+#include "host/tune/kernel_proofs.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+
+#include <ATen/ATen.h>
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/autograd.h>
+
+namespace atelier::tune {
+namespace {
+
+using at::Tensor;
+
+// An operator of all that it is given.
+Operator plain(std::string name, Tensors inputs, std::function<Tensors(const Tensors&)> run) {
+  return {std::move(name), std::move(inputs), [run](const Tensors& in) {
+            return Traced{run(in), in};
+          }};
+}
+
+// --- rows ---
+
+// Tensors of a row, and of a sample.
+struct Rows {
+  Rows(const Sizes& sizes, const Noise& noise) : rows(sizes.samples), noise(noise) {
+    n = rows.total(), s = rows.count(), d = sizes.width;
+  }
+  Tensor wide() const { return noise({n, d}); }
+  Tensor by_sample() const { return noise({s, d}); }
+  Tensor weight() const { return noise({d}); }
+
+  Segments rows;
+  const Noise& noise;
+  int64_t n, s, d;
+};
+
+std::vector<Operator> norm_modulate(const Sizes& sizes, const Noise& noise) {
+  const Rows r(sizes, noise);
+  const Segments rows = r.rows;
+  const int64_t d = r.d;
+  return {plain("norm_modulate", {r.wide() + 0.5, r.by_sample(), r.by_sample()},
+                [rows](const Tensors& in) {
+                  return Tensors{ops::norm_modulate(in[0], in[1], in[2], rows)};
+                }),
+          plain("norm_modulate, strided", {r.wide() + 0.5, noise({r.s, 6 * d})},
+                [rows, d](const Tensors& in) {
+                  return Tensors{ops::norm_modulate(in[0], in[1].narrow(1, d, d),
+                                                    in[1].narrow(1, 4 * d, d), rows)};
+                })};
+}
+
+std::vector<Operator> gate_residual(const Sizes& sizes, const Noise& noise) {
+  const Rows r(sizes, noise);
+  return {plain("gate_residual", {r.wide(), r.wide(), r.by_sample()},
+                [rows = r.rows](const Tensors& in) {
+                  return Tensors{ops::gate_residual(in[0], in[1], in[2], rows)};
+                })};
+}
+
+std::vector<Operator> gate_residual_norm_modulate(const Sizes& sizes, const Noise& noise) {
+  const Rows r(sizes, noise);
+  return {plain("gate_residual_norm_modulate",
+                {r.wide() + 0.5, r.wide(), r.by_sample(), r.by_sample(), r.by_sample()},
+                [rows = r.rows](const Tensors& in) {
+                  auto [sum, out] =
+                      ops::gate_residual_norm_modulate(in[0], in[1], in[2], in[3], in[4], rows);
+                  return Tensors{sum, out};
+                })};
+}
+
+std::vector<Operator> layer_norm(const Sizes& sizes, const Noise& noise) {
+  const Rows r(sizes, noise);
+  return {plain("layer_norm", {r.wide() + 0.5, r.weight(), r.weight()}, [](const Tensors& in) {
+    return Tensors{ops::layer_norm(in[0], in[1], in[2])};
+  })};
+}
+
+std::vector<Operator> rms_norm(const Sizes& sizes, const Noise& noise) {
+  const Rows r(sizes, noise);
+  return {plain("rms_norm", {r.wide() + 0.5, r.weight()},
+                [](const Tensors& in) { return Tensors{ops::rms_norm(in[0], in[1])}; })};
+}
+
+std::vector<Operator> rms_norm_modulate(const Sizes& sizes, const Noise& noise) {
+  const Rows r(sizes, noise);
+  return {plain("rms_norm_modulate", {r.wide() + 0.5, r.weight(), r.by_sample()},
+                [rows = r.rows](const Tensors& in) {
+                  return Tensors{ops::rms_norm_modulate(in[0], in[1], in[2], rows, 1e-5)};
+                })};
+}
+
+std::vector<Operator> rms_gate_residual(const Sizes& sizes, const Noise& noise) {
+  const Rows r(sizes, noise);
+  return {plain("rms_gate_residual", {r.wide() + 0.5, r.wide(), r.weight(), r.by_sample()},
+                [rows = r.rows](const Tensors& in) {
+                  return Tensors{ops::rms_gate_residual(in[0], in[1], in[2], in[3], rows, 1e-5)};
+                })};
+}
+
+std::vector<Operator> rms_gate_residual_norm_modulate(const Sizes& sizes, const Noise& noise) {
+  const Rows r(sizes, noise);
+  return {plain(
+      "rms_gate_residual_norm_modulate",
+      {r.wide() + 0.5, r.wide(), r.weight(), r.by_sample(), r.weight(), r.by_sample()},
+      [rows = r.rows](const Tensors& in) {
+        auto [sum, out] = ops::rms_gate_residual_norm_modulate(in[0], in[1], in[2], in[3], in[4],
+                                                               in[5], rows, 1e-5);
+        return Tensors{sum, out};
+      })};
+}
+
+std::vector<Operator> swiglu(const Sizes& sizes, const Noise& noise) {
+  const Rows r(sizes, noise);
+  return {plain("swiglu", {4 * r.wide(), r.wide()},
+                [](const Tensors& in) { return Tensors{ops::swiglu(in[0], in[1])}; })};
+}
+
+std::vector<Operator> gelu_tanh(const Sizes& sizes, const Noise& noise) {
+  const Rows r(sizes, noise);
+  return {plain("gelu_tanh", {4 * r.wide()},
+                [](const Tensors& in) { return Tensors{ops::gelu_tanh(in[0])}; })};
+}
+
+// --- heads ---
+
+// Of some rows' heads; the angles are no inputs, and have the dtype that norms are computed in.
+ops::RopeStream stream(const Tensor& x, const Tensor& weight, const Tensor& angle,
+                       const Segments& rows) {
+  const auto type = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const Tensor there = angle.to(x.device());
+  return {x, weight, there.cos().to(type), there.sin().to(type), rows};
+}
+
+std::vector<Operator> norm_rope(const Sizes& sizes, const Noise& noise) {
+  const Segments rows(sizes.samples), others({5, 3, 0, 9});
+  const int64_t n = rows.total(), heads = sizes.heads, width = sizes.head_width;
+  const Tensor angle = noise({n, width / 2}), other_angle = noise({others.total(), width / 2});
+  std::vector<Operator> all;
+  for (const ops::RopeLayout layout : {ops::RopeLayout::kInterleaved, ops::RopeLayout::kHalves}) {
+    const auto rope = [=](const Tensor& x, const Tensor& weight) {
+      const ops::RopeStream s = stream(x, weight, angle, rows);
+      return Tensors{ops::norm_rope(s.x, s.weight, s.cos, s.sin, layout)};
+    };
+    all.push_back(plain("norm_rope", {noise({n, heads, width}), noise({width})},
+                        [rope](const Tensors& in) { return rope(in[0], in[1]); }));
+    all.push_back(plain("rope of a slice", {noise({n, 3, heads, width})},
+                        [rope](const Tensors& in) { return rope(in[0].select(1, 1), Tensor()); }));
+    if (rows.count() != others.count()) continue;
+    all.push_back(plain("joined_norm_rope",
+                        {noise({n, heads, width}), noise({width}),
+                         noise({others.total(), heads, width}), noise({width})},
+                        [=](const Tensors& in) {
+                          return Tensors{ops::joined_norm_rope(
+                              stream(in[0], in[1], angle, rows),
+                              stream(in[2], in[3], other_angle, others), layout)};
+                        }));
+  }
+  return all;
+}
+
+// --- images ---
+
+using ImageNorm = std::function<Tensor(const Tensors& in, bool silu)>;
+
+// With channels that lie side by side, which the kernels take, and otherwise. Sums over images are
+// LibTorch's in part, which repeat no bits.
+std::vector<Operator> image_norms(const std::string& name, const Sizes& sizes, const Noise& noise,
+                                  int weights, const ImageNorm& norm) {
+  const int64_t side = sizes.image_side, channels = sizes.image_channels;
+  std::vector<Operator> all;
+  for (const auto format : {at::MemoryFormat::ChannelsLast, at::MemoryFormat::Contiguous}) {
+    for (const bool silu : {true, false}) {
+      Tensors inputs = {noise({2, channels, side, side}) + 0.5};
+      for (int i = 0; i < weights; ++i) inputs.push_back(noise({channels}));
+      Operator op = plain(name, std::move(inputs), [=](const Tensors& in) {
+        Tensors laid_out = in;
+        laid_out[0] = in[0].contiguous(format);
+        return Tensors{norm(laid_out, silu)};
+      });
+      op.repeats = false;
+      all.push_back(std::move(op));
+    }
+  }
+  return all;
+}
+
+std::vector<Operator> group_norm(const Sizes& sizes, const Noise& noise) {
+  return image_norms("group_norm", sizes, noise, 2, [](const Tensors& in, bool silu) {
+    return ops::group_norm(in[0], in[1], in[2], 8, 1e-6, silu);
+  });
+}
+
+std::vector<Operator> channel_norm(const Sizes& sizes, const Noise& noise) {
+  return image_norms("channel_norm", sizes, noise, 1, [](const Tensors& in, bool silu) {
+    return ops::channel_norm(in[0], in[1], silu);
+  });
+}
+
+constexpr std::array kProofs = {
+    KernelProof{"norm_modulate", norm_modulate},
+    KernelProof{"gate_residual", gate_residual},
+    KernelProof{"gate_residual_norm_modulate", gate_residual_norm_modulate},
+    KernelProof{"layer_norm", layer_norm},
+    KernelProof{"rms_norm", rms_norm},
+    KernelProof{"rms_norm_modulate", rms_norm_modulate},
+    KernelProof{"rms_gate_residual", rms_gate_residual},
+    KernelProof{"rms_gate_residual_norm_modulate", rms_gate_residual_norm_modulate},
+    KernelProof{"norm_rope", norm_rope},
+    KernelProof{"swiglu", swiglu},
+    KernelProof{"gelu_tanh", gelu_tanh},
+    KernelProof{"group_norm", group_norm},
+    KernelProof{"channel_norm", channel_norm},
+};
+
+// --- times ---
+
+// Milliseconds of `work` on the device, on the CPU by the clock.
+double timed(at::Device device, const std::function<void()>& work) {
+  if (device.is_cpu()) {
+    const auto begin = std::chrono::steady_clock::now();
+    work();
+    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
+        .count();
+  }
+  const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  c10::Event begin(device.type(), c10::EventFlag::BACKEND_DEFAULT),
+      end(device.type(), c10::EventFlag::BACKEND_DEFAULT);
+  begin.record(stream);
+  work();
+  end.record(stream);
+  end.synchronize();
+  return begin.elapsedTime(end);
+}
+
+double median(std::vector<double> values) {
+  std::ranges::nth_element(values, values.begin() + values.size() / 2);
+  return values[values.size() / 2];
+}
+
+// Both forms in turn, forward and backward.
+void time_forms(const KernelProof& proof, const Sizes& sizes, at::Device device, Verdict& verdict) {
+  constexpr int kWarmUps = 2, kRuns = 7;
+  const Operator op = proof.cases(sizes, [&](at::IntArrayRef shape) {
+                             return at::randn(shape, at::TensorOptions(device).dtype(at::kFloat));
+                           }).front();
+  Tensors leaves;
+  for (const Tensor& t : op.inputs)
+    leaves.push_back(t.to(at::kBFloat16).requires_grad_());
+  const at::AutoGradMode grad(true);
+  const auto run = [&](ops::Kernels kernels) {
+    const ChosenKernels choice(kernels);
+    const Traced traced = op.run(leaves);
+    Tensors grads;
+    for (const Tensor& output : traced.outputs) grads.push_back(output.detach());
+    torch::autograd::grad(traced.outputs, traced.inputs, grads, false, false, true);
+  };
+  std::vector<double> composed, fused;
+  for (int i = 0; i < kWarmUps + kRuns; ++i) {
+    const double first = timed(device, [&] { run(ops::Kernels::kComposed); });
+    const double second = timed(device, [&] { run(ops::Kernels::kFused); });
+    if (i < kWarmUps) continue;
+    composed.push_back(first), fused.push_back(second);
+  }
+  verdict.composed_ms = median(composed), verdict.fused_ms = median(fused);
+}
+
+// What is wrong with a comparison; empty: nothing.
+std::string problem_of(const Operator& op, at::ScalarType dtype, const Comparison& found) {
+  const double least = bound(dtype) * op.slack;
+  const auto at = [&] { return op.name + " in " + toString(dtype) + ": "; };
+  if (!(found.value_error <= least))
+    return at() + c10::str("values differ by ", found.value_error, " of the largest one");
+  if (!(found.gradient_error <= 2 * least))
+    return at() + c10::str("gradients differ by ", found.gradient_error, " of the largest one");
+  if (!found.values_repeat || (op.repeats && !found.gradients_repeat))
+    return at() + "not the same bits twice";
+  return {};
+}
+
+}  // namespace
+
+std::span<const KernelProof> kernel_proofs() {
+  return kProofs;
+}
+
+std::span<const Sizes> small_sizes() {
+  static const std::array kSmall = {Sizes{{24, 0, 33, 7}, 96, 3, 16, 9, 32},
+                                    Sizes{{5, 0, 70, 1}, 101, 3, 22, 7, 40}};
+  return kSmall;
+}
+
+const Sizes& model_sizes() {
+  static const Sizes kModel = {{4160, 4160}, 3072, 24, 128, 512, 128};
+  return kModel;
+}
+
+Verdict prove(const KernelProof& proof, std::span<const Sizes> right_at, const Sizes& timed_at,
+              at::Device device) {
+  Verdict verdict = {.op = std::string(proof.op)};
+  at::manual_seed(1);
+  const Noise noise = [](at::IntArrayRef shape) { return at::randn(shape, at::kDouble); };
+  for (const Sizes& sizes : right_at) {
+    for (const Operator& op : proof.cases(sizes, noise)) {
+      for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+        verdict.problem =
+            problem_of(op, dtype, compare(op, dtype, device, ops::Kernels::kFused));
+        if (!verdict.problem.empty()) return verdict;
+      }
+    }
+  }
+  time_forms(proof, timed_at, device, verdict);
+  return verdict;
+}
+
+}  // namespace atelier::tune

@@ -1,0 +1,50 @@
+// Whether kernels of our own are right on a device, and faster than LibTorch's operators in their
+// place.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "host/tune/operator_check.h"
+
+namespace atelier::tune {
+
+// What the tensors of a proof are like.
+struct Sizes {
+  std::vector<int64_t> samples;  // rows of each
+  int64_t width;
+  int64_t heads, head_width;
+  int64_t image_side, image_channels;
+};
+
+using Noise = std::function<at::Tensor(at::IntArrayRef)>;  // normal values
+
+// An operator of kernels of our own, and expressions in which all of them run, those of the backward
+// pass too. The first one is timed.
+struct KernelProof {
+  std::string_view op;  // its name in sdk/src/ops/cuda/register_kernels.cpp
+  std::vector<Operator> (*cases)(const Sizes&, const Noise&);
+};
+std::span<const KernelProof> kernel_proofs();
+
+// Sizes that fit packs of 16 bytes, and such that do not, with a sample that has no rows; and those
+// of a published denoiser.
+std::span<const Sizes> small_sizes();
+const Sizes& model_sizes();
+
+// What was found of an operator's kernels.
+struct Verdict {
+  std::string op;
+  std::string problem;                       // empty: they are right
+  double composed_ms = 0.0, fused_ms = 0.0;  // forward and backward, where they are right
+  // They run by default: right, and faster by 3 % or more.
+  bool is_on() const { return problem.empty() && fused_ms <= 0.97 * composed_ms; }
+};
+
+// Every case in float32, bfloat16 and float16 at every of `right_at`, and then both forms in turn in
+// bfloat16 at `timed_at`.
+Verdict prove(const KernelProof& proof, std::span<const Sizes> right_at, const Sizes& timed_at,
+              at::Device device);
+
+}  // namespace atelier::tune

@@ -1,0 +1,62 @@
+// Operators on a device beside the same in float64 on the CPU: values, gradients, and bits that
+// repeat.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "atelier/ops/pointwise.h"
+
+namespace atelier::tune {
+
+using Tensors = std::vector<at::Tensor>;
+
+// What an expression gave, and the tensors whose gradients are asked for.
+struct Traced {
+  Tensors outputs, inputs;
+};
+
+// An expression of operators, and tensors that it is given: float64 on the CPU, which are rounded to
+// a dtype, on some device. It takes gradients of what it is given and of weights that it makes of
+// that.
+struct Operator {
+  std::string name;
+  Tensors inputs;
+  std::function<Traced(const Tensors& inputs)> run;
+  // How much larger errors may be than those of one product or norm.
+  double slack = 1.0;
+  // Whether gradients have the same bits twice without LibTorch's deterministic algorithms.
+  bool repeats = true;
+};
+
+struct Comparison {
+  double value_error = 0.0, gradient_error = 0.0;  // the largest, of each tensor's own scale
+  bool values_repeat = true, gradients_repeat = true;
+};
+
+// Runs the operator twice on `device` in `dtype`, with such kernels, and once composed in float64 on
+// the CPU with the same inputs.
+Comparison compare(const Operator& op, at::ScalarType dtype, at::Device device,
+                   ops::Kernels kernels);
+
+// The largest error of values that one product or norm in `dtype` may have; gradients twice that.
+double bound(at::ScalarType dtype);
+
+// Which kernels run while it lives.
+class ChosenKernels {
+ public:
+  explicit ChosenKernels(ops::Kernels kernels) : before_(ops::kernels()) {
+    ops::set_kernels(kernels);
+  }
+  ~ChosenKernels() { ops::set_kernels(before_); }
+  ChosenKernels(const ChosenKernels&) = delete;
+  ChosenKernels& operator=(const ChosenKernels&) = delete;
+
+ private:
+  ops::Kernels before_;
+};
+
+}  // namespace atelier::tune

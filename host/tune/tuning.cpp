@@ -1,0 +1,82 @@
+#include "host/tune/tuning.h"
+
+#include <algorithm>
+#include <cstring>
+#include <sys/wait.h>
+
+#include "host/report/text.h"
+
+namespace atelier::tune {
+namespace {
+
+constexpr std::string_view kBegin = "begin ";
+
+// Why a process that had begun an operator told no verdict of it.
+std::string end_of(const std::optional<int>& status, double seconds) {
+  if (!status) return "stopped after " + report::number_text(seconds) + " seconds";
+  if (WIFSIGNALED(*status))
+    return std::string("the process ended by signal: ") + strsignal(WTERMSIG(*status));
+  return "the process ended with exit code " + std::to_string(WEXITSTATUS(*status));
+}
+
+// What is left to be proven, and what was found.
+struct Progress {
+  std::vector<std::string> left;
+  std::string begun;
+  KernelTable table;
+  const std::function<void(const Verdict&)>& told;
+
+  void add(Verdict verdict) {
+    std::erase(left, verdict.op);
+    begun.clear();
+    told(verdict);
+    table.verdicts.push_back(std::move(verdict));
+  }
+  void read(const std::string& line) {
+    const bool begins = line.starts_with(kBegin);
+    const std::optional<Verdict> verdict = read_verdict(line);
+    const std::string op = begins ? line.substr(kBegin.size()) : verdict ? verdict->op : "";
+    if (std::ranges::find(left, op) == left.end()) return;  // what LibTorch prints, perhaps
+    if (begins) {
+      begun = op;
+    } else {
+      add(*verdict);
+    }
+  }
+};
+
+}  // namespace
+
+std::string begin_line(std::string_view op) {
+  return std::string(kBegin) + std::string(op);
+}
+
+KernelTable tune(std::span<const std::string> ops, double seconds, const ProveElsewhere& prove,
+                 const std::function<void(const Verdict&)>& told) {
+  Progress progress = {.left = {ops.begin(), ops.end()}, .begun = {}, .table = {}, .told = told};
+  while (!progress.left.empty()) {
+    progress.begun.clear();
+    const std::vector<std::string> left = progress.left;
+    const std::optional<int> status =
+        prove(left, seconds, [&](const std::string& line) { progress.read(line); });
+    if (progress.left.empty()) break;
+    const std::string op = progress.begun.empty() ? progress.left.front() : progress.begun;
+    progress.add({.op = op, .problem = end_of(status, seconds)});
+  }
+  return progress.table;
+}
+
+KernelTable merged(const KernelTable& one, const KernelTable& other) {
+  KernelTable both;
+  for (const Verdict& mine : one.verdicts) {
+    const auto theirs = std::ranges::find(other.verdicts, mine.op, &Verdict::op);
+    const bool gains_less =
+        theirs != other.verdicts.end() &&
+        (!theirs->problem.empty() || theirs->fused_ms * mine.composed_ms >
+                                         mine.fused_ms * theirs->composed_ms);
+    both.verdicts.push_back(mine.problem.empty() && gains_less ? *theirs : mine);
+  }
+  return both;
+}
+
+}  // namespace atelier::tune
