@@ -5,6 +5,7 @@ import json
 import math
 import pathlib
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -93,6 +94,22 @@ class ProgramTest(FolderTest):
         kernels = items["CUDA kernels"]
         if kernels["state"] == "ok":
             self.assertRegex(kernels["found"], r"for sm_\d+.*: .*rms_norm, row_codes, swiglu")
+
+    def test_tune_proves_every_operator_elsewhere(self):
+        result = run("tune", "--device", "cpu")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertRegex(result.stdout, r"(?m)^(on |off) +norm_rope +[\d.]+ ms composed, +[\d.]+ ms fused$")
+        self.assertNotIn("WRONG", result.stdout)
+        told = [json.loads(line) for line in run("tune", "--device", "cpu", "--json").stdout.splitlines()]
+        self.assertEqual([each["op"] for each in told], [line.split()[1] for line in result.stdout.splitlines()])
+        late = run("tune", "--device", "cpu", "--timeout", "0.01")
+        self.assertIn("WRONG   norm_modulate                   : stopped after 0.01 seconds", late.stdout)
+        self.refused(2, "tune", "--device", "cpu", "--in_process", "nothing", says=["'nothing' is no operator"])
+        self.refused(2, "tune", "--device", "gpu", says=["--device 'gpu' is not known"])
+
+    @unittest.skipIf(shutil.which("nvidia-smi"), "there may be a GPU")
+    def test_tune_needs_a_gpu(self):
+        self.refused(3, "tune", says=["no CUDA kernels" if "sm_" not in run("doctor").stdout else "there is no GPU"])
 
     def test_inspect_names_what_no_family_takes(self):
         model = self.dir / "model.safetensors"

@@ -1,0 +1,188 @@
+// Kernels that are wrong, slow, crash or hang are found, and what was found is remembered.
+#include <chrono>
+#include <csignal>
+#include <set>
+#include <thread>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "host/tune/tuning.h"
+#include "support/catch.h"
+#include "support/files.h"
+
+namespace atelier::tune {
+namespace {
+
+using at::Tensor;
+
+bool is_fused() {
+  return ops::kernels() == ops::Kernels::kFused;
+}
+
+// 2 x, by what stands for a kernel where fused kernels run.
+std::vector<Operator> doubled(const Sizes& sizes, const Noise& noise,
+                              Tensor (*kernel)(const Tensor& x)) {
+  return {{"doubled", {noise({sizes.samples[0], sizes.width})}, [kernel](const Tensors& in) {
+             return Traced{{is_fused() ? kernel(in[0]) : 2 * in[0]}, in};
+           }}};
+}
+
+template <Tensor (*kKernel)(const Tensor&)>
+Verdict judged() {
+  const KernelProof proof = {"doubled", [](const Sizes& sizes, const Noise& noise) {
+                               return doubled(sizes, noise, kKernel);
+                             }};
+  return prove(proof, small_sizes(), small_sizes().front(), at::kCPU);
+}
+
+Tensor right(const Tensor& x) {
+  return x + x;
+}
+Tensor wrong_value(const Tensor& x) {
+  Tensor y = x + x;
+  const at::NoGradGuard no_grad;
+  y.view(-1)[3] += 0.05 * y.abs().max();
+  return y;
+}
+Tensor wrong_gradient(const Tensor& x) {
+  return 2 * x.detach() + 1.9 * (x - x.detach());
+}
+Tensor not_a_number(const Tensor& x) {
+  return (x + x) * NAN;
+}
+Tensor drifting(const Tensor& x) {
+  static int calls = 0;
+  return (x + x) * (1 + 1e-6 * ++calls);
+}
+Tensor slow(const Tensor& x) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  return x + x;
+}
+
+Verdict right_verdict(std::string op, double composed_ms = 2, double fused_ms = 1) {
+  return {.op = std::move(op), .problem = {}, .composed_ms = composed_ms, .fused_ms = fused_ms};
+}
+
+const std::vector<std::string> kOps = {"a", "b", "c", "d"};
+
+const Machine kMachine = {.gpus = {{"GPU one", 90}, {"GPU two", 89}},
+                          .driver = "580.1",
+                          .libtorch = "2.11.0",
+                          .kernels = "1 byte"};
+
+}  // namespace
+
+TEST_CASE("Every operator with kernels of our own is proven once, and right on the CPU", "[tune]") {
+  std::set<std::string_view> names;
+  for (const KernelProof& proof : kernel_proofs()) {
+    INFO(proof.op);
+    CHECK(names.insert(proof.op).second);
+    const Verdict verdict = prove(proof, small_sizes(), small_sizes().front(), at::kCPU);
+    CHECK(verdict.problem == "");
+    CHECK(verdict.composed_ms > 0);
+    CHECK(verdict.fused_ms > 0);
+  }
+  CHECK(names.size() == 13);
+  CHECK(ops::kernels() == ops::Kernels::kAuto);  // as it was
+}
+
+TEST_CASE("A kernel that is wrong, drifts or is slow is not used", "[tune]") {
+  CHECK(judged<right>().problem == "");
+  CHECK_THAT(judged<wrong_value>().problem, Catch::Contains("doubled in Float: values differ by"));
+  CHECK_THAT(judged<wrong_gradient>().problem, Catch::Contains("gradients differ by"));
+  CHECK_THAT(judged<not_a_number>().problem, Catch::Contains("values differ by inf"));
+  CHECK_THAT(judged<drifting>().problem, Catch::Contains("not the same bits twice"));
+  const Verdict late = judged<slow>();
+  CHECK(late.problem == "");
+  CHECK(late.fused_ms > 2);
+  CHECK_FALSE(late.is_on());
+  CHECK_FALSE(judged<wrong_value>().is_on());
+  CHECK(right_verdict("a", 1.0, 0.97).is_on());
+  CHECK_FALSE(right_verdict("a", 1.0, 0.98).is_on());
+}
+
+TEST_CASE("A process that crashes, hangs or ends costs the operator it had begun", "[tune]") {
+  std::vector<std::vector<std::string>> asked;
+  // The first process crashes in b, the second hangs in c, the third ends before it begins d.
+  const auto prove = [&](std::span<const std::string> ops, double seconds,
+                         const std::function<void(const std::string&)>& on_line) {
+    CHECK(seconds == 60);
+    asked.emplace_back(ops.begin(), ops.end());
+    on_line("a line of LibTorch");
+    if (ops.front() == "d") return std::optional(3 << 8);
+    for (const std::string& op : ops) {
+      on_line(begin_line(op));
+      if (op == "b") return std::optional<int>(SIGSEGV);
+      if (op == "c") return std::optional<int>();
+      on_line(verdict_line(right_verdict(op)));
+    }
+    return std::optional(0);
+  };
+  std::vector<std::string> told;
+  const KernelTable table =
+      tune(kOps, 60, prove, [&](const Verdict& verdict) { told.push_back(verdict.op); });
+  CHECK(asked == std::vector<std::vector<std::string>>{kOps, {"c", "d"}, {"d"}});
+  CHECK(told == kOps);
+  CHECK(table.on() == std::vector<std::string>{"a"});
+  CHECK_THAT(table.verdicts[1].problem, Catch::Contains("ended by signal: Segmentation fault"));
+  CHECK(table.verdicts[2].problem == "stopped after 60 seconds");
+  CHECK(table.verdicts[3].problem == "the process ended with exit code 3");
+}
+
+TEST_CASE("Kernels run by default where they do on every kind of GPU", "[tune]") {
+  const KernelTable one = {{right_verdict("a"), right_verdict("b"), right_verdict("c", 4, 1)}};
+  KernelTable other = {{right_verdict("a", 3, 1), right_verdict("b", 1, 1), {.op = "c", .problem = "wrong"}}};
+  CHECK(merged(one, other).on() == std::vector<std::string>{"a"});
+  CHECK(merged(other, one).on() == std::vector<std::string>{"a"});
+  CHECK(merged(one, other).verdicts[0].composed_ms == 2);  // the smaller gain
+  CHECK(merged(other, one).verdicts[2].problem == "wrong");
+}
+
+TEST_CASE("A table is remembered for just this machine", "[tune]") {
+  const test::Folder folder;
+  const std::string below = folder / "cache/atelier";
+  CHECK_FALSE(read_table(below, kMachine).has_value());
+  const KernelTable table = {
+      {right_verdict("a", 0.125, 0.0625), {.op = "b", .problem = "values\ndiffer"}}};
+  write_table(below, kMachine, table);
+  const auto read = read_table(below, kMachine);
+  REQUIRE(read.has_value());
+  REQUIRE(read->verdicts.size() == 2);
+  CHECK(read->verdicts[0].fused_ms == 0.0625);
+  CHECK(read->verdicts[1].problem == "values\ndiffer");
+  CHECK(told(*read) == "a; not in use: b (values\ndiffer)");
+  CHECK(told({{right_verdict("c", 1, 1)}}) == "none; not in use: c (no faster)");
+
+  for (const auto& change : std::vector<void (*)(Machine&)>{
+           [](Machine& m) { m.gpus[1].name = "GPU three"; }, [](Machine& m) { m.gpus.pop_back(); },
+           [](Machine& m) { m.gpus[0].capability = 100; }, [](Machine& m) { m.driver = "580.2"; },
+           [](Machine& m) { m.libtorch = "2.12.0"; }, [](Machine& m) { m.kernels = "2 bytes"; }}) {
+    Machine other = kMachine;
+    change(other);
+    CHECK_FALSE(read_table(below, other).has_value());
+    // Nor where a file has its name.
+    test::write_bytes(table_path(below, other), test::read_bytes(table_path(below, kMachine)));
+    CHECK_FALSE(read_table(below, other).has_value());
+  }
+}
+
+TEST_CASE("A table that is damaged is none, and is made anew", "[tune]") {
+  const test::Folder folder;
+  const std::string below = folder.path();
+  write_table(below, kMachine, {{right_verdict("a")}});
+  const std::string path = table_path(below, kMachine);
+  const std::string whole = test::read_bytes(path);
+  for (const std::string& text :
+       {std::string(), whole.substr(0, whole.size() / 2), std::string("[]"),
+        std::string(R"({"machine": 3})"), whole.substr(0, whole.find("\"operators\"")) + "\"x\": 1}",
+        std::string(whole).replace(whole.find("\"op\""), 4, "\"oq\"")}) {
+    test::write_bytes(path, text);
+    INFO(text);
+    CHECK_FALSE(read_table(below, kMachine).has_value());
+  }
+  write_table(below, kMachine, {{right_verdict("a")}});
+  CHECK(read_table(below, kMachine).has_value());
+}
+
+}  // namespace atelier::tune
