@@ -438,9 +438,8 @@ void add_all_pointwise(std::vector<Row>& rows, bool is_small) {
   add(narrow, "rms_norm_modulate", 2, 3, 1, [few](const Tensors& in, const Tensors& w) {
     return ops::rms_norm_modulate(in[0], w[3], w[0], few);
   });
-  add(narrow, "rms_norm", 2, 3, 1, [](const Tensors& in, const Tensors& w) {
-    return ops::rms_norm(in[0], w[3]);
-  });
+  add(narrow, "rms_norm", 2, 3, 1,
+      [](const Tensors& in, const Tensors& w) { return ops::rms_norm(in[0], w[3]); });
   add(narrow, "rms_gate_residual", 3, 5, 2, [few](const Tensors& in, const Tensors& w) {
     return ops::rms_gate_residual(in[0], in[1], w[3], w[0], few);
   });
@@ -456,9 +455,8 @@ void add_all_pointwise(std::vector<Row>& rows, bool is_small) {
   add(wide, "norm_modulate", 2, 3, 1, [many](const Tensors& in, const Tensors& w) {
     return ops::norm_modulate(in[0], w[0], w[1], many);
   });
-  add(wide, "layer_norm", 2, 3, 1, [](const Tensors& in, const Tensors& w) {
-    return ops::layer_norm(in[0], w[3], w[4]);
-  });
+  add(wide, "layer_norm", 2, 3, 1,
+      [](const Tensors& in, const Tensors& w) { return ops::layer_norm(in[0], w[3], w[4]); });
   add(wide, "gate_residual", 3, 3, 2, [many](const Tensors& in, const Tensors& w) {
     return ops::gate_residual(in[0], in[1], w[0], many);
   });

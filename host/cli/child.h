@@ -5,7 +5,6 @@
 #include <optional>
 #include <span>
 #include <string>
-
 #include <sys/types.h>
 
 namespace atelier::cli {

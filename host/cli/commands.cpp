@@ -54,8 +54,8 @@ std::vector<flags::CommandSpec> command_specs(const ModelFamily* family) {
   add(plan_commands(family));
   add({launch_command(), inspect_command()});
   add(lora_commands());
-  add({plugins_command(), probe_command(), check_plugin_command(), doctor_command(),
-       tune_command(), completion_command()});
+  add({plugins_command(), probe_command(), check_plugin_command(), doctor_command(), tune_command(),
+       completion_command()});
   return specs;
 }
 

@@ -111,14 +111,13 @@ std::vector<Item> check_gpus() {
   }
   for (int i = 0; i < status.device_count; ++i) {
     const device::GpuFacts facts = device::gpu_facts(i);
-    items.push_back({"GPU cuda:" + std::to_string(i),
-                     status.usable ? State::kWorks : State::kBroken,
-                     facts.name + ", " + report::format_bytes(facts.memory_bytes) +
-                         ", compute capability " + std::to_string(facts.capability / 10) + "." +
-                         std::to_string(facts.capability % 10) + ", " + driver + " (CUDA " +
-                         std::to_string(facts.driver_cuda / 1000) + "." +
-                         std::to_string(facts.driver_cuda % 1000 / 10) + ")",
-                     status.usable ? "" : status.reason});
+    items.push_back(
+        {"GPU cuda:" + std::to_string(i), status.usable ? State::kWorks : State::kBroken,
+         facts.name + ", " + report::format_bytes(facts.memory_bytes) + ", compute capability " +
+             std::to_string(facts.capability / 10) + "." + std::to_string(facts.capability % 10) +
+             ", " + driver + " (CUDA " + std::to_string(facts.driver_cuda / 1000) + "." +
+             std::to_string(facts.driver_cuda % 1000 / 10) + ")",
+         status.usable ? "" : status.reason});
   }
   return items;
 }

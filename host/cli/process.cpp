@@ -14,6 +14,7 @@ void set_up(const flags::ProcessSettings& settings) {
   if (machine.gpus.empty()) return;
   if (const auto table = tune::read_table(tune::cache_folder(), machine)) {
     device::run_by_default(table->on());
+    ops::set_proven_attention(tune::attention_of(*table, machine));
   } else {
     report::say_once(
         "note: no kernels of our own are in use on this GPU; atelier tune proves them, once\n");

@@ -13,25 +13,26 @@
 namespace atelier::cli {
 namespace {
 
-const tune::KernelProof& proof_of(const std::string& op) {
-  const auto proofs = tune::kernel_proofs();
+tune::KernelProof proof_of(const std::string& op, at::Device device) {
+  const std::vector<tune::KernelProof> proofs = tune::proofs_for(device);
   const auto found = std::ranges::find(proofs, op, &tune::KernelProof::op);
   if (found == proofs.end())
-    throw Error(ErrorCode::kInvalidArgument, "--in_process '" + op + "' is no operator that is proven");
+    throw Error(ErrorCode::kInvalidArgument,
+                "--in_process: '" + op + "' is not proven on this device");
   return *found;
 }
 
 // The proofs themselves, here.
 int prove_here(const std::string& ops, at::Device device) {
   for (size_t begin = 0; begin < ops.size();) {
-    const size_t end = std::min(ops.find(',', begin), ops.size());
+    const size_t end = std::min(ops.find(';', begin), ops.size());
     const std::string op = ops.substr(begin, end - begin);
     begin = end + 1;
     std::cout << tune::begin_line(op) << std::endl;
     const tune::Sizes& timed_at =
         device.is_cpu() ? tune::small_sizes().front() : tune::model_sizes();
     std::cout << tune::verdict_line(
-                     tune::prove(proof_of(op), tune::small_sizes(), timed_at, device))
+                     tune::prove(proof_of(op, device), tune::small_sizes(), timed_at, device))
               << std::endl;
   }
   return 0;
@@ -41,11 +42,12 @@ int prove_here(const std::string& ops, at::Device device) {
 tune::KernelTable prove_elsewhere(const std::string& device, double seconds,
                                   const std::function<void(const tune::Verdict&)>& told) {
   std::vector<std::string> ops;
-  for (const tune::KernelProof& proof : tune::kernel_proofs()) ops.emplace_back(proof.op);
+  for (const tune::KernelProof& proof : tune::proofs_for(device::choose(device)))
+    ops.emplace_back(proof.op);
   const auto prove = [&](std::span<const std::string> left, double limit_s,
                          const std::function<void(const std::string&)>& on_line) {
     std::string list;
-    for (const std::string& op : left) list += (list.empty() ? "" : ",") + op;
+    for (const std::string& op : left) list += (list.empty() ? "" : ";") + op;
     const std::vector<std::string> words = {"tune", "--device", device, "--in_process", list};
     return follow(start_program(words), limit_s, on_line);
   };
@@ -57,14 +59,12 @@ void print(const tune::Verdict& verdict, bool as_json) {
     std::cout << tune::verdict_line(verdict) << std::endl;
     return;
   }
-  const std::string what =
-      verdict.problem.empty() ? "" : ": " + report::printable(verdict.problem);
+  const std::string what = verdict.problem.empty() ? "" : ": " + report::printable(verdict.problem);
   if (!what.empty()) {
-    std::printf("WRONG   %-32s%s\n", verdict.op.c_str(), what.c_str());
+    std::printf("WRONG   %-46s%s\n", verdict.op.c_str(), what.c_str());
   } else {
-    std::printf("%-7s %-32s %8.3f ms composed, %8.3f ms fused\n",
-                verdict.is_on() ? "on" : "off", verdict.op.c_str(), verdict.composed_ms,
-                verdict.fused_ms);
+    std::printf("%-7s %-46s %8.3f ms composed, %8.3f ms fused\n", verdict.is_on() ? "on" : "off",
+                verdict.op.c_str(), verdict.composed_ms, verdict.fused_ms);
   }
   std::fflush(stdout);
 }
@@ -103,7 +103,7 @@ flags::CommandSpec tune_command() {
        .preset = "false"},
       {.name = "in_process",
        .help = "prove these operators in this process, for debuggers",
-       .value_name = "OP,..."}};
+       .value_name = "OP;..."}};
   return command;
 }
 
@@ -122,7 +122,8 @@ int run_tune(std::span<const std::string> arguments) {
     return 0;
   }
   if (!kHasKernels)
-    throw Error(ErrorCode::kEnvironment, std::string("this build has no CUDA kernels: ") + kKernels);
+    throw Error(ErrorCode::kEnvironment,
+                std::string("this build has no CUDA kernels: ") + kKernels);
   const at::Device chosen = device::choose(device);
   if (!chosen.is_cuda())
     throw Error(ErrorCode::kEnvironment, "there is no GPU to prove kernels on",

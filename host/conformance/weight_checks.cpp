@@ -112,8 +112,8 @@ class WeightChecks : Checks {
       weights::load_weights(binding, file, at::kFloat, at::kCPU);
       module.visit_weights([&](const std::string& path, Weight& weight) {
         const WeightPtr twin = loaded.find_weight(path);
-        expect(twin != nullptr && at::equal(weight.draw().cpu(), twin->draw()), part.component, ": '",
-               path, "' is not what was saved");
+        expect(twin != nullptr && at::equal(weight.draw().cpu(), twin->draw()), part.component,
+               ": '", path, "' is not what was saved");
       });
       weights::save_component(loaded, rules, part.prefix, file_of(part, ".again"), {});
       expect(read_file(file_of(part, "")) == read_file(file_of(part, ".again")), part.component,

@@ -31,8 +31,8 @@ void* cuda_function(const char* name);
 struct GpuFacts {
   std::string name;
   uint64_t memory_bytes = 0;
-  int capability = 0;     // 90 is 9.0
-  int driver_cuda = 0;    // of the driver, 13000 is 13.0
+  int capability = 0;   // 90 is 9.0
+  int driver_cuda = 0;  // of the driver, 13000 is 13.0
 };
 GpuFacts gpu_facts(int index);
 

@@ -11,6 +11,9 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "atelier/host/attention_rules.h"
+#include "atelier/host/device_traits.h"
+
 namespace atelier::tune {
 namespace {
 
@@ -75,9 +78,8 @@ std::vector<Operator> gate_residual_norm_modulate(const Sizes& sizes, const Nois
 
 std::vector<Operator> layer_norm(const Sizes& sizes, const Noise& noise) {
   const Rows r(sizes, noise);
-  return {plain("layer_norm", {r.wide() + 0.5, r.weight(), r.weight()}, [](const Tensors& in) {
-    return Tensors{ops::layer_norm(in[0], in[1], in[2])};
-  })};
+  return {plain("layer_norm", {r.wide() + 0.5, r.weight(), r.weight()},
+                [](const Tensors& in) { return Tensors{ops::layer_norm(in[0], in[1], in[2])}; })};
 }
 
 std::vector<Operator> rms_norm(const Sizes& sizes, const Noise& noise) {
@@ -104,14 +106,13 @@ std::vector<Operator> rms_gate_residual(const Sizes& sizes, const Noise& noise) 
 
 std::vector<Operator> rms_gate_residual_norm_modulate(const Sizes& sizes, const Noise& noise) {
   const Rows r(sizes, noise);
-  return {plain(
-      "rms_gate_residual_norm_modulate",
-      {r.wide() + 0.5, r.wide(), r.weight(), r.by_sample(), r.weight(), r.by_sample()},
-      [rows = r.rows](const Tensors& in) {
-        auto [sum, out] = ops::rms_gate_residual_norm_modulate(in[0], in[1], in[2], in[3], in[4],
-                                                               in[5], rows, 1e-5);
-        return Tensors{sum, out};
-      })};
+  return {plain("rms_gate_residual_norm_modulate",
+                {r.wide() + 0.5, r.wide(), r.weight(), r.by_sample(), r.weight(), r.by_sample()},
+                [rows = r.rows](const Tensors& in) {
+                  auto [sum, out] = ops::rms_gate_residual_norm_modulate(in[0], in[1], in[2], in[3],
+                                                                         in[4], in[5], rows, 1e-5);
+                  return Tensors{sum, out};
+                })};
 }
 
 std::vector<Operator> swiglu(const Sizes& sizes, const Noise& noise) {
@@ -128,7 +129,7 @@ std::vector<Operator> gelu_tanh(const Sizes& sizes, const Noise& noise) {
 
 // --- heads ---
 
-// Of some rows' heads; the angles are no inputs, and have the dtype that norms are computed in.
+// The heads of some rows; the angles are no inputs, and have the dtype that norms are computed in.
 ops::RopeStream stream(const Tensor& x, const Tensor& weight, const Tensor& angle,
                        const Segments& rows) {
   const auto type = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -201,7 +202,7 @@ std::vector<Operator> channel_norm(const Sizes& sizes, const Noise& noise) {
   });
 }
 
-constexpr std::array kProofs = {
+constexpr std::array kKernelProofs = {
     KernelProof{"norm_modulate", norm_modulate},
     KernelProof{"gate_residual", gate_residual},
     KernelProof{"gate_residual_norm_modulate", gate_residual_norm_modulate},
@@ -245,12 +246,15 @@ double median(std::vector<double> values) {
 // Both forms in turn, forward and backward.
 void time_forms(const KernelProof& proof, const Sizes& sizes, at::Device device, Verdict& verdict) {
   constexpr int kWarmUps = 2, kRuns = 7;
-  const Operator op = proof.cases(sizes, [&](at::IntArrayRef shape) {
-                             return at::randn(shape, at::TensorOptions(device).dtype(at::kFloat));
-                           }).front();
+  const Operator op =
+      proof
+          .cases(sizes,
+                 [&](at::IntArrayRef shape) {
+                   return at::randn(shape, at::TensorOptions(device).dtype(at::kFloat));
+                 })
+          .front();
   Tensors leaves;
-  for (const Tensor& t : op.inputs)
-    leaves.push_back(t.to(at::kBFloat16).requires_grad_());
+  for (const Tensor& t : op.inputs) leaves.push_back(t.to(at::kBFloat16).requires_grad_());
   const at::AutoGradMode grad(true);
   const auto run = [&](ops::Kernels kernels) {
     const ChosenKernels choice(kernels);
@@ -285,7 +289,19 @@ std::string problem_of(const Operator& op, at::ScalarType dtype, const Compariso
 }  // namespace
 
 std::span<const KernelProof> kernel_proofs() {
-  return kProofs;
+  return kKernelProofs;
+}
+
+std::vector<KernelProof> proofs_for(at::Device device) {
+  std::vector<KernelProof> all(kKernelProofs.begin(), kKernelProofs.end());
+  for (const AttentionProof& attention : attention_proofs()) {
+    const ops::AttentionCase wanted = {.capability = ops::compute_capability(device),
+                                       .dtype = at::kBFloat16,
+                                       .head_dim = attention.head_dim};
+    if (device.is_cuda() && ops::can_attend(ops::AttentionKernel::kCudnn, wanted))
+      all.push_back(attention.proof);
+  }
+  return all;
 }
 
 std::span<const Sizes> small_sizes() {
@@ -301,14 +317,15 @@ const Sizes& model_sizes() {
 
 Verdict prove(const KernelProof& proof, std::span<const Sizes> right_at, const Sizes& timed_at,
               at::Device device) {
-  Verdict verdict = {.op = std::string(proof.op)};
+  Verdict verdict;
+  verdict.op = proof.op;
   at::manual_seed(1);
   const Noise noise = [](at::IntArrayRef shape) { return at::randn(shape, at::kDouble); };
   for (const Sizes& sizes : right_at) {
     for (const Operator& op : proof.cases(sizes, noise)) {
       for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-        verdict.problem =
-            problem_of(op, dtype, compare(op, dtype, device, ops::Kernels::kFused));
+        if (dtype == at::kFloat && proof.is_of_halves) continue;
+        verdict.problem = problem_of(op, dtype, compare(op, dtype, device, ops::Kernels::kFused));
         if (!verdict.problem.empty()) return verdict;
       }
     }

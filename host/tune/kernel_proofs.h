@@ -20,13 +20,26 @@ struct Sizes {
 
 using Noise = std::function<at::Tensor(at::IntArrayRef)>;  // normal values
 
-// An operator of kernels of our own, and expressions in which all of them run, those of the backward
-// pass too. The first one is timed.
+// An operator of kernels of our own, and expressions in which all of them run, those of the
+// backward pass too. The first one is timed.
 struct KernelProof {
   std::string_view op;  // its name in sdk/src/ops/cuda/register_kernels.cpp
   std::vector<Operator> (*cases)(const Sizes&, const Noise&);
+  bool is_of_halves = false;  // there are none of float32
 };
 std::span<const KernelProof> kernel_proofs();
+
+// cuDNN's attention, where flash's would run, of heads of one width. What its plans cost, once for
+// each number of samples, is not counted.
+struct AttentionProof {
+  KernelProof proof;
+  int64_t head_dim;
+  bool is_uniform;
+};
+std::span<const AttentionProof> attention_proofs();
+
+// All that a device can be asked for.
+std::vector<KernelProof> proofs_for(at::Device device);
 
 // Sizes that fit packs of 16 bytes, and such that do not, with a sample that has no rows; and those
 // of a published denoiser.
@@ -42,7 +55,7 @@ struct Verdict {
   bool is_on() const { return problem.empty() && fused_ms <= 0.97 * composed_ms; }
 };
 
-// Every case in float32, bfloat16 and float16 at every of `right_at`, and then both forms in turn in
+// Every case in every dtype that has kernels at every of `right_at`, and then both forms in turn in
 // bfloat16 at `timed_at`.
 Verdict prove(const KernelProof& proof, std::span<const Sizes> right_at, const Sizes& timed_at,
               at::Device device);

@@ -1,5 +1,6 @@
 #include "host/tune/kernel_table.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -52,7 +53,8 @@ std::string text_of(const json& content, int indent) {
 // FNV-1a, as a file's name.
 std::string name_of(const std::string& text) {
   uint64_t value = 14695981039346656037u;
-  for (const char letter : text) value = (value ^ static_cast<unsigned char>(letter)) * 1099511628211u;
+  for (const char letter : text)
+    value = (value ^ static_cast<unsigned char>(letter)) * 1099511628211u;
   std::string name;
   for (int shift = 60; shift >= 0; shift -= 4) name += "0123456789abcdef"[value >> shift & 15];
   return name;
@@ -62,7 +64,8 @@ std::string name_of(const std::string& text) {
 
 Machine this_machine() {
   const device::CudaStatus& status = device::open_cuda();
-  Machine machine = {.driver = status.driver, .libtorch = TORCH_VERSION};
+  Machine machine;
+  machine.driver = status.driver, machine.libtorch = TORCH_VERSION;
   if (!status.usable) return machine;
   for (int i = 0; i < status.device_count; ++i) {
     const device::GpuFacts facts = device::gpu_facts(i);
@@ -87,6 +90,18 @@ std::vector<std::string> KernelTable::on() const {
     if (verdict.is_on()) names.push_back(verdict.op);
   }
   return names;
+}
+
+std::vector<ops::ProvenAttention> attention_of(const KernelTable& table, const Machine& machine) {
+  const std::vector<std::string> on = table.on();
+  std::vector<ops::ProvenAttention> proven;
+  for (const AttentionProof& attention : attention_proofs()) {
+    if (std::ranges::find(on, attention.proof.op) == on.end()) continue;
+    for (const Machine::Gpu& gpu : machine.gpus)
+      proven.push_back({ops::AttentionKernel::kCudnn, gpu.capability, gpu.capability,
+                        attention.head_dim, attention.is_uniform});
+  }
+  return proven;
 }
 
 std::string told(const KernelTable& table) {

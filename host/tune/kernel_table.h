@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "atelier/host/attention_rules.h"
+
 #include "host/tune/kernel_proofs.h"
 
 namespace atelier::tune {
@@ -33,6 +35,9 @@ struct KernelTable {
   // The operators whose kernels run by default.
   std::vector<std::string> on() const;
 };
+
+// Where cuDNN attends by default, by what was proven on these GPUs.
+std::vector<ops::ProvenAttention> attention_of(const KernelTable& table, const Machine& machine);
 
 // One line: which run by default, which do not and why.
 std::string told(const KernelTable& table);

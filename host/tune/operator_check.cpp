@@ -34,7 +34,8 @@ Outcome run_once(const Operator& op, const Tensors& inputs, at::ScalarType noise
   return outcome;
 }
 
-// Of one tensor, in units of its own largest value; infinite for NaN and for another shape.
+// The error of one tensor, in units of its own largest value; infinite for NaN and for another
+// shape.
 double error(const at::Tensor& value, const at::Tensor& reference) {
   if (value.defined() != reference.defined()) return INFINITY;
   if (!value.defined()) return 0;

@@ -19,9 +19,9 @@ struct Traced {
   Tensors outputs, inputs;
 };
 
-// An expression of operators, and tensors that it is given: float64 on the CPU, which are rounded to
-// a dtype, on some device. It takes gradients of what it is given and of weights that it makes of
-// that.
+// An expression of operators, and tensors that it is given: float64 on the CPU, which are rounded
+// to a dtype, on some device. It takes gradients of what it is given and of weights that it makes
+// of that.
 struct Operator {
   std::string name;
   Tensors inputs;
@@ -37,8 +37,8 @@ struct Comparison {
   bool values_repeat = true, gradients_repeat = true;
 };
 
-// Runs the operator twice on `device` in `dtype`, with such kernels, and once composed in float64 on
-// the CPU with the same inputs.
+// Runs the operator twice on `device` in `dtype`, with such kernels, and once composed in float64
+// on the CPU with the same inputs.
 Comparison compare(const Operator& op, at::ScalarType dtype, at::Device device,
                    ops::Kernels kernels);
 

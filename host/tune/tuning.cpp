@@ -70,10 +70,9 @@ KernelTable merged(const KernelTable& one, const KernelTable& other) {
   KernelTable both;
   for (const Verdict& mine : one.verdicts) {
     const auto theirs = std::ranges::find(other.verdicts, mine.op, &Verdict::op);
-    const bool gains_less =
-        theirs != other.verdicts.end() &&
-        (!theirs->problem.empty() || theirs->fused_ms * mine.composed_ms >
-                                         mine.fused_ms * theirs->composed_ms);
+    const bool gains_less = theirs != other.verdicts.end() &&
+                            (!theirs->problem.empty() || theirs->fused_ms * mine.composed_ms >
+                                                             mine.fused_ms * theirs->composed_ms);
     both.verdicts.push_back(mine.problem.empty() && gains_less ? *theirs : mine);
   }
   return both;

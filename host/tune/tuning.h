@@ -14,8 +14,8 @@ namespace atelier::tune {
 // The line by which such a process tells what it begins; what it found it tells by verdict_line().
 std::string begin_line(std::string_view op);
 
-// Proves `ops` elsewhere and gives `on_line` every line that is told. Returns a wait status; nullopt:
-// it was stopped after so many seconds.
+// Proves `ops` elsewhere and gives `on_line` every line that is told. Returns a wait status;
+// nullopt: it was stopped after so many seconds.
 using ProveElsewhere =
     std::function<std::optional<int>(std::span<const std::string> ops, double seconds,
                                      const std::function<void(const std::string& line)>& on_line)>;
@@ -25,8 +25,8 @@ using ProveElsewhere =
 KernelTable tune(std::span<const std::string> ops, double seconds, const ProveElsewhere& prove,
                  const std::function<void(const Verdict&)>& told);
 
-// Of the same operators on another kind of GPU, one table for both: what runs by default does on
-// each of them, and of times those count that gain less.
+// One table of what was found of the same operators on two kinds of GPUs: what runs by default does
+// on each of them, and of times those count that gain less.
 KernelTable merged(const KernelTable& one, const KernelTable& other);
 
 }  // namespace atelier::tune

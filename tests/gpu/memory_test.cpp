@@ -122,8 +122,8 @@ class Limited {
 
 constexpr int kSteps = 4;
 
-// Of leaves from the CPU's, relative to the largest value. A GPU draws other numbers than the CPU
-// to round by: each step may round a bfloat16 up where the other one rounds it down.
+// How far leaves may be from the CPU's, relative to the largest value. A GPU draws other numbers
+// than the CPU to round by: each step may round a bfloat16 up where the other one rounds it down.
 double bound_of(const optim::Options& options, at::ScalarType dtype) {
   if (dtype == at::kFloat) return 1e-4;
   const bool is_drawn = options.master_weights == optim::MasterWeights::kStochastic;

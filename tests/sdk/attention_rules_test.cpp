@@ -74,16 +74,14 @@ TEST_CASE("Where it is proven, and nowhere else, cuDNN attends by itself", "[att
   CHECK((attention_kernel(wide, proven) == kEfficient));
 }
 
-TEST_CASE("What is said to be proven can run where it is", "[attention_rules]") {
-  for (const ProvenAttention& record : proven_attention()) {
-    for (const int capability : {record.first_capability, record.last_capability}) {
-      const AttentionCase wanted = {.capability = capability,
-                                    .dtype = at::kBFloat16,
-                                    .head_dim = record.head_dim,
-                                    .is_uniform = record.is_uniform};
-      CHECK(can_attend(record.kernel, wanted));
-    }
-  }
+TEST_CASE("What is proven counts from when it was said", "[attention_rules]") {
+  const AttentionCase wanted = {.capability = 90, .dtype = at::kBFloat16, .head_dim = 128};
+  CHECK((attention_kernel(wanted) == kVarlenFlash));
+  set_proven_attention({{kCudnn, 90, 90, 128, /*is_uniform=*/true}});
+  CHECK((attention_kernel(wanted) == kCudnn));
+  CHECK(proven_attention().size() == 1);
+  set_proven_attention({});
+  CHECK((attention_kernel(wanted) == kVarlenFlash));
 }
 
 TEST_CASE("A forced kernel runs where it can, also where another one is faster",

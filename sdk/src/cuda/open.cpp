@@ -62,9 +62,10 @@ extern "C" ATELIER_API const char* atelier_cuda_open() noexcept {
   });
 }
 
-// Kernels of these operators run by default from now on, of no others. Before other threads run any.
-extern "C" ATELIER_API void atelier_cuda_run_by_default(
-    [[maybe_unused]] const char* const* ops, [[maybe_unused]] int count) noexcept {
+// Kernels of these operators run by default from now on, of no others. Before other threads run
+// any.
+extern "C" ATELIER_API void atelier_cuda_run_by_default([[maybe_unused]] const char* const* ops,
+                                                        [[maybe_unused]] int count) noexcept {
 #ifdef ATELIER_HAS_CUDA_KERNELS
   atelier::ops::cuda::register_kernels(at::kCUDA, [&](std::string_view op) {
     return std::find(ops, ops + count, op) != ops + count;

@@ -35,8 +35,6 @@ constexpr std::array kRules = {
     Rule{kMath, 0, kNewest, kAllDtypes, kAnyWidth, 1, false, true},
 };
 
-constexpr std::array<ProvenAttention, 0> kProvenAttention = {};
-
 constexpr std::array kItems = {
     std::pair(kCpuFlash, std::string_view("attention.cpu_flash")),
     std::pair(kVarlenFlash, std::string_view("attention.flash")),
@@ -46,6 +44,8 @@ constexpr std::array kItems = {
     std::pair(kDry, std::string_view("attention.dry")),
     std::pair(kTiled, std::string_view("attention.tiled")),
 };
+
+std::vector<ProvenAttention> proven_here;
 
 uint8_t bit_of(at::ScalarType dtype) {
   if (dtype == at::kHalf || dtype == at::kBFloat16) return kHalves;
@@ -61,7 +61,11 @@ bool runs(const Rule& rule, const AttentionCase& wanted) {
 }  // namespace
 
 std::span<const ProvenAttention> proven_attention() {
-  return kProvenAttention;
+  return proven_here;
+}
+
+void set_proven_attention(std::vector<ProvenAttention> proven) {
+  proven_here = std::move(proven);
 }
 
 AttentionKernel attention_kernel(const AttentionCase& wanted,

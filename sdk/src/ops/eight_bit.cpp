@@ -196,8 +196,7 @@ Tensor multiply_rows(const Tensor& rows, const Tensor& folded, const RowCodes& r
   // Where codes are there and products go where they stay, nothing is float32 on the way.
   const bool is_lean =
       codes && type != at::kChar && multiplies_e4m3(rows.device(), rows.scalar_type());
-  const int64_t step =
-      is_lean ? n : std::max<int64_t>(kLeastRows, kChunkElements / std::max(k, m));
+  const int64_t step = is_lean ? n : std::max<int64_t>(kLeastRows, kChunkElements / std::max(k, m));
   for (int64_t begin = 0; begin < n; begin += step) {
     const int64_t count = std::min(step, n - begin);
     const Tensor part = result.narrow(0, begin, count);

@@ -9,8 +9,8 @@
 
 namespace atelier::ops {
 
-// f(x, rows of each of `ts`), where ts are [S, D]. Gradients of ts are added up in one order: those of
-// LibTorch's repeat_interleave are not, on a GPU.
+// f(x, rows of each of `ts`), where ts are [S, D]. Gradients of ts are added up in one order: those
+// of LibTorch's repeat_interleave are not, on a GPU.
 template <typename F, typename... Ts>
 at::Tensor per_sample(const Segments& rows, F f, const at::Tensor& x, const Ts&... ts) {
   if (rows.count() == 1) return f(x, ts...);

@@ -132,7 +132,8 @@ TEST_CASE("A process that crashes, hangs or ends costs the operator it had begun
 
 TEST_CASE("Kernels run by default where they do on every kind of GPU", "[tune]") {
   const KernelTable one = {{right_verdict("a"), right_verdict("b"), right_verdict("c", 4, 1)}};
-  KernelTable other = {{right_verdict("a", 3, 1), right_verdict("b", 1, 1), {.op = "c", .problem = "wrong"}}};
+  KernelTable other = {
+      {right_verdict("a", 3, 1), right_verdict("b", 1, 1), {.op = "c", .problem = "wrong"}}};
   CHECK(merged(one, other).on() == std::vector<std::string>{"a"});
   CHECK(merged(other, one).on() == std::vector<std::string>{"a"});
   CHECK(merged(one, other).verdicts[0].composed_ms == 2);  // the smaller gain
@@ -167,16 +168,40 @@ TEST_CASE("A table is remembered for just this machine", "[tune]") {
   }
 }
 
+TEST_CASE("cuDNN attends where it was proven", "[tune]") {
+  CHECK(proofs_for(at::kCPU).size() == kernel_proofs().size());
+  const auto proofs = attention_proofs();
+  REQUIRE(proofs.size() == 4);
+  KernelTable table;
+  for (const AttentionProof& each : proofs)
+    table.verdicts.push_back(
+        right_verdict(std::string(each.proof.op), 2, each.head_dim == 96 ? 3 : 1));
+  const auto proven = attention_of(table, kMachine);
+  REQUIRE(proven.size() == 4);  // two proofs, on two GPUs
+  for (const ops::ProvenAttention& record : proven) CHECK(record.head_dim == 128);
+  const auto kernel = [&](int capability, int64_t head_dim, bool is_uniform) {
+    return ops::attention_kernel({.capability = capability,
+                                  .dtype = at::kBFloat16,
+                                  .head_dim = head_dim,
+                                  .is_uniform = is_uniform},
+                                 proven);
+  };
+  CHECK((kernel(90, 128, true) == ops::AttentionKernel::kCudnn));
+  CHECK((kernel(90, 128, false) == ops::AttentionKernel::kCudnn));
+  CHECK((kernel(90, 96, true) == ops::AttentionKernel::kVarlenFlash));
+  CHECK((kernel(100, 128, true) == ops::AttentionKernel::kVarlenFlash));
+}
+
 TEST_CASE("A table that is damaged is none, and is made anew", "[tune]") {
   const test::Folder folder;
   const std::string below = folder.path();
   write_table(below, kMachine, {{right_verdict("a")}});
   const std::string path = table_path(below, kMachine);
   const std::string whole = test::read_bytes(path);
-  for (const std::string& text :
-       {std::string(), whole.substr(0, whole.size() / 2), std::string("[]"),
-        std::string(R"({"machine": 3})"), whole.substr(0, whole.find("\"operators\"")) + "\"x\": 1}",
-        std::string(whole).replace(whole.find("\"op\""), 4, "\"oq\"")}) {
+  for (const std::string& text : {std::string(), whole.substr(0, whole.size() / 2),
+                                  std::string("[]"), std::string(R"({"machine": 3})"),
+                                  whole.substr(0, whole.find("\"operators\"")) + "\"x\": 1}",
+                                  std::string(whole).replace(whole.find("\"op\""), 4, "\"oq\"")}) {
     test::write_bytes(path, text);
     INFO(text);
     CHECK_FALSE(read_table(below, kMachine).has_value());

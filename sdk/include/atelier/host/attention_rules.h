@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include <c10/core/ScalarType.h>
 
@@ -34,8 +35,8 @@ struct AttentionCase {
   bool is_merged = false;         // with what other keys give, by log-sum-exps
 };
 
-// A recorded run on GPUs of such capabilities in which a kernel passed `tools/gpu check` and,
-// making its plans included, `tools/gpu kernels` found it faster than those behind it.
+// Where a kernel was proven: on GPUs of such capabilities it was right, and faster than those
+// behind it.
 struct ProvenAttention {
   AttentionKernel kernel;
   int first_capability, last_capability;
@@ -43,6 +44,8 @@ struct ProvenAttention {
   bool is_uniform;  // for equal lengths; otherwise for those that differ
 };
 ATELIER_API std::span<const ProvenAttention> proven_attention();
+// Before other threads attend.
+ATELIER_API void set_proven_attention(std::vector<ProvenAttention> proven);
 
 // The fastest kernel that can. One that LibTorch has, but does not choose everywhere, only where it
 // is among `proven`.

@@ -6,8 +6,8 @@
 namespace atelier::ops {
 
 // By what each row of `values`, float32 [n, k], is divided to be codes that go up to `limit`: its
-// largest magnitude / limit, [n], the same bits on every device. A row of zeros gets a scale that can
-// be divided by; NaN stays NaN.
+// largest magnitude / limit, [n], the same bits on every device. A row of zeros gets a scale that
+// can be divided by; NaN stays NaN.
 ATELIER_API at::Tensor row_scales(const at::Tensor& values, double limit);
 
 // codes[r] * scales[r] of each row, in float32 and rounded once to `dtype`: float32, bfloat16 or

@@ -19,13 +19,15 @@ void register_kernels(at::DeviceType device,
     table.add(device, kernels, is_proven(op));
   };
   add("gate_residual", gate_residual_kernels, gate_residual);
-  add("gate_residual_norm_modulate", gate_residual_norm_modulate_kernels, gate_residual_norm_modulate);
+  add("gate_residual_norm_modulate", gate_residual_norm_modulate_kernels,
+      gate_residual_norm_modulate);
   add("norm_modulate", norm_modulate_kernels, norm_modulate);
   add("layer_norm", layer_norm_kernels, layer_norm);
   add("rms_norm", rms_norm_kernels, rms_norm);
   add("rms_norm_modulate", rms_norm_modulate_kernels, rms_norm_modulate);
   add("rms_gate_residual", rms_gate_residual_kernels, rms_gate_residual);
-  add("rms_gate_residual_norm_modulate", rms_gate_residual_norm_modulate_kernels, rms_gate_residual_norm_modulate);
+  add("rms_gate_residual_norm_modulate", rms_gate_residual_norm_modulate_kernels,
+      rms_gate_residual_norm_modulate);
   add("norm_rope", norm_rope_kernels, norm_rope);
   add("swiglu", swiglu_kernels, swiglu);
   add("gelu_tanh", gelu_tanh_kernels, gelu_tanh);

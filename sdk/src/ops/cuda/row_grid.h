@@ -216,8 +216,8 @@ ATELIER_LANE void load_sample(const Input& from, const Place& place, int pack,
   ATELIER_UNROLL
   for (int part = 0; part < kPackElements<T> / 4; ++part) {
     float four[4];
-    widen<Float32>(
-        load_pack<Float32>(elements + 4 * part, count - 4 * part, from.is_aligned), four);
+    widen<Float32>(load_pack<Float32>(elements + 4 * part, count - 4 * part, from.is_aligned),
+                   four);
     ATELIER_UNROLL
     for (int i = 0; i < 4; ++i) v[4 * part + i] = four[i];
   }
