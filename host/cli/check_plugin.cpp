@@ -116,7 +116,7 @@ int run_suite(const std::string& name, const flags::ParsedFlags& flags) {
   conformance::check_door(plugin, add);
   plugins::limit_computing(kTinyTime);
   const at::Device device = device::choose(flags.find_text("device").value_or("cpu"));
-  flags::apply({.is_deterministic = true});  // what differs is then the plugin's doing
+  flags::apply({.is_deterministic = true, .tf32 = false});  // what differs is the plugin's doing
   conformance::check_family(*plugin.family, add, device);
   plugins::limit_computing({});
   if (const auto paths = flags.find_text("model_paths")) {

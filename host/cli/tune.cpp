@@ -69,16 +69,19 @@ void print(const tune::Verdict& verdict, bool as_json) {
   std::fflush(stdout);
 }
 
-// One device of each kind of GPU.
-std::vector<std::string> kinds_of_gpus(const tune::Machine& machine) {
-  std::vector<std::string> devices, names;
+// On one device of each kind of GPU.
+tune::KernelTable prove_everywhere(const tune::Machine& machine, double seconds,
+                                   const std::function<void(const tune::Verdict&)>& told) {
+  std::optional<tune::KernelTable> table;
+  std::vector<std::string> proven;
   for (size_t i = 0; i < machine.gpus.size(); ++i) {
     const std::string& name = machine.gpus[i].name;
-    if (std::ranges::find(names, name) != names.end()) continue;
-    names.push_back(name);
-    devices.push_back("cuda:" + std::to_string(i));
+    if (std::ranges::find(proven, name) != proven.end()) continue;
+    proven.push_back(name);
+    const tune::KernelTable found = prove_elsewhere("cuda:" + std::to_string(i), seconds, told);
+    table = table ? tune::merged(*table, found) : found;
   }
-  return devices;
+  return *table;
 }
 
 }  // namespace
@@ -90,7 +93,9 @@ flags::CommandSpec tune_command() {
       "place, and remembers those that are right and faster: they run by default from then on."};
   command.flags = {
       {.name = "device",
-       .help = "auto: one GPU of each kind; cpu: tries the command there, and remembers nothing",
+       .help =
+           "auto: one GPU of each kind that is here; another device: proves there, and remembers "
+           "nothing",
        .preset = "auto",
        .value_name = "auto|cpu|cuda:N"},
       {.name = "timeout",
@@ -116,30 +121,21 @@ int run_tune(std::span<const std::string> arguments) {
     return prove_here(*ops, device::choose(device));
   const bool as_json = flags.flag("json");
   const auto told = [&](const tune::Verdict& verdict) { print(verdict, as_json); };
-  const double seconds = flags.real("timeout");
-  if (device == "cpu") {
-    prove_elsewhere(device, seconds, told);
+  if (device == "auto" && device::choose(device).is_cpu()) {
+    std::fprintf(stderr, "nothing to prove: %s\n", device::open_cuda().reason.c_str());
     return 0;
   }
-  if (!kHasKernels)
+  if (device != "cpu" && !kHasKernels)
     throw Error(ErrorCode::kEnvironment,
                 std::string("this build has no CUDA kernels: ") + kKernels);
-  const at::Device chosen = device::choose(device);
-  if (!chosen.is_cuda())
-    throw Error(ErrorCode::kEnvironment, "there is no GPU to prove kernels on",
-                "pass --device cpu to try the command");
-  const tune::Machine machine = tune::this_machine();
-  const std::vector<std::string> devices =
-      device == "auto" ? kinds_of_gpus(machine) : std::vector<std::string>{device};
-  tune::KernelTable table;
-  for (const std::string& each : devices) {
-    const tune::KernelTable found = prove_elsewhere(each, seconds, told);
-    table = each == devices.front() ? found : tune::merged(table, found);
+  if (device != "auto") {
+    prove_elsewhere(device, flags.real("timeout"), told);
+    return 0;
   }
+  const tune::Machine machine = tune::this_machine();
   const std::string folder = tune::cache_folder();
-  if (folder.empty())
-    throw Error(ErrorCode::kEnvironment, "there is no folder to remember this in",
-                "set HOME or XDG_CACHE_HOME");
+  tune::make_writable(folder, machine);
+  const tune::KernelTable table = prove_everywhere(machine, flags.real("timeout"), told);
   tune::write_table(folder, machine, table);
   if (!as_json)
     std::printf("%zu of %zu run by default from now on; remembered in %s\n", table.on().size(),

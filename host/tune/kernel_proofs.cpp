@@ -13,6 +13,10 @@
 
 #include "atelier/host/attention_rules.h"
 #include "atelier/host/device_traits.h"
+#include "atelier/host/weight_state.h"
+#include "atelier/ops/linear.h"
+
+#include "memory/quantized_store.h"
 
 namespace atelier::tune {
 namespace {
@@ -202,6 +206,35 @@ std::vector<Operator> channel_norm(const Sizes& sizes, const Noise& noise) {
   });
 }
 
+// --- codes of 8 bits ---
+
+// A layer with a weight of codes, in `dtype`; with is_w8a8 the rows become codes, too.
+WeightPtr coded_weight(const memory::Quantized& codes, at::ScalarType dtype, at::Device device,
+                       bool is_w8a8) {
+  auto weight = std::make_shared<Weight>("weight", codes.codes.sizes().vec());
+  weight->state().set_store(std::make_shared<memory::QuantizedStore>(
+      memory::Quantized{codes.codes.to(device), codes.scales.to(device)}, dtype, is_w8a8));
+  return weight;
+}
+
+// What stands for float64 is the same in float32 on the CPU, whose codes have to be the device's.
+std::vector<Operator> row_codes(const Sizes& sizes, const Noise& noise) {
+  const Rows r(sizes, noise);
+  std::vector<Operator> all;
+  for (const bool is_w8a8 : {true, false}) {
+    for (const auto kind : {memory::QuantizedKind::kFp8, memory::QuantizedKind::kInt8}) {
+      const memory::Quantized codes = memory::quantize(noise({4 * r.d, r.d}).to(at::kFloat), kind);
+      all.push_back(plain("row_codes", {r.wide()}, [=](const Tensors& in) {
+        const bool is_exact = in[0].scalar_type() == at::kDouble;
+        const Tensor x = is_exact ? in[0].to(at::kFloat) : in[0];
+        const Tensor y = ops::linear(x, coded_weight(codes, x.scalar_type(), x.device(), is_w8a8));
+        return Tensors{is_exact ? y.to(at::kDouble) : y};
+      }));
+    }
+  }
+  return all;
+}
+
 constexpr std::array kKernelProofs = {
     KernelProof{"norm_modulate", norm_modulate},
     KernelProof{"gate_residual", gate_residual},
@@ -216,6 +249,7 @@ constexpr std::array kKernelProofs = {
     KernelProof{"gelu_tanh", gelu_tanh},
     KernelProof{"group_norm", group_norm},
     KernelProof{"channel_norm", channel_norm},
+    KernelProof{"row_codes", row_codes},
 };
 
 // --- times ---

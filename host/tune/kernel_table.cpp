@@ -145,9 +145,16 @@ std::optional<KernelTable> read_table(const std::string& folder, const Machine& 
   return table;
 }
 
-void write_table(const std::string& folder, const Machine& machine, const KernelTable& table) {
+void make_writable(const std::string& folder, const Machine& machine) {
+  if (folder.empty())
+    throw Error(ErrorCode::kEnvironment, "there is no folder to remember in what is found",
+                "set HOME or XDG_CACHE_HOME");
   std::error_code failure;
   fs::create_directories(folder, failure);
+  const files::TemporaryFile file(table_path(folder, machine));  // goes again
+}
+
+void write_table(const std::string& folder, const Machine& machine, const KernelTable& table) {
   json operators = json::array();
   for (const Verdict& verdict : table.verdicts) operators.push_back(json_of(verdict));
   const std::string text =

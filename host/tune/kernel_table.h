@@ -45,11 +45,15 @@ std::string told(const KernelTable& table);
 // $XDG_CACHE_HOME/atelier, or ~/.cache/atelier; empty where neither variable is set.
 std::string cache_folder();
 
-// The file of this machine's table below `folder`.
+// The file of a machine's table below `folder`.
 std::string table_path(const std::string& folder, const Machine& machine);
 
 // nullopt where there is none for just this machine, or a damaged one.
 std::optional<KernelTable> read_table(const std::string& folder, const Machine& machine);
+
+// Makes the folder where there is none. Throws Error{kEnvironment} where write_table() could not
+// write there.
+void make_writable(const std::string& folder, const Machine& machine);
 
 // Whole, or as it was. Throws Error{kEnvironment} naming the file.
 void write_table(const std::string& folder, const Machine& machine, const KernelTable& table);

@@ -118,7 +118,7 @@ std::vector<Operator> convolutions() {
 }  // namespace
 
 TEST_CASE("Norms, gates, rotary embeddings and norms of images equal float64 on the CPU",
-          "[gpu][operators]") {
+          "[gpu][operators][kernels]") {
   at::manual_seed(1);
   const tune::Sizes model = {{512, 0, 333, 77}, 3072, 3, 128, 64, 128};
   const auto sizes = test::has_model_shapes() ? std::span(&model, 1) : tune::small_sizes();

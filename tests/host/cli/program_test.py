@@ -108,8 +108,10 @@ class ProgramTest(FolderTest):
         self.refused(2, "tune", "--device", "gpu", says=["--device 'gpu' is not known"])
 
     @unittest.skipIf(shutil.which("nvidia-smi"), "there may be a GPU")
-    def test_tune_needs_a_gpu(self):
-        self.refused(3, "tune", says=["no CUDA kernels" if "sm_" not in run("doctor").stdout else "there is no GPU"])
+    def test_tune_proves_nothing_without_a_gpu(self):
+        result = run("tune")
+        self.assertEqual((result.returncode, result.stdout, result.stderr),
+                         (0, "", "nothing to prove: no NVIDIA driver is installed\n"))
 
     def test_inspect_names_what_no_family_takes(self):
         model = self.dir / "model.safetensors"

@@ -83,7 +83,7 @@ TEST_CASE("Every operator with kernels of our own is proven once, and right on t
     CHECK(verdict.composed_ms > 0);
     CHECK(verdict.fused_ms > 0);
   }
-  CHECK(names.size() == 13);
+  CHECK(names.size() == 14);
   CHECK(ops::kernels() == ops::Kernels::kAuto);  // as it was
 }
 
@@ -146,6 +146,8 @@ TEST_CASE("A table is remembered for just this machine", "[tune]") {
   CHECK_FALSE(read_table(below, kMachine).has_value());
   const KernelTable table = {
       {right_verdict("a", 0.125, 0.0625), {.op = "b", .problem = "values\ndiffer"}}};
+  make_writable(below, kMachine);
+  CHECK(std::filesystem::is_empty(below));
   write_table(below, kMachine, table);
   const auto read = read_table(below, kMachine);
   REQUIRE(read.has_value());
@@ -190,6 +192,13 @@ TEST_CASE("cuDNN attends where it was proven", "[tune]") {
   CHECK((kernel(90, 128, false) == ops::AttentionKernel::kCudnn));
   CHECK((kernel(90, 96, true) == ops::AttentionKernel::kVarlenFlash));
   CHECK((kernel(100, 128, true) == ops::AttentionKernel::kVarlenFlash));
+}
+
+TEST_CASE("A table that could not be remembered is told before anything is proven", "[tune]") {
+  const test::Folder folder;
+  REQUIRE_THROWS_WITH(make_writable("", kMachine), Catch::Contains("set HOME or XDG_CACHE_HOME"));
+  test::write_bytes(folder / "file", "");
+  REQUIRE_THROWS_WITH(make_writable(folder / "file", kMachine), Catch::Contains("file/kernels-"));
 }
 
 TEST_CASE("A table that is damaged is none, and is made anew", "[tune]") {
