@@ -17,10 +17,10 @@ class ChosenAttention {
   ChosenAttention& operator=(const ChosenAttention&) = delete;
 };
 
-// Samples that have rows, of one length or of several.
+// Samples of several rows, of one length or of different ones.
 Segments lengths_of(const Sizes& sizes, bool is_uniform) {
   std::vector<int64_t> lengths;
-  std::ranges::copy_if(sizes.samples, std::back_inserter(lengths), [](int64_t n) { return n > 0; });
+  std::ranges::copy_if(sizes.samples, std::back_inserter(lengths), [](int64_t n) { return n > 1; });
   const int64_t longest = std::ranges::max(lengths);
   if (is_uniform) return Segments::uniform(2, longest);
   if (std::ranges::min(lengths) == longest) lengths.back() -= longest / 16;

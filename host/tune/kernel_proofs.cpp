@@ -11,6 +11,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "atelier/error.h"
 #include "atelier/host/attention_rules.h"
 #include "atelier/host/device_traits.h"
 #include "atelier/host/weight_state.h"
@@ -320,6 +321,23 @@ std::string problem_of(const Operator& op, at::ScalarType dtype, const Compariso
   return {};
 }
 
+// What is wrong with the first case that is.
+std::string first_problem(const KernelProof& proof, std::span<const Sizes> right_at,
+                          at::Device device) {
+  const Noise noise = [](at::IntArrayRef shape) { return at::randn(shape, at::kDouble); };
+  for (const Sizes& sizes : right_at) {
+    for (const Operator& op : proof.cases(sizes, noise)) {
+      for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+        if (dtype == at::kFloat && proof.is_of_halves) continue;
+        const std::string problem =
+            problem_of(op, dtype, compare(op, dtype, device, ops::Kernels::kFused));
+        if (!problem.empty()) return problem;
+      }
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 std::span<const KernelProof> kernel_proofs() {
@@ -354,17 +372,12 @@ Verdict prove(const KernelProof& proof, std::span<const Sizes> right_at, const S
   Verdict verdict;
   verdict.op = proof.op;
   at::manual_seed(1);
-  const Noise noise = [](at::IntArrayRef shape) { return at::randn(shape, at::kDouble); };
-  for (const Sizes& sizes : right_at) {
-    for (const Operator& op : proof.cases(sizes, noise)) {
-      for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-        if (dtype == at::kFloat && proof.is_of_halves) continue;
-        verdict.problem = problem_of(op, dtype, compare(op, dtype, device, ops::Kernels::kFused));
-        if (!verdict.problem.empty()) return verdict;
-      }
-    }
+  try {
+    verdict.problem = first_problem(proof, right_at, device);
+    if (verdict.problem.empty()) time_forms(proof, timed_at, device, verdict);
+  } catch (const Error& error) {
+    verdict.problem = error.message();  // that the device has none, say
   }
-  time_forms(proof, timed_at, device, verdict);
   return verdict;
 }
 

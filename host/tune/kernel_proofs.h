@@ -55,8 +55,8 @@ struct Verdict {
   bool is_on() const { return problem.empty() && fused_ms <= 0.97 * composed_ms; }
 };
 
-// Every case in every dtype that has kernels at every of `right_at`, and then both forms in turn in
-// bfloat16 at `timed_at`.
+// Tries every case in every dtype that has kernels at every of `right_at`, and then both forms in
+// turn in bfloat16 at `timed_at`.
 Verdict prove(const KernelProof& proof, std::span<const Sizes> right_at, const Sizes& timed_at,
               at::Device device);
 

@@ -55,6 +55,9 @@ Tensor drifting(const Tensor& x) {
   static int calls = 0;
   return (x + x) * (1 + 1e-6 * ++calls);
 }
+Tensor absent(const Tensor&) {
+  throw Error(ErrorCode::kUnsupported, "this device has none");
+}
 Tensor slow(const Tensor& x) {
   std::this_thread::sleep_for(std::chrono::milliseconds(2));
   return x + x;
@@ -93,6 +96,8 @@ TEST_CASE("A kernel that is wrong, drifts or is slow is not used", "[tune]") {
   CHECK_THAT(judged<wrong_gradient>().problem, Catch::Contains("gradients differ by"));
   CHECK_THAT(judged<not_a_number>().problem, Catch::Contains("values differ by inf"));
   CHECK_THAT(judged<drifting>().problem, Catch::Contains("not the same bits twice"));
+  CHECK(judged<absent>().problem == "this device has none");
+  CHECK(ops::kernels() == ops::Kernels::kAuto);  // as it was
   const Verdict late = judged<slow>();
   CHECK(late.problem == "");
   CHECK(late.fused_ms > 2);
