@@ -38,17 +38,31 @@ Child start_program(std::span<const std::string> arguments) {
   return {child, ends[0]};
 }
 
-std::optional<int> follow(Child child, double timeout_s,
+namespace {
+
+int wait_for(pid_t process) {
+  int status = 0;
+  while (waitpid(process, &status, 0) < 0 && errno == EINTR) {
+  }
+  return status;
+}
+
+}  // namespace
+
+std::optional<int> follow(Child child, Limit limit, double timeout_s,
                           const std::function<void(const std::string& line)>& on_line) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
+  using Clock = std::chrono::steady_clock;
+  const auto allowed =
+      std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
+  auto deadline = Clock::now() + allowed;
   std::string pending;
   bool is_open = true;
   while (is_open) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-        deadline - std::chrono::steady_clock::now());
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
     if (left.count() <= 0) {
       kill(child.process, SIGKILL);
-      waitpid(child.process, nullptr, 0);
+      wait_for(child.process);
       close(child.output);
       return std::nullopt;
     }
@@ -62,13 +76,11 @@ std::optional<int> follow(Child child, double timeout_s,
     for (size_t end = pending.find('\n'); end != std::string::npos; end = pending.find('\n')) {
       on_line(pending.substr(0, end));
       pending.erase(0, end + 1);
+      if (limit == Limit::kEachLine) deadline = Clock::now() + allowed;
     }
   }
   close(child.output);
-  int status = 0;
-  while (waitpid(child.process, &status, 0) < 0 && errno == EINTR) {
-  }
-  return status;
+  return wait_for(child.process);
 }
 
 }  // namespace atelier::cli

@@ -17,9 +17,12 @@ struct Child {
 // Runs this program with these words. Throws Error{kEnvironment}.
 Child start_program(std::span<const std::string> words);
 
-// Calls `on_line` for every line that the child writes. Returns its wait status, or nullopt when it
-// took longer than that and was killed.
-std::optional<int> follow(Child child, double timeout_s,
+// What a time limit is of.
+enum class Limit { kWhole, kEachLine };
+
+// Calls `on_line` for every line that the child writes. Returns its wait status, or nullopt when
+// it, or a line of it, took longer than that and it was killed.
+std::optional<int> follow(Child child, Limit limit, double timeout_s,
                           const std::function<void(const std::string& line)>& on_line);
 
 }  // namespace atelier::cli

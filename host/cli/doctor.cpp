@@ -127,15 +127,13 @@ std::vector<Item> check_kernels() {
   if (!kHasKernels) return {{"CUDA kernels", State::kAbsent, "", kKernels}};
   std::vector<Item> items = {
       {"CUDA kernels", State::kWorks, std::string(kKernels) + ": " + kKernelNames, ""}};
-  const tune::Machine machine = tune::this_machine();
-  if (machine.gpus.empty()) return items;
-  const auto table = tune::read_table(tune::cache_folder(), machine);
-  if (!table) {
-    items.push_back({"kernels in use", State::kAbsent, "",
-                     "none is proven on this machine; run atelier tune, or pass --kernels fused"});
-    return items;
+  for (const tune::GpuKind& kind : tune::kinds_here()) {
+    const auto table = tune::read_table(tune::cache_folder(), kind);
+    items.push_back(
+        {"kernels of cuda:" + std::to_string(kind.index), table ? State::kWorks : State::kAbsent,
+         table ? tune::told(*table) : "",
+         table ? "" : "none is proven on this GPU; run atelier tune, or pass --kernels fused"});
   }
-  items.push_back({"kernels in use", State::kWorks, tune::told(*table), ""});
   return items;
 }
 

@@ -142,7 +142,7 @@ generate::Order read_order(const order::Words& words, const plugins::Plugin* plu
   const auto inputs = family ? family->inputs() : std::span<const InputSpec>();
   order.base = generate::settings_of(parsed, inputs, problems);
   generate_table(order, family).read(parsed, problems);
-  set_up(order.process);
+  set_up(order.process, parsed.find_text("device").value_or("auto"));
   check_lora_dir(order.base.lora_dir, problems);
   try {
     order.base.loras = lora::parse_flags(parsed.texts("lora"));

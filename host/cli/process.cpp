@@ -7,15 +7,17 @@
 
 namespace atelier::cli {
 
-void set_up(const flags::ProcessSettings& settings) {
+void set_up(const flags::ProcessSettings& settings, std::string_view device, bool is_quiet) {
   flags::apply(settings);
-  if (!kHasKernels || settings.kernels != ops::Kernels::kAuto || settings.is_deterministic) return;
-  const tune::Machine machine = tune::this_machine();
-  if (machine.gpus.empty()) return;
-  if (const auto table = tune::read_table(tune::cache_folder(), machine)) {
-    device::run_by_default(table->on());
-    ops::set_proven_attention(tune::attention_of(*table, machine));
-  } else {
+  const bool may_be_gpu = device == "auto" || device.starts_with("cuda");
+  if (!kHasKernels || !may_be_gpu || settings.is_deterministic) return;
+  const std::vector<tune::GpuKind> kinds = tune::kinds_here();
+  if (kinds.empty()) return;
+  const auto tables = tune::read_tables(tune::cache_folder(), kinds);
+  if (tables) {
+    if (settings.kernels == ops::Kernels::kAuto) device::run_by_default(tune::on_all(*tables));
+    ops::set_proven_attention(tune::attention_of(*tables, kinds));
+  } else if (settings.kernels == ops::Kernels::kAuto && !is_quiet) {
     report::say_once(
         "note: no kernels of our own are in use on this GPU; atelier tune proves them, once\n");
   }

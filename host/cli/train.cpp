@@ -33,7 +33,7 @@ plan::TrainingOrder read_training(std::span<const std::string> arguments, std::s
   for (const std::string& note : config.notes) {
     if (!config.log.quiet) report::say_once("note: " + note + "\n");
   }
-  set_up(config.process);
+  set_up(config.process, config.model.device, config.log.quiet);
   if (plugin == nullptr) problems.throw_if_any();
   return {.family = *plugin->family, .config = std::move(config)};
 }

@@ -31,9 +31,15 @@ int prove_here(const std::string& ops, at::Device device) {
     std::cout << tune::begin_line(op) << std::endl;
     const tune::Sizes& timed_at =
         device.is_cpu() ? tune::small_sizes().front() : tune::model_sizes();
-    std::cout << tune::verdict_line(
-                     tune::prove(proof_of(op, device), tune::small_sizes(), timed_at, device))
-              << std::endl;
+    try {
+      const tune::Verdict verdict =
+          tune::prove(proof_of(op, device), tune::small_sizes(), timed_at, device);
+      std::cout << tune::verdict_line(verdict) << std::endl;
+    } catch (const c10::Error& error) {
+      const std::string what = error.what_without_backtrace();
+      std::cout << tune::verdict_line({op, what.substr(0, what.find('\n'))}) << std::endl;
+      return 0;  // a GPU may compute nothing more for this process
+    }
   }
   return 0;
 }
@@ -49,7 +55,7 @@ tune::KernelTable prove_elsewhere(const std::string& device, double seconds,
     std::string list;
     for (const std::string& op : left) list += (list.empty() ? "" : ";") + op;
     const std::vector<std::string> words = {"tune", "--device", device, "--in_process", list};
-    return follow(start_program(words), limit_s, on_line);
+    return follow(start_program(words), Limit::kEachLine, limit_s, on_line);
   };
   return tune::tune(ops, seconds, prove, told);
 }
@@ -69,21 +75,6 @@ void print(const tune::Verdict& verdict, bool as_json) {
   std::fflush(stdout);
 }
 
-// On one device of each kind of GPU.
-tune::KernelTable prove_everywhere(const tune::Machine& machine, double seconds,
-                                   const std::function<void(const tune::Verdict&)>& told) {
-  std::optional<tune::KernelTable> table;
-  std::vector<std::string> proven;
-  for (size_t i = 0; i < machine.gpus.size(); ++i) {
-    const std::string& name = machine.gpus[i].name;
-    if (std::ranges::find(proven, name) != proven.end()) continue;
-    proven.push_back(name);
-    const tune::KernelTable found = prove_elsewhere("cuda:" + std::to_string(i), seconds, told);
-    table = table ? tune::merged(*table, found) : found;
-  }
-  return *table;
-}
-
 }  // namespace
 
 flags::CommandSpec tune_command() {
@@ -100,7 +91,7 @@ flags::CommandSpec tune_command() {
        .value_name = "auto|cpu|cuda:N"},
       {.name = "timeout",
        .kind = flags::FlagKind::kReal,
-       .help = "seconds that a process of proofs may take",
+       .help = "seconds that the proof of an operator may take",
        .preset = "60"},
       {.name = "json",
        .kind = flags::FlagKind::kFlag,
@@ -121,26 +112,29 @@ int run_tune(std::span<const std::string> arguments) {
     return prove_here(*ops, device::choose(device));
   const bool as_json = flags.flag("json");
   const auto told = [&](const tune::Verdict& verdict) { print(verdict, as_json); };
-  if (device == "auto" && device::choose(device).is_cpu()) {
+  const at::Device chosen = device::choose(device);
+  if (device == "auto" && chosen.is_cpu()) {
     std::fprintf(stderr, "nothing to prove: %s\n", device::open_cuda().reason.c_str());
     return 0;
   }
-  if (device != "cpu" && !kHasKernels)
+  if (chosen.is_cuda() && !kHasKernels)
     throw Error(ErrorCode::kEnvironment,
                 std::string("this build has no CUDA kernels: ") + kKernels);
   if (device != "auto") {
     prove_elsewhere(device, flags.real("timeout"), told);
     return 0;
   }
-  const tune::Machine machine = tune::this_machine();
   const std::string folder = tune::cache_folder();
-  tune::make_writable(folder, machine);
-  const tune::KernelTable table = prove_everywhere(machine, flags.real("timeout"), told);
-  tune::write_table(folder, machine, table);
-  if (!as_json)
-    std::printf("%zu of %zu run by default from now on; remembered in %s\n", table.on().size(),
-                table.verdicts.size(),
-                report::printable(tune::table_path(folder, machine)).c_str());
+  for (const tune::GpuKind& kind : tune::kinds_here()) {
+    tune::make_writable(folder, kind);
+    if (!as_json) std::printf("%s:\n", report::printable(kind.name).c_str());
+    const tune::KernelTable table =
+        prove_elsewhere("cuda:" + std::to_string(kind.index), flags.real("timeout"), told);
+    tune::write_table(folder, kind, table);
+    if (!as_json)
+      std::printf("%zu of %zu run by default from now on; remembered in %s\n", table.on().size(),
+                  table.verdicts.size(), report::printable(tune::table_path(folder, kind)).c_str());
+  }
   return 0;
 }
 

@@ -5,12 +5,10 @@
 #include <new>
 #include <string>
 
-#include <ATen/DeviceAccelerator.h>
 #include <c10/util/Exception.h>
 
 #include "atelier/host/out_of_memory.h"
 
-#include "host/device/cuda.h"
 #include "host/report/sizes.h"
 
 namespace atelier::plugins {
@@ -31,27 +29,6 @@ struct LastStack {
 LastStack& last_stack() {
   static auto& stack = *new LastStack;
   return stack;
-}
-
-// What of the memory of the current GPU could still be had; 0 where there is none, or where it does
-// not answer any more.
-double free_share() {
-  if (!device::open_cuda().usable) return 0;
-  constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  try {
-    const at::DeviceIndex gpu = at::accelerator::getDeviceIndex();
-    const auto [free, total] = at::accelerator::getMemoryInfo(gpu);
-    const auto stats = at::accelerator::getDeviceStats(gpu);
-    const int64_t cached = stats.reserved_bytes[all].current - stats.allocated_bytes[all].current;
-    return (static_cast<double>(free) + static_cast<double>(cached)) / static_cast<double>(total);
-  } catch (const c10::Error&) {
-    return 0;
-  }
-}
-
-std::optional<Error> used_up(const std::string& line) {
-  if (!says_out_of_memory(line, free_share())) return std::nullopt;
-  return Error(ErrorCode::kOutOfMemory, line, report::kSmallerHint);
 }
 
 std::string at(std::string_view where, const std::string& what) {
@@ -78,9 +55,11 @@ std::optional<Error> out_of_memory() {
   } catch (const std::bad_alloc&) {
     return Error(ErrorCode::kOutOfMemory, "the host's memory is used up", report::kSmallerHint);
   } catch (const c10::Error& error) {
-    return used_up(first_line(error.what_without_backtrace()));
+    const std::string line = first_line(error.what_without_backtrace());
+    if (says_out_of_memory(line)) return Error(ErrorCode::kOutOfMemory, line, report::kSmallerHint);
   } catch (const std::exception& error) {  // cuDNN's front end has errors of its own
-    return used_up(first_line(error.what()));
+    const std::string line = first_line(error.what());
+    if (says_out_of_memory(line)) return Error(ErrorCode::kOutOfMemory, line, report::kSmallerHint);
   } catch (...) {
   }
   return std::nullopt;

@@ -13,15 +13,16 @@ namespace atelier::tune {
 // What the tensors of a proof are like.
 struct Sizes {
   std::vector<int64_t> samples;  // rows of each
-  int64_t width;
+  int64_t width;                 // of a row
+  int64_t layer_width;           // of what a layer makes of a row
   int64_t heads, head_width;
   int64_t image_side, image_channels;
 };
 
 using Noise = std::function<at::Tensor(at::IntArrayRef)>;  // normal values
 
-// An operator of kernels of our own, and expressions in which all of them run, those of the
-// backward pass too. The first one is timed.
+// An operator of kernels of our own, and expressions in which they run, those of the backward pass
+// too.
 struct KernelProof {
   std::string_view op;  // its name in sdk/src/ops/cuda/register_kernels.cpp
   std::vector<Operator> (*cases)(const Sizes&, const Noise&);
@@ -41,16 +42,17 @@ std::span<const AttentionProof> attention_proofs();
 // All that a device can be asked for.
 std::vector<KernelProof> proofs_for(at::Device device);
 
-// Sizes that fit packs of 16 bytes, and such that do not, with a sample that has no rows; and those
-// of a published denoiser.
+// Few rows, some samples without any, as wide as one warp reads and as wide as a published
+// denoiser's, and widths beside both that fit no packs of 16 bytes; and the sizes of that denoiser.
 std::span<const Sizes> small_sizes();
 const Sizes& model_sizes();
 
 // What was found of an operator's kernels.
 struct Verdict {
   std::string op;
-  std::string problem;                       // empty: they are right
-  double composed_ms = 0.0, fused_ms = 0.0;  // forward and backward, where they are right
+  std::string problem;  // empty: they are right
+  // Forward and backward, where they are right, of the expression that gains least.
+  double composed_ms = 0.0, fused_ms = 0.0;
   // They run by default: right, and faster by 3 % or more.
   bool is_on() const { return problem.empty() && fused_ms <= 0.97 * composed_ms; }
 };

@@ -20,14 +20,12 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-json facts_of(const Machine& machine) {
-  json gpus = json::array();
-  for (const Machine::Gpu& gpu : machine.gpus)
-    gpus.push_back({{"name", gpu.name}, {"capability", gpu.capability}});
-  return {{"gpus", gpus},
-          {"driver", machine.driver},
-          {"libtorch", machine.libtorch},
-          {"kernels", machine.kernels}};
+json facts_of(const GpuKind& kind) {
+  return {{"gpu", kind.name},
+          {"capability", kind.capability},
+          {"driver", kind.driver},
+          {"libtorch", kind.libtorch},
+          {"kernels", kind.kernels}};
 }
 
 json json_of(const Verdict& verdict) {
@@ -62,17 +60,19 @@ std::string name_of(const std::string& text) {
 
 }  // namespace
 
-Machine this_machine() {
+std::vector<GpuKind> kinds_here() {
   const device::CudaStatus& status = device::open_cuda();
-  Machine machine;
-  machine.driver = status.driver, machine.libtorch = TORCH_VERSION;
-  if (!status.usable) return machine;
-  for (int i = 0; i < status.device_count; ++i) {
+  std::vector<GpuKind> kinds;
+  for (int i = 0; status.usable && i < status.device_count; ++i) {
     const device::GpuFacts facts = device::gpu_facts(i);
-    machine.gpus.push_back({facts.name, facts.capability});
+    const bool is_known = std::ranges::any_of(kinds, [&](const GpuKind& kind) {
+      return kind.name == facts.name && kind.capability == facts.capability;
+    });
+    if (!is_known)
+      kinds.push_back({facts.name, facts.capability, status.driver, TORCH_VERSION,
+                       device::backend_identity(), i});
   }
-  machine.kernels = device::backend_identity();
-  return machine;
+  return kinds;
 }
 
 std::string verdict_line(const Verdict& verdict) {
@@ -92,14 +92,27 @@ std::vector<std::string> KernelTable::on() const {
   return names;
 }
 
-std::vector<ops::ProvenAttention> attention_of(const KernelTable& table, const Machine& machine) {
-  const std::vector<std::string> on = table.on();
+std::vector<std::string> on_all(const std::vector<KernelTable>& tables) {
+  std::vector<std::string> names = tables.front().on();
+  for (const KernelTable& table : tables) {
+    const std::vector<std::string> on = table.on();
+    std::erase_if(names,
+                  [&](const std::string& name) { return std::ranges::find(on, name) == on.end(); });
+  }
+  return names;
+}
+
+std::vector<ops::ProvenAttention> attention_of(const std::vector<KernelTable>& tables,
+                                               const std::vector<GpuKind>& kinds) {
   std::vector<ops::ProvenAttention> proven;
-  for (const AttentionProof& attention : attention_proofs()) {
-    if (std::ranges::find(on, attention.proof.op) == on.end()) continue;
-    for (const Machine::Gpu& gpu : machine.gpus)
-      proven.push_back({ops::AttentionKernel::kCudnn, gpu.capability, gpu.capability,
-                        attention.head_dim, attention.is_uniform});
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    const std::vector<std::string> on = tables[i].on();
+    const int capability = kinds[i].capability;
+    for (const AttentionProof& attention : attention_proofs()) {
+      if (std::ranges::find(on, attention.proof.op) != on.end())
+        proven.push_back({ops::AttentionKernel::kCudnn, capability, capability, attention.head_dim,
+                          attention.is_uniform});
+    }
   }
   return proven;
 }
@@ -126,16 +139,15 @@ std::string cache_folder() {
   return home != nullptr && *home == '/' ? std::string(home) + "/.cache/atelier" : "";
 }
 
-std::string table_path(const std::string& folder, const Machine& machine) {
-  return folder + "/kernels-" + name_of(facts_of(machine).dump()) + ".json";
+std::string table_path(const std::string& folder, const GpuKind& kind) {
+  return folder + "/kernels-" + name_of(facts_of(kind).dump()) + ".json";
 }
 
-std::optional<KernelTable> read_table(const std::string& folder, const Machine& machine) {
-  std::ifstream file(table_path(folder, machine));
+std::optional<KernelTable> read_table(const std::string& folder, const GpuKind& kind) {
+  std::ifstream file(table_path(folder, kind));
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   const json content = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!content.is_object() || content.value("machine", json()) != facts_of(machine))
-    return std::nullopt;
+  if (!content.is_object() || content.value("of", json()) != facts_of(kind)) return std::nullopt;
   KernelTable table;
   for (const json& entry : content.value("operators", json::array({nullptr}))) {
     const std::optional<Verdict> verdict = verdict_of(entry);
@@ -145,21 +157,31 @@ std::optional<KernelTable> read_table(const std::string& folder, const Machine& 
   return table;
 }
 
-void make_writable(const std::string& folder, const Machine& machine) {
+std::optional<std::vector<KernelTable>> read_tables(const std::string& folder,
+                                                    const std::vector<GpuKind>& kinds) {
+  std::vector<KernelTable> tables;
+  for (const GpuKind& kind : kinds) {
+    std::optional<KernelTable> table = read_table(folder, kind);
+    if (!table) return std::nullopt;
+    tables.push_back(std::move(*table));
+  }
+  return tables;
+}
+
+void make_writable(const std::string& folder, const GpuKind& kind) {
   if (folder.empty())
     throw Error(ErrorCode::kEnvironment, "there is no folder to remember in what is found",
                 "set HOME or XDG_CACHE_HOME");
   std::error_code failure;
   fs::create_directories(folder, failure);
-  const files::TemporaryFile file(table_path(folder, machine));  // goes again
+  const files::TemporaryFile file(table_path(folder, kind));  // goes again
 }
 
-void write_table(const std::string& folder, const Machine& machine, const KernelTable& table) {
+void write_table(const std::string& folder, const GpuKind& kind, const KernelTable& table) {
   json operators = json::array();
   for (const Verdict& verdict : table.verdicts) operators.push_back(json_of(verdict));
-  const std::string text =
-      text_of({{"machine", facts_of(machine)}, {"operators", operators}}, 2) + "\n";
-  files::TemporaryFile file(table_path(folder, machine));
+  const std::string text = text_of({{"of", facts_of(kind)}, {"operators", operators}}, 2) + "\n";
+  files::TemporaryFile file(table_path(folder, kind));
   file.write(text.data(), text.size());
   file.place();
 }

@@ -65,8 +65,8 @@ bool same_bits(const Tensors& a, const Tensors& b) {
 Comparison compare(const Operator& op, at::ScalarType dtype, at::Device device,
                    ops::Kernels kernels) {
   Tensors there, exact;
-  for (const at::Tensor& t : op.inputs) {
-    const at::Tensor rounded = t.to(dtype);
+  for (size_t i = 0; i < op.inputs.size(); ++i) {
+    const at::Tensor rounded = op.inputs[i].to(op.dtype_of(i, dtype));
     there.push_back(rounded.to(device));
     exact.push_back(rounded.to(at::kDouble));
   }

@@ -2,6 +2,7 @@
 // repeat.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <vector>
@@ -30,6 +31,14 @@ struct Operator {
   double slack = 1.0;
   // Whether gradients have the same bits twice without LibTorch's deterministic algorithms.
   bool repeats = true;
+  // Whether its time counts: kernels run in it, and do not stand aside for LibTorch's operators.
+  bool is_timed = true;
+  // Places of inputs that are float32 whatever the others are rounded to.
+  std::vector<size_t> of_float32 = {};
+
+  at::ScalarType dtype_of(size_t input, at::ScalarType dtype) const {
+    return std::ranges::find(of_float32, input) == of_float32.end() ? dtype : at::kFloat;
+  }
 };
 
 struct Comparison {

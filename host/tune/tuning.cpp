@@ -59,23 +59,12 @@ KernelTable tune(std::span<const std::string> ops, double seconds, const ProveEl
     const std::vector<std::string> left = progress.left;
     const std::optional<int> status =
         prove(left, seconds, [&](const std::string& line) { progress.read(line); });
-    if (progress.left.empty()) break;
+    const bool ended_behind_one = progress.begun.empty() && progress.left.size() < left.size();
+    if (ended_behind_one) continue;
     const std::string op = progress.begun.empty() ? progress.left.front() : progress.begun;
     progress.add({.op = op, .problem = end_of(status, seconds)});
   }
   return progress.table;
-}
-
-KernelTable merged(const KernelTable& one, const KernelTable& other) {
-  KernelTable both;
-  for (const Verdict& mine : one.verdicts) {
-    const auto theirs = std::ranges::find(other.verdicts, mine.op, &Verdict::op);
-    const bool gains_less = theirs != other.verdicts.end() &&
-                            (!theirs->problem.empty() || theirs->fused_ms * mine.composed_ms >
-                                                             mine.fused_ms * theirs->composed_ms);
-    both.verdicts.push_back(mine.problem.empty() && gains_less ? *theirs : mine);
-  }
-  return both;
 }
 
 }  // namespace atelier::tune

@@ -20,13 +20,9 @@ using ProveElsewhere =
     std::function<std::optional<int>(std::span<const std::string> ops, double seconds,
                                      const std::function<void(const std::string& line)>& on_line)>;
 
-// Verdicts of all of `ops`, in order. `told` is called with each as soon as it is known. A process
-// has `seconds`; another one goes on behind the operator at which it ended.
+// Verdicts of all of `ops`, in order. `told` is called with each as soon as it is known. Each
+// has `seconds`; where a process ends, another one goes on behind the operator at which it did.
 KernelTable tune(std::span<const std::string> ops, double seconds, const ProveElsewhere& prove,
                  const std::function<void(const Verdict&)>& told);
-
-// One table of what was found of the same operators on two kinds of GPUs: what runs by default does
-// on each of them, and of times those count that gain less.
-KernelTable merged(const KernelTable& one, const KernelTable& other);
 
 }  // namespace atelier::tune

@@ -24,19 +24,16 @@ constexpr std::array kWords = {
     Words{"CUDNN_STATUS_ALLOC_FAILED"},
     Words{"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"},
     Words{"CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"},
+    // For convolutions LibTorch tries the engines in turn, and passes over each one whose workspace
+    // it cannot allocate.
+    Words{"unable to find an engine to execute this computation"},
     Words{"CUSOLVER_STATUS_ALLOC_FAILED"},
     Words{"CUFFT_ALLOC_FAILED"},
 };
 
-// For convolutions LibTorch tries the engines in turn, and passes over each one whose workspace it
-// cannot allocate. It says the same where cuDNN has none at all.
-constexpr std::string_view kNoEngine = "unable to find an engine to execute this computation";
-constexpr double kLittle = 0.1;
-
 }  // namespace
 
-bool says_out_of_memory(std::string_view message, double free_share) {
-  if (message.find(kNoEngine) != message.npos) return free_share < kLittle;
+bool says_out_of_memory(std::string_view message) {
   const auto has = [&](std::string_view part) { return message.find(part) != message.npos; };
   return std::any_of(kWords.begin(), kWords.end(),
                      [&](const Words& words) { return has(words.what) && has(words.where); });

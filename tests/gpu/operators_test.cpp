@@ -120,7 +120,7 @@ std::vector<Operator> convolutions() {
 TEST_CASE("Norms, gates, rotary embeddings and norms of images equal float64 on the CPU",
           "[gpu][operators][kernels]") {
   at::manual_seed(1);
-  const tune::Sizes model = {{512, 0, 333, 77}, 3072, 3, 128, 64, 128};
+  const tune::Sizes model = {{512, 0, 333, 77}, 3072, 256, 3, 128, 64, 128};
   const auto sizes = test::has_model_shapes() ? std::span(&model, 1) : tune::small_sizes();
   for (const tune::KernelProof& proof : tune::kernel_proofs()) {
     for (const tune::Sizes& each : sizes) {

@@ -39,12 +39,4 @@ TEST_CASE("Other failures of CUDA are none of memory", "[out_of_memory]") {
   }
 }
 
-TEST_CASE("Without an engine for a convolution memory is short only where little is free",
-          "[out_of_memory]") {
-  const char* const message = "GET was unable to find an engine to execute this computation";
-  CHECK(says_out_of_memory(message, 0.02));
-  CHECK_FALSE(says_out_of_memory(message, 0.5));
-  CHECK(says_out_of_memory("CUDA out of memory. Tried to allocate 2.00 GiB.", 0.5));
-}
-
 }  // namespace atelier

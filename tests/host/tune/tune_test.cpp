@@ -69,10 +69,11 @@ Verdict right_verdict(std::string op, double composed_ms = 2, double fused_ms = 
 
 const std::vector<std::string> kOps = {"a", "b", "c", "d"};
 
-const Machine kMachine = {.gpus = {{"GPU one", 90}, {"GPU two", 89}},
-                          .driver = "580.1",
-                          .libtorch = "2.11.0",
-                          .kernels = "1 byte"};
+const GpuKind kKind = {.name = "GPU one",
+                       .capability = 90,
+                       .driver = "580.1",
+                       .libtorch = "2.11.0",
+                       .kernels = "1 byte"};
 
 }  // namespace
 
@@ -136,25 +137,37 @@ TEST_CASE("A process that crashes, hangs or ends costs the operator it had begun
 }
 
 TEST_CASE("Kernels run by default where they do on every kind of GPU", "[tune]") {
-  const KernelTable one = {{right_verdict("a"), right_verdict("b"), right_verdict("c", 4, 1)}};
-  KernelTable other = {
-      {right_verdict("a", 3, 1), right_verdict("b", 1, 1), {.op = "c", .problem = "wrong"}}};
-  CHECK(merged(one, other).on() == std::vector<std::string>{"a"});
-  CHECK(merged(other, one).on() == std::vector<std::string>{"a"});
-  CHECK(merged(one, other).verdicts[0].composed_ms == 2);  // the smaller gain
-  CHECK(merged(other, one).verdicts[2].problem == "wrong");
+  const KernelTable one = {{right_verdict("a"), right_verdict("b"), right_verdict("c")}};
+  const KernelTable other = {
+      {right_verdict("b", 1, 1), {.op = "c", .problem = "wrong"}, right_verdict("a")}};
+  CHECK(on_all({one}) == std::vector<std::string>{"a", "b", "c"});
+  CHECK(on_all({one, other}) == std::vector<std::string>{"a"});
+  CHECK(on_all({other, one}) == std::vector<std::string>{"a"});
 }
 
-TEST_CASE("A table is remembered for just this machine", "[tune]") {
+TEST_CASE("A process that ends behind a verdict costs nobody", "[tune]") {
+  int processes = 0;
+  const auto prove = [&](std::span<const std::string> ops, double,
+                         const std::function<void(const std::string&)>& on_line) {
+    ++processes;
+    on_line(begin_line(ops.front()));
+    on_line(verdict_line(right_verdict(ops.front())));
+    return std::optional(0);
+  };
+  CHECK(tune(kOps, 60, prove, [](const Verdict&) {}).on() == kOps);
+  CHECK(processes == 4);
+}
+
+TEST_CASE("A table is remembered for just this kind of GPU", "[tune]") {
   const test::Folder folder;
   const std::string below = folder / "cache/atelier";
-  CHECK_FALSE(read_table(below, kMachine).has_value());
+  CHECK_FALSE(read_table(below, kKind).has_value());
   const KernelTable table = {
       {right_verdict("a", 0.125, 0.0625), {.op = "b", .problem = "values\ndiffer"}}};
-  make_writable(below, kMachine);
+  make_writable(below, kKind);
   CHECK(std::filesystem::is_empty(below));
-  write_table(below, kMachine, table);
-  const auto read = read_table(below, kMachine);
+  write_table(below, kKind, table);
+  const auto read = read_table(below, kKind);
   REQUIRE(read.has_value());
   REQUIRE(read->verdicts.size() == 2);
   CHECK(read->verdicts[0].fused_ms == 0.0625);
@@ -162,15 +175,16 @@ TEST_CASE("A table is remembered for just this machine", "[tune]") {
   CHECK(told(*read) == "a; not in use: b (values\ndiffer)");
   CHECK(told({{right_verdict("c", 1, 1)}}) == "none; not in use: c (no faster)");
 
-  for (const auto& change : std::vector<void (*)(Machine&)>{
-           [](Machine& m) { m.gpus[1].name = "GPU three"; }, [](Machine& m) { m.gpus.pop_back(); },
-           [](Machine& m) { m.gpus[0].capability = 100; }, [](Machine& m) { m.driver = "580.2"; },
-           [](Machine& m) { m.libtorch = "2.12.0"; }, [](Machine& m) { m.kernels = "2 bytes"; }}) {
-    Machine other = kMachine;
+  for (const auto& change : std::vector<void (*)(GpuKind&)>{
+           [](GpuKind& k) { k.name = "GPU two"; }, [](GpuKind& k) { k.capability = 100; },
+           [](GpuKind& k) { k.driver = "580.2"; }, [](GpuKind& k) { k.libtorch = "2.12.0"; },
+           [](GpuKind& k) { k.kernels = "2 bytes"; }}) {
+    GpuKind other = kKind;
     change(other);
     CHECK_FALSE(read_table(below, other).has_value());
+    CHECK_FALSE(read_tables(below, {kKind, other}).has_value());
     // Nor where a file has its name.
-    test::write_bytes(table_path(below, other), test::read_bytes(table_path(below, kMachine)));
+    test::write_bytes(table_path(below, other), test::read_bytes(table_path(below, kKind)));
     CHECK_FALSE(read_table(below, other).has_value());
   }
 }
@@ -183,8 +197,8 @@ TEST_CASE("cuDNN attends where it was proven", "[tune]") {
   for (const AttentionProof& each : proofs)
     table.verdicts.push_back(
         right_verdict(std::string(each.proof.op), 2, each.head_dim == 96 ? 3 : 1));
-  const auto proven = attention_of(table, kMachine);
-  REQUIRE(proven.size() == 4);  // two proofs, on two GPUs
+  const auto proven = attention_of({table, {}}, {kKind, {"GPU two", 100, "", "", ""}});
+  REQUIRE(proven.size() == 2);
   for (const ops::ProvenAttention& record : proven) CHECK(record.head_dim == 128);
   const auto kernel = [&](int capability, int64_t head_dim, bool is_uniform) {
     return ops::attention_kernel({.capability = capability,
@@ -201,27 +215,28 @@ TEST_CASE("cuDNN attends where it was proven", "[tune]") {
 
 TEST_CASE("A table that could not be remembered is told before anything is proven", "[tune]") {
   const test::Folder folder;
-  REQUIRE_THROWS_WITH(make_writable("", kMachine), Catch::Contains("set HOME or XDG_CACHE_HOME"));
+  REQUIRE_THROWS_WITH(make_writable("", kKind), Catch::Contains("set HOME or XDG_CACHE_HOME"));
   test::write_bytes(folder / "file", "");
-  REQUIRE_THROWS_WITH(make_writable(folder / "file", kMachine), Catch::Contains("file/kernels-"));
+  REQUIRE_THROWS_WITH(make_writable(folder / "file", kKind), Catch::Contains("file/kernels-"));
 }
 
 TEST_CASE("A table that is damaged is none, and is made anew", "[tune]") {
   const test::Folder folder;
   const std::string below = folder.path();
-  write_table(below, kMachine, {{right_verdict("a")}});
-  const std::string path = table_path(below, kMachine);
+  write_table(below, kKind, {{right_verdict("a")}});
+  const std::string path = table_path(below, kKind);
   const std::string whole = test::read_bytes(path);
-  for (const std::string& text : {std::string(), whole.substr(0, whole.size() / 2),
-                                  std::string("[]"), std::string(R"({"machine": 3})"),
-                                  whole.substr(0, whole.find("\"operators\"")) + "\"x\": 1}",
-                                  std::string(whole).replace(whole.find("\"op\""), 4, "\"oq\"")}) {
+  for (const std::string& text :
+       {std::string(), whole.substr(0, whole.size() / 2), std::string("[]"),
+        std::string(R"({"of": 3})"), whole.substr(0, whole.find("\"operators\"")) + "\"x\": 1}",
+        std::string(whole).replace(whole.find("\"op\""), 4, "\"oq\"")}) {
     test::write_bytes(path, text);
     INFO(text);
-    CHECK_FALSE(read_table(below, kMachine).has_value());
+    CHECK_FALSE(read_table(below, kKind).has_value());
   }
-  write_table(below, kMachine, {{right_verdict("a")}});
-  CHECK(read_table(below, kMachine).has_value());
+  write_table(below, kKind, {{right_verdict("a")}});
+  CHECK(read_table(below, kKind).has_value());
+  CHECK(read_tables(below, {kKind})->size() == 1);
 }
 
 }  // namespace atelier::tune
