@@ -32,7 +32,7 @@ Operator plain(std::string name, Tensors inputs, std::function<Tensors(const Ten
           }};
 }
 
-// The same where these inputs are float32 beside any dtype.
+// An operator whose inputs at these places are float32 beside any dtype.
 Operator beside(Operator op, std::vector<size_t> of_float32) {
   op.of_float32 = std::move(of_float32);
   return op;

@@ -20,7 +20,7 @@ struct GpuKind {
   int index = 0;  // the first GPU that is one here, which no table is about
 };
 
-// Those of the GPUs that this process sees; none where none can be used.
+// Kinds of the GPUs that this process sees; none where none can be used.
 std::vector<GpuKind> kinds_here();
 
 // A verdict as one line of JSON, and back; nullopt for another line.
@@ -45,7 +45,7 @@ std::string table_path(const std::string& folder, const GpuKind& kind);
 
 // nullopt where there is none for just this kind, or a damaged one.
 std::optional<KernelTable> read_table(const std::string& folder, const GpuKind& kind);
-// Those of all kinds; nullopt where one is missing.
+// Tables of all kinds; nullopt where one is missing.
 std::optional<std::vector<KernelTable>> read_tables(const std::string& folder,
                                                     const std::vector<GpuKind>& kinds);
 
