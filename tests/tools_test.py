@@ -262,6 +262,17 @@ print(json.dumps({"row": "timed", "limit_s": 9, "ms": 2.0}))
             self.assertEqual("kns=" + tool.OWN_KERNELS, command[command.index("--kernel-regex") + 1])
             self.assertNotIn("model", command)
 
+    def test_a_pack_of_a_build_that_is_not_up_to_date_is_refused(self):
+        sys.path.insert(0, str(ROOT / "tools"))
+        import gpu_pack
+        (self.folder / "build.ninja").write_text("rule copy\n  command = cp $in $out\nbuild made: copy source\n")
+        (self.folder / "source").write_text("one")
+        made = self.folder / "made"
+        with self.assertRaisesRegex(gpu_pack.PackFailed, "older than the sources; run tools/build"):
+            gpu_pack.check_is_built(self.folder, [made])
+        self.assertEqual(0, run(["ninja", "-C", str(self.folder)]).returncode)
+        gpu_pack.check_is_built(self.folder, [made])
+
     def test_a_pack_is_refused_beside_another_libtorch(self):
         tool = self.gpu_tool()
         site = self.folder / "site/torch"

@@ -6,7 +6,7 @@ Programs, plugins and the tests labelled gpu are those of build/release, strippe
 that they need and LibTorch's wheel does not bring, the scripts, and the Python packages of the references that such a
 machine lacks. The rest of the references (EXPECTED_PYTHON of tools/gpu) is expected there, PyTorch of the build's version.
 build/release/torch is a link to LibTorch, which tools/gpu makes anew on the other machine. A pack that needs more than
-glibc, libstdc++ and that link is refused, and so is one of more than 45 MiB.
+glibc, libstdc++ and that link is refused, and so are one of more than 45 MiB and one of a build that is not up to date.
 """
 
 import json
@@ -121,12 +121,20 @@ def torch_folder(build):
     return own[-1].resolve()
 
 
+def check_is_built(build, files):
+    """Refuses what is older than its sources; a library that programs open is built by no program that is named."""
+    stale = call(["ninja", "-C", build, "-n", *(file.relative_to(build) for file in files)])
+    if "no work to do" not in stale:
+        raise PackFailed(f"{build} is older than the sources; run tools/build")
+
+
 def copy_binaries(build, target):
     """Stripped. Returns programs, and libraries."""
     programs = [*(build / "bin" / name for name in PROGRAMS), *test_programs(build)]
     # Videos are left out: FFmpeg is several times as large as everything else.
     libraries = [path for path in (*(build / "lib").glob("*.so"), *(build / "lib/atelier/plugins").glob("*.so"))
                  if path.name != "libatelier_video.so"]
+    check_is_built(build, [*programs, *libraries])
     copied = {}
     for source in [*programs, *libraries]:
         if not source.exists():
