@@ -8,7 +8,6 @@
 // times are those of events around a run, on the CPU of the clock; a row has the median of all runs
 // behind two that are not counted.
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <dlfcn.h>
 #include <iostream>
@@ -18,8 +17,6 @@
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "atelier/error.h"
@@ -31,6 +28,7 @@
 #include "bench/bench_rows.h"
 #include "host/device/cuda.h"
 #include "host/flags/flags.h"
+#include "host/tune/operator_check.h"
 #include "memory/quantized_store.h"
 #include "memory/transfer_device.h"
 
@@ -42,31 +40,15 @@ using at::Tensor;
 constexpr int kWarmUps = 2, kMostSets = 6;
 constexpr double kSetBytes = 256e6;  // of all sets together, several times a device's cache
 
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 void synchronize(at::Device device) {
   if (!device.is_cpu()) at::accelerator::synchronizeDevice(device.index());
 }
 
-// Milliseconds of `work` on the device; by the clock until it returns.
+// Milliseconds of `work` on the device; `by_clock`: until it returns.
 double timed(const Bench& bench, bool by_clock, const std::function<void()>& work) {
-  if (bench.device.is_cpu() || by_clock) {
-    synchronize(bench.device);
-    const double begin = seconds_now();
-    work();
-    return 1e3 * (seconds_now() - begin);
-  }
-  const auto type = bench.device.type();
-  const c10::Stream stream = c10::impl::VirtualGuardImpl(type).getStream(bench.device);
-  c10::Event begin(type, c10::EventFlag::BACKEND_DEFAULT),
-      end(type, c10::EventFlag::BACKEND_DEFAULT);
-  begin.record(stream);
-  work();
-  end.record(stream);
-  end.synchronize();
-  return begin.elapsedTime(end);
+  if (!by_clock) return tune::milliseconds(bench.device, work);
+  synchronize(bench.device);
+  return tune::milliseconds(at::kCPU, work);
 }
 
 // A profiler that waits for it (ncu --profile-from-start off) looks on from now on.

@@ -1,11 +1,8 @@
 // atelier check-plugin: the conformance suite, in a process of its own.
 #include <algorithm>
-#include <cerrno>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <poll.h>
 #include <signal.h>
 #include <string>
 #include <sys/wait.h>

@@ -52,8 +52,8 @@ int wait_for(pid_t process) {
 std::optional<int> follow(Child child, Limit limit, double timeout_s,
                           const std::function<void(const std::string& line)>& on_line) {
   using Clock = std::chrono::steady_clock;
-  const auto allowed =
-      std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
+  const auto allowed = std::chrono::duration_cast<Clock::duration>(
+      std::chrono::duration<double>(std::clamp(timeout_s, 0.0, 1e9)));
   auto deadline = Clock::now() + allowed;
   std::string pending;
   bool is_open = true;

@@ -65,9 +65,9 @@ void print(const tune::Verdict& verdict, bool as_json) {
     std::cout << tune::verdict_line(verdict) << std::endl;
     return;
   }
-  const std::string what = verdict.problem.empty() ? "" : ": " + report::printable(verdict.problem);
-  if (!what.empty()) {
-    std::printf("WRONG   %-46s%s\n", verdict.op.c_str(), what.c_str());
+  if (!verdict.problem.empty()) {
+    std::printf("WRONG   %-46s: %s\n", verdict.op.c_str(),
+                report::printable(verdict.problem).c_str());
   } else {
     std::printf("%-7s %-46s %8.3f ms composed, %8.3f ms fused\n", verdict.is_on() ? "on" : "off",
                 verdict.op.c_str(), verdict.composed_ms, verdict.fused_ms);

@@ -32,14 +32,15 @@ struct GpuFacts {
   std::string name;
   uint64_t memory_bytes = 0;
   int capability = 0;   // 90 is 9.0
-  int driver_cuda = 0;  // of the driver, 13000 is 13.0
+  int driver_cuda = 0;  // the newest CUDA that the driver knows, 13000 is 13.0
 };
 GpuFacts gpu_facts(int index);
 
 // What tells this build's libatelier_cuda.so from others: its size and when it was written.
 std::string backend_identity();
 
-// From now on the kernels of these operators of ours run by default, and no others.
+// From now on the kernels of these operators of ours run by default, and no others. Called before
+// other threads run operators. Throws as cuda_function() does.
 void run_by_default(const std::vector<std::string>& ops);
 
 // What tells a GPU from every other one, whichever of them this process sees.

@@ -2,14 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <optional>
 
 #include <ATen/ATen.h>
-#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "atelier/error.h"
@@ -278,24 +274,6 @@ constexpr std::array kKernelProofs = {
 
 // --- times ---
 
-// Milliseconds of `work` on the device, on the CPU by the clock.
-double timed(at::Device device, const std::function<void()>& work) {
-  if (device.is_cpu()) {
-    const auto begin = std::chrono::steady_clock::now();
-    work();
-    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
-        .count();
-  }
-  const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-  c10::Event begin(device.type(), c10::EventFlag::BACKEND_DEFAULT),
-      end(device.type(), c10::EventFlag::BACKEND_DEFAULT);
-  begin.record(stream);
-  work();
-  end.record(stream);
-  end.synchronize();
-  return begin.elapsedTime(end);
-}
-
 double median(std::vector<double> values) {
   std::ranges::nth_element(values, values.begin() + values.size() / 2);
   return values[values.size() / 2];
@@ -319,7 +297,7 @@ Times time_forms(const Operator& op, at::Device device) {
                               /*copy=*/true)
                           .requires_grad_());
     }
-    const double ms = timed(device, [&] {
+    const double ms = milliseconds(device, [&] {
       for (const Tensors& leaves : sets) {
         const Traced traced = op.run(leaves);
         Tensors grads;

@@ -12,6 +12,7 @@
 #include "atelier/error.h"
 
 #include "host/device/cuda.h"
+#include "host/files/content_hash.h"
 #include "host/files/temporary_file.h"
 
 namespace atelier::tune {
@@ -46,16 +47,6 @@ std::optional<Verdict> verdict_of(const json& entry) {
 
 std::string text_of(const json& content, int indent) {
   return content.dump(indent, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
-}
-
-// FNV-1a, as a file's name.
-std::string name_of(const std::string& text) {
-  uint64_t value = 14695981039346656037u;
-  for (const char letter : text)
-    value = (value ^ static_cast<unsigned char>(letter)) * 1099511628211u;
-  std::string name;
-  for (int shift = 60; shift >= 0; shift -= 4) name += "0123456789abcdef"[value >> shift & 15];
-  return name;
 }
 
 }  // namespace
@@ -140,10 +131,12 @@ std::string cache_folder() {
 }
 
 std::string table_path(const std::string& folder, const GpuKind& kind) {
-  return folder + "/kernels-" + name_of(facts_of(kind).dump()) + ".json";
+  const std::string facts = files::ContentHash().add(text_of(facts_of(kind), -1)).hex();
+  return (fs::path(folder) / ("kernels-" + facts + ".json")).string();
 }
 
 std::optional<KernelTable> read_table(const std::string& folder, const GpuKind& kind) {
+  if (folder.empty()) return std::nullopt;
   std::ifstream file(table_path(folder, kind));
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   const json content = json::parse(text, nullptr, /*allow_exceptions=*/false);

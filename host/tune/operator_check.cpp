@@ -1,9 +1,12 @@
 #include "host/tune/operator_check.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 
 #include <ATen/ATen.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/autograd.h>
 
 namespace atelier::tune {
@@ -80,6 +83,23 @@ Comparison compare(const Operator& op, at::ScalarType dtype, at::Device device,
           .gradient_error = largest_error(first.gradients, want.gradients),
           .values_repeat = same_bits(first.values, second.values),
           .gradients_repeat = same_bits(first.gradients, second.gradients)};
+}
+
+double milliseconds(at::Device device, const std::function<void()>& work) {
+  if (device.is_cpu()) {
+    const auto begin = std::chrono::steady_clock::now();
+    work();
+    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
+        .count();
+  }
+  const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  c10::Event begin(device.type(), c10::EventFlag::BACKEND_DEFAULT),
+      end(device.type(), c10::EventFlag::BACKEND_DEFAULT);
+  begin.record(stream);
+  work();
+  end.record(stream);
+  end.synchronize();
+  return begin.elapsedTime(end);
 }
 
 double bound(at::ScalarType dtype) {

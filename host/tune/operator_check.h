@@ -54,6 +54,9 @@ Comparison compare(const Operator& op, at::ScalarType dtype, at::Device device,
 // The largest error of values that one product or norm in `dtype` may have; gradients twice that.
 double bound(at::ScalarType dtype);
 
+// Milliseconds of `work`: between events on the device's current stream, on the CPU by the clock.
+double milliseconds(at::Device device, const std::function<void()>& work);
+
 // Which kernels run while it lives.
 class ChosenKernels {
  public:

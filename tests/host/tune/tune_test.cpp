@@ -162,6 +162,7 @@ TEST_CASE("A table is remembered for just this kind of GPU", "[tune]") {
   const test::Folder folder;
   const std::string below = folder / "cache/atelier";
   CHECK_FALSE(read_table(below, kKind).has_value());
+  CHECK_FALSE(read_table("", kKind).has_value());
   const KernelTable table = {
       {right_verdict("a", 0.125, 0.0625), {.op = "b", .problem = "values\ndiffer"}}};
   make_writable(below, kKind);

@@ -44,7 +44,7 @@ struct ProvenAttention {
   bool is_uniform;  // for equal lengths; otherwise for those that differ
 };
 ATELIER_API std::span<const ProvenAttention> proven_attention();
-// Before other threads attend.
+// Called before other threads attend; what proven_attention() gave is gone then.
 ATELIER_API void set_proven_attention(std::vector<ProvenAttention> proven);
 
 // The fastest kernel that can. One that LibTorch has, but does not choose everywhere, only where it
