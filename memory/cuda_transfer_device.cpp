@@ -186,7 +186,10 @@ class CopyStream {
   }
 
  private:
+  // Threads that never chose a device have the first one, where a question would open a context.
   void drop_done() {
+    if (held_.empty()) return;
+    const c10::DeviceGuard guard(stream_.device());
     while (!held_.empty() && event_of(held_.front().first).query()) held_.pop_front();
   }
 
@@ -265,6 +268,7 @@ class CudaTransferDevice final : public TransferDevice {
     if (ticket.state()) event_of(ticket).block(guard_.getStream(device_));
   }
   void wait(const Ticket& ticket) override {
+    const c10::DeviceGuard guard(device_);  // as in CopyStream::drop_done()
     if (ticket.state()) event_of(ticket).synchronize();
     let_go();
   }

@@ -6,6 +6,7 @@
 
 #include "host/cli/commands.h"
 #include "host/cli/family.h"
+#include "host/cli/process.h"
 #include "host/cli/ranks.h"
 #include "host/data/order.h"
 #include "host/files/file_reader.h"
@@ -67,6 +68,7 @@ int encode(Group& group, plan::TrainingOrder order, report::Problems& problems) 
   progress::Options shown = progress::stderr_options(order.config.log.quiet);
   if (!group.is_first()) shown.quiet = true;
   Progress progress(shown);
+  agree_on_kernels(group, order.config);
   PreparedRun run = prepare_together(
       group, [&] { return prepare_encoding(std::move(order), progress, problems); });
   require_same_run(group, run);
@@ -93,7 +95,7 @@ int encode(Group& group, plan::TrainingOrder order, report::Problems& problems) 
 int run_cache(std::span<const std::string> arguments) {
   if (flags::wants_help(arguments)) return print_help(cache_command(family_for_help(arguments)));
   report::Problems problems;
-  plan::TrainingOrder order = read_training(arguments, "cache", problems);
+  plan::TrainingOrder order = read_training(arguments, "cache", /*computes=*/true, problems);
   const run::StopSignals signals(run::StopSignals::Kind::kAllFromBegin);
   const distributed::Ranks ranks = distributed::find_ranks(distributed::process_environment());
   choose_gpu(order.config.model.device, ranks);

@@ -17,9 +17,10 @@ namespace atelier::cli {
 const plugins::Plugin* choose_family(order::Words& words, report::Problems& problems);
 
 // What atelier train, or cache, is asked to do: family and configuration, and what the process is
-// told by them. Notes go to stderr. Throws where no family can be told.
+// told by them, `computes` as in ProcessUse. Notes go to stderr. Throws where no family can be
+// told.
 plan::TrainingOrder read_training(std::span<const std::string> arguments, std::string_view command,
-                                  report::Problems& problems);
+                                  bool computes, report::Problems& problems);
 
 // null: help is given without the family's names.
 const ModelFamily* family_for_help(std::span<const std::string> arguments);

@@ -14,6 +14,7 @@
 #include "host/cli/family.h"
 #include "host/cli/generate_flags.h"
 #include "host/cli/plan.h"
+#include "host/cli/process.h"
 #include "host/cli/ranks.h"
 #include "host/distributed/machine_slabs.h"
 #include "host/generate/session.h"
@@ -162,6 +163,7 @@ int make_images_beside(Group& world, PreparedGeneration& prepared, Progress& pro
 int generate_with(Group& world, Order order, const std::string& arguments,
                   report::Problems& problems) {
   const bool is_shared = order.processes.shares.size() > 1;
+  agree_on_kernels(world, order.process.kernels);
   Progress progress = progress_of(order, world.is_first() || !is_shared);
   const auto prepared = prepare_together(world, [&] {
     auto all = std::make_unique<PreparedGeneration>(std::move(order), progress, problems);
@@ -199,7 +201,8 @@ int generate_or_plan(std::span<const std::string> said, const PlanOnly* only) {
   if (flags::wants_help(said)) return print_help(generate_command(family_for_help(said)));
   report::Problems problems;
   order::Words words({said.begin(), said.end()}, generate_command(nullptr), problems);
-  Order order = read_order(words, choose_family(words, problems), problems);
+  Order order =
+      read_order(words, choose_family(words, problems), /*computes=*/only == nullptr, problems);
   if (only != nullptr) {
     if (order.load) plan::plan_elsewhere(only->device_profile, order.limits, *order.load);
   } else {

@@ -132,7 +132,7 @@ void read_jobs(generate::Order& order, std::span<const InputSpec> inputs,
 
 }  // namespace
 
-generate::Order read_order(const order::Words& words, const plugins::Plugin* plugin,
+generate::Order read_order(const order::Words& words, const plugins::Plugin* plugin, bool computes,
                            report::Problems& problems) {
   generate::Order order = {.plugin = plugin};
   const ModelFamily* const family = order.family();
@@ -142,7 +142,6 @@ generate::Order read_order(const order::Words& words, const plugins::Plugin* plu
   const auto inputs = family ? family->inputs() : std::span<const InputSpec>();
   order.base = generate::settings_of(parsed, inputs, problems);
   generate_table(order, family).read(parsed, problems);
-  set_up(order.process, parsed.find_text("device").value_or("auto"));
   check_lora_dir(order.base.lora_dir, problems);
   try {
     order.base.loras = lora::parse_flags(parsed.texts("lora"));
@@ -157,6 +156,9 @@ generate::Order read_order(const order::Words& words, const plugins::Plugin* plu
   load.cuts_texts = parsed.flag("truncate_captions");
   if (problems.size() == before) order.load = std::move(load);
   if (parsed.is_given("prefetch")) order.prefetch = parsed.integer("prefetch");
+  const std::string device = parsed.find_text("device").value_or("auto");
+  set_up(order.process, {.device = device, .is_quiet = order.is_quiet, .computes = computes},
+         problems);
   return order;
 }
 

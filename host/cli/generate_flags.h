@@ -14,8 +14,9 @@ namespace atelier::cli {
 flags::Table generate_table(generate::Order& order, const ModelFamily* family);
 
 // What the words order from the family of `plugin`; null: it is not known, which is a problem
-// already. Mistakes become problems. What the order says of the process holds from here on.
-generate::Order read_order(const order::Words& words, const plugins::Plugin* plugin,
+// already. Mistakes become problems. What the order says of the process holds from here on;
+// `computes` as in ProcessUse.
+generate::Order read_order(const order::Words& words, const plugins::Plugin* plugin, bool computes,
                            report::Problems& problems);
 
 }  // namespace atelier::cli

@@ -25,7 +25,7 @@
 namespace atelier::cli {
 
 plan::TrainingOrder read_training(std::span<const std::string> arguments, std::string_view command,
-                                  report::Problems& problems) {
+                                  bool computes, report::Problems& problems) {
   order::Words words({arguments.begin(), arguments.end()}, cache_command(nullptr), problems);
   const plugins::Plugin* const plugin = choose_family(words, problems);
   order::Training config =
@@ -33,7 +33,7 @@ plan::TrainingOrder read_training(std::span<const std::string> arguments, std::s
   for (const std::string& note : config.notes) {
     if (!config.log.quiet) report::say_once("note: " + note + "\n");
   }
-  set_up(config.process, config.model.device, config.log.quiet);
+  set_up(config, computes, problems);
   if (plugin == nullptr) problems.throw_if_any();
   return {.family = *plugin->family, .config = std::move(config)};
 }
@@ -68,6 +68,7 @@ int train(plan::PreparedTraining& prepared, progress::Progress& progress, Group&
 
 // One of the processes that train together, which may be the only one.
 int train_with(Group& group, plan::TrainingOrder order, report::Problems& problems) {
+  agree_on_kernels(group, order.config);
   const std::vector<std::string> notes = train::fit_resumed(order.config, group.ranks());
   const int ranks_of_batch = order.config.sequence_parallel;
   if (group.size() % ranks_of_batch != 0)
@@ -122,7 +123,8 @@ int train_or_plan(std::span<const std::string> arguments, const PlanOnly* only) 
   if (foreign::is_compat_line(arguments)) return run_compat_line(arguments);
   if (flags::wants_help(arguments)) return print_help(train_command(family_for_help(arguments)));
   report::Problems problems;
-  plan::TrainingOrder order = read_training(arguments, "train", problems);
+  plan::TrainingOrder order =
+      read_training(arguments, "train", /*computes=*/only == nullptr, problems);
   return only != nullptr ? plan_only(std::move(order), *only, problems)
                          : train_with_others(std::move(order), problems);
 }

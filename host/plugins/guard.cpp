@@ -1,6 +1,7 @@
 #include "host/plugins/guard.h"
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <new>
 #include <string>
@@ -42,7 +43,10 @@ std::string last_internal_stack() {
   return last_stack().text;
 }
 
-std::optional<Error> out_of_memory() {
+namespace {
+
+// As out_of_memory(), where allocators refused memory since it was called before, or did not.
+std::optional<Error> out_of_memory(bool was_refused) {
   try {
     throw;
   } catch (const Error& error) {
@@ -56,13 +60,23 @@ std::optional<Error> out_of_memory() {
     return Error(ErrorCode::kOutOfMemory, "the host's memory is used up", report::kSmallerHint);
   } catch (const c10::Error& error) {
     const std::string line = first_line(error.what_without_backtrace());
-    if (says_out_of_memory(line)) return Error(ErrorCode::kOutOfMemory, line, report::kSmallerHint);
+    if (says_out_of_memory(line, was_refused))
+      return Error(ErrorCode::kOutOfMemory, line, report::kSmallerHint);
   } catch (const std::exception& error) {  // cuDNN's front end has errors of its own
     const std::string line = first_line(error.what());
-    if (says_out_of_memory(line)) return Error(ErrorCode::kOutOfMemory, line, report::kSmallerHint);
+    if (says_out_of_memory(line, was_refused))
+      return Error(ErrorCode::kOutOfMemory, line, report::kSmallerHint);
   } catch (...) {
   }
   return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<Error> out_of_memory() {
+  static std::atomic<int64_t> refused_before = 0;
+  const int64_t refused = refused_allocations();
+  return out_of_memory(refused_before.exchange(refused) < refused);
 }
 
 void rethrow_at(std::string_view where) {

@@ -54,12 +54,10 @@ std::vector<Operator> attention(const Sizes& sizes, const Noise& noise) {
 }
 
 constexpr std::array kAttentionProofs = {
-    AttentionProof{
-        {"cuDNN attention, heads of 96, equal lengths", attention<96, true>, true}, 96, true},
-    AttentionProof{{"cuDNN attention, heads of 96", attention<96, false>, true}, 96, false},
-    AttentionProof{
-        {"cuDNN attention, heads of 128, equal lengths", attention<128, true>, true}, 128, true},
-    AttentionProof{{"cuDNN attention, heads of 128", attention<128, false>, true}, 128, false},
+    AttentionProof{{"cudnn_attention_96_equal_lengths", attention<96, true>, true}, 96, true},
+    AttentionProof{{"cudnn_attention_96", attention<96, false>, true}, 96, false},
+    AttentionProof{{"cudnn_attention_128_equal_lengths", attention<128, true>, true}, 128, true},
+    AttentionProof{{"cudnn_attention_128", attention<128, false>, true}, 128, false},
 };
 
 }  // namespace

@@ -236,21 +236,44 @@ WeightPtr coded_weight(const memory::Quantized& codes, at::ScalarType dtype, at:
   return weight;
 }
 
-// What stands for float64 is the same in float32 on the CPU, whose codes have to be the device's.
+// What such a layer makes of rows. What stands for float64 is the same in float32 on the CPU, whose
+// codes have to be the device's.
+Tensor coded_product(const Tensor& in, const memory::Quantized& codes, bool is_w8a8) {
+  const bool is_exact = in.scalar_type() == at::kDouble;
+  const Tensor x = is_exact ? in.to(at::kFloat) : in;
+  const Tensor y = ops::linear(x, coded_weight(codes, x.scalar_type(), x.device(), is_w8a8));
+  return is_exact ? y.to(at::kDouble) : y;
+}
+
+// An operator whose kernel makes a layer's codes on its way, once the layer has asked for some:
+// they are those that are made of its result by themselves. Nothing is left of their difference.
+Operator codes_on_the_way(Operator op, const memory::Quantized& codes) {
+  op.name += " into codes";
+  op.is_timed = false;
+  op.run = [run = op.run, codes](const Tensors& in) {
+    Traced traced = run(in);
+    const Tensor rows = traced.outputs.back();
+    const Tensor others = rows.clone();  // whose codes are nowhere yet
+    traced.outputs = {coded_product(rows, codes, /*is_w8a8=*/true) -
+                      coded_product(others, codes, /*is_w8a8=*/true)};
+    return traced;
+  };
+  return op;
+}
+
 std::vector<Operator> row_codes(const Sizes& sizes, const Noise& noise) {
   const Rows r(sizes, noise);
   std::vector<Operator> all;
-  for (const bool is_w8a8 : {true, false}) {
-    for (const auto kind : {memory::QuantizedKind::kFp8, memory::QuantizedKind::kInt8}) {
-      const memory::Quantized codes =
-          memory::quantize(noise({sizes.layer_width, r.d}).to(at::kFloat), kind);
+  for (const auto kind : {memory::QuantizedKind::kFp8, memory::QuantizedKind::kInt8}) {
+    const memory::Quantized codes =
+        memory::quantize(noise({sizes.layer_width, r.d}).to(at::kFloat), kind);
+    for (const bool is_w8a8 : {true, false}) {
       all.push_back(plain("row_codes", {r.wide()}, [=](const Tensors& in) {
-        const bool is_exact = in[0].scalar_type() == at::kDouble;
-        const Tensor x = is_exact ? in[0].to(at::kFloat) : in[0];
-        const Tensor y = ops::linear(x, coded_weight(codes, x.scalar_type(), x.device(), is_w8a8));
-        return Tensors{is_exact ? y.to(at::kDouble) : y};
+        return Tensors{coded_product(in[0], codes, is_w8a8)};
       }));
     }
+    for (const auto& cases : {norm_modulate, gate_residual_norm_modulate, gelu_tanh})
+      all.push_back(codes_on_the_way(cases(sizes, noise).front(), codes));
   }
   return all;
 }
@@ -297,12 +320,14 @@ Times time_forms(const Operator& op, at::Device device) {
                               /*copy=*/true)
                           .requires_grad_());
     }
+    std::vector<std::function<Traced()>> ready;
+    for (const Tensors& leaves : sets) ready.push_back(op.ready(leaves));
     const double ms = milliseconds(device, [&] {
-      for (const Tensors& leaves : sets) {
-        const Traced traced = op.run(leaves);
+      for (const auto& run_ready : ready) {
+        const Traced traced = run_ready();
         Tensors grads;
         for (const Tensor& output : traced.outputs) grads.push_back(output.detach());
-        torch::autograd::grad(traced.outputs, traced.inputs, grads, false, false, true);
+        gradients(traced, grads);
       }
     });
     return ms / kSets;

@@ -24,7 +24,7 @@ using Noise = std::function<at::Tensor(at::IntArrayRef)>;  // normal values
 // An operator of kernels of our own, and expressions in which they run, those of the backward pass
 // too.
 struct KernelProof {
-  std::string_view op;  // its name in sdk/src/ops/cuda/register_kernels.cpp
+  std::string_view op;  // the name of its kernels, see ops::cuda::register_kernels()
   std::vector<Operator> (*cases)(const Sizes&, const Noise&);
   bool is_of_halves = false;  // there are none of float32
 };
@@ -50,7 +50,8 @@ const Sizes& model_sizes();
 // What was found of an operator's kernels.
 struct Verdict {
   std::string op;
-  std::string problem;  // empty: they are right
+  std::string problem;      // empty: they are right
+  bool is_unknown = false;  // the proof could not be made, by that problem
   // Forward and backward, where they are right, of the expression that gains least.
   double composed_ms = 0.0, fused_ms = 0.0;
   // They run by default: right, and faster by 3 % or more.

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include <torch/headeronly/version.h>
@@ -33,16 +34,24 @@ json json_of(const Verdict& verdict) {
   return {{"op", verdict.op},
           {"problem", verdict.problem},
           {"composed_ms", verdict.composed_ms},
-          {"fused_ms", verdict.fused_ms}};
+          {"fused_ms", verdict.fused_ms},
+          {"is_unknown", verdict.is_unknown}};
 }
 
 std::optional<Verdict> verdict_of(const json& entry) {
   try {
-    return Verdict{entry.at("op").get<std::string>(), entry.at("problem").get<std::string>(),
-                   entry.at("composed_ms").get<double>(), entry.at("fused_ms").get<double>()};
+    return Verdict{.op = entry.at("op").get<std::string>(),
+                   .problem = entry.at("problem").get<std::string>(),
+                   .is_unknown = entry.at("is_unknown").get<bool>(),
+                   .composed_ms = entry.at("composed_ms").get<double>(),
+                   .fused_ms = entry.at("fused_ms").get<double>()};
   } catch (const json::exception&) {
     return std::nullopt;
   }
+}
+
+bool has(const std::vector<std::string>& names, std::string_view name) {
+  return std::ranges::find(names, name) != names.end();
 }
 
 std::string text_of(const json& content, int indent) {
@@ -83,29 +92,61 @@ std::vector<std::string> KernelTable::on() const {
   return names;
 }
 
-std::vector<std::string> on_all(const std::vector<KernelTable>& tables) {
-  std::vector<std::string> names = tables.front().on();
-  for (const KernelTable& table : tables) {
-    const std::vector<std::string> on = table.on();
-    std::erase_if(names,
-                  [&](const std::string& name) { return std::ranges::find(on, name) == on.end(); });
-  }
+std::vector<std::string> KernelTable::missing(std::vector<std::string> names) const {
+  std::erase_if(names, [&](const std::string& name) {
+    return std::ranges::find(verdicts, name, &Verdict::op) != verdicts.end();
+  });
   return names;
 }
 
-std::vector<ops::ProvenAttention> attention_of(const std::vector<KernelTable>& tables,
-                                               const std::vector<GpuKind>& kinds) {
-  std::vector<ops::ProvenAttention> proven;
-  for (size_t i = 0; i < kinds.size(); ++i) {
-    const std::vector<std::string> on = tables[i].on();
-    const int capability = kinds[i].capability;
-    for (const AttentionProof& attention : attention_proofs()) {
-      if (std::ranges::find(on, attention.proof.op) != on.end())
-        proven.push_back({ops::AttentionKernel::kCudnn, capability, capability, attention.head_dim,
-                          attention.is_uniform});
+Proven together(const std::vector<KernelTable>& tables) {
+  Proven proven = {.on = tables.front().on(), .wrong = {}};
+  for (const KernelTable& table : tables) {
+    const std::vector<std::string> on = table.on();
+    std::erase_if(proven.on, [&](const std::string& name) { return !has(on, name); });
+    for (const Verdict& verdict : table.verdicts) {
+      if (!verdict.problem.empty() && !has(proven.wrong, verdict.op))
+        proven.wrong.push_back(verdict.op);
     }
   }
   return proven;
+}
+
+std::vector<std::string> right_of(std::vector<std::string> named,
+                                  const std::vector<std::string>& wrong) {
+  std::erase_if(named, [&](const std::string& name) { return has(wrong, name); });
+  return named;
+}
+
+std::string choice_text(const std::optional<std::vector<std::string>>& named,
+                        const std::vector<std::string>& wrong) {
+  return text_of({{"named", named ? json(*named) : json()}, {"wrong", wrong}}, -1);
+}
+
+std::optional<std::vector<std::string>> agreed_choice(const std::vector<std::string>& texts) {
+  const json first = json::parse(texts.front()).at("named");
+  if (first.is_null()) return std::nullopt;
+  auto named = first.get<std::vector<std::string>>();
+  for (const std::string& text : texts)
+    named =
+        right_of(std::move(named), json::parse(text).at("wrong").get<std::vector<std::string>>());
+  return named;
+}
+
+std::vector<ops::ProvenAttention> attention_of(const std::vector<std::string>& names) {
+  constexpr int kNewest = std::numeric_limits<int>::max();
+  std::vector<ops::ProvenAttention> proven;
+  for (const AttentionProof& attention : attention_proofs()) {
+    if (has(names, attention.proof.op))
+      proven.push_back(
+          {ops::AttentionKernel::kCudnn, 0, kNewest, attention.head_dim, attention.is_uniform});
+  }
+  return proven;
+}
+
+void use(const std::vector<std::string>& names) {
+  if (device::open_cuda().usable) device::run_by_default(names);
+  ops::set_proven_attention(attention_of(names));
 }
 
 std::string told(const KernelTable& table) {

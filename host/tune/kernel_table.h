@@ -30,12 +30,35 @@ std::optional<Verdict> read_verdict(std::string_view line);
 struct KernelTable {
   std::vector<Verdict> verdicts;
 
-  // The operators whose kernels run by default.
+  // Names of those that run by default.
   std::vector<std::string> on() const;
+  // Names, of these, that there is no verdict of.
+  std::vector<std::string> missing(std::vector<std::string> names) const;
 };
 
 // One line: which run by default, which do not and why.
 std::string told(const KernelTable& table);
+
+// What tables of several kinds of GPU say together.
+struct Proven {
+  std::vector<std::string> on;     // with each of the kinds
+  std::vector<std::string> wrong;  // with one of them, or it has none
+};
+Proven together(const std::vector<KernelTable>& tables);
+
+// Without those that are wrong.
+std::vector<std::string> right_of(std::vector<std::string> named,
+                                  const std::vector<std::string>& wrong);
+
+// What the processes of a run tell each other of their choice, where each may have other tables;
+// `named` as in flags::KernelChoice. And what all of them take: the choice of the first one without
+// what is wrong with another.
+std::string choice_text(const std::optional<std::vector<std::string>>& named,
+                        const std::vector<std::string>& wrong);
+std::optional<std::vector<std::string>> agreed_choice(const std::vector<std::string>& texts);
+
+// From now on these run by default on GPUs, and no others. Before other threads run operators.
+void use(const std::vector<std::string>& names);
 
 // $XDG_CACHE_HOME/atelier, or ~/.cache/atelier; empty where neither variable is set.
 std::string cache_folder();
@@ -49,11 +72,8 @@ std::optional<KernelTable> read_table(const std::string& folder, const GpuKind& 
 std::optional<std::vector<KernelTable>> read_tables(const std::string& folder,
                                                     const std::vector<GpuKind>& kinds);
 
-// Operators whose kernels run by default, as they do on each of the kinds.
-std::vector<std::string> on_all(const std::vector<KernelTable>& tables);
-// Where cuDNN attends by default; `tables` are those of `kinds`.
-std::vector<ops::ProvenAttention> attention_of(const std::vector<KernelTable>& tables,
-                                               const std::vector<GpuKind>& kinds);
+// Where cuDNN attends, by the names of its proofs among `names`.
+std::vector<ops::ProvenAttention> attention_of(const std::vector<std::string>& names);
 
 // Makes the folder where there is none. Throws Error{kEnvironment} where write_table() could not
 // write there.

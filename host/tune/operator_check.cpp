@@ -20,7 +20,7 @@ struct Outcome {
 Outcome run_once(const Operator& op, const Tensors& inputs, at::ScalarType noise_dtype) {
   Tensors leaves;
   for (const at::Tensor& t : inputs) leaves.push_back(t.detach().clone().requires_grad_());
-  const Traced traced = op.run(leaves);
+  const Traced traced = op.ready(leaves)();
   Outcome outcome;
   Tensors factors;
   uint64_t seed = 1234;
@@ -31,8 +31,7 @@ Outcome run_once(const Operator& op, const Tensors& inputs, at::ScalarType noise
                           .to(output.device(), output.scalar_type()));
     outcome.values.push_back(output.detach().cpu());
   }
-  for (const at::Tensor& gradient :
-       torch::autograd::grad(traced.outputs, traced.inputs, factors, false, false, true))
+  for (const at::Tensor& gradient : gradients(traced, factors))
     outcome.gradients.push_back(gradient.defined() ? gradient.cpu() : gradient);
   return outcome;
 }
@@ -64,6 +63,12 @@ bool same_bits(const Tensors& a, const Tensors& b) {
 }
 
 }  // namespace
+
+Tensors gradients(const Traced& traced, const Tensors& grads) {
+  if (traced.inputs.empty()) return {};
+  return torch::autograd::grad(traced.outputs, traced.inputs, grads, /*retain_graph=*/false,
+                               /*create_graph=*/false, /*allow_unused=*/true);
+}
 
 Comparison compare(const Operator& op, at::ScalarType dtype, at::Device device,
                    ops::Kernels kernels) {

@@ -15,10 +15,12 @@ namespace atelier::tune {
 
 using Tensors = std::vector<at::Tensor>;
 
-// What an expression gave, and the tensors whose gradients are asked for.
+// What an expression gave, and the tensors whose gradients are asked for: none, where it has none.
 struct Traced {
   Tensors outputs, inputs;
 };
+// Gradients of the inputs, where `grads` are those of the outputs.
+Tensors gradients(const Traced& traced, const Tensors& grads);
 
 // An expression of operators, and tensors that it is given: float64 on the CPU, which are rounded
 // to a dtype, on some device. It takes gradients of what it is given and of weights that it makes
@@ -35,7 +37,13 @@ struct Operator {
   bool is_timed = true;
   // Places of inputs that are float32 whatever the others are rounded to.
   std::vector<size_t> of_float32 = {};
+  // In the place of `run`, where what is made ready before does not count as its time.
+  std::function<std::function<Traced()>(const Tensors& inputs)> prepare = {};
 
+  std::function<Traced()> ready(const Tensors& given) const {
+    if (prepare) return prepare(given);
+    return [this, given] { return run(given); };
+  }
   at::ScalarType dtype_of(size_t input, at::ScalarType dtype) const {
     return std::ranges::find(of_float32, input) == of_float32.end() ? dtype : at::kFloat;
   }

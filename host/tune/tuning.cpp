@@ -12,11 +12,11 @@ namespace {
 constexpr std::string_view kBegin = "begin ";
 
 // Why a process that had begun an operator told no verdict of it.
-std::string end_of(const std::optional<int>& status, double seconds) {
-  if (!status) return "stopped after " + report::number_text(seconds) + " seconds";
-  if (WIFSIGNALED(*status))
-    return std::string("the process ended by signal: ") + strsignal(WTERMSIG(*status));
-  return "the process ended with exit code " + std::to_string(WEXITSTATUS(*status));
+std::string problem_of(const End& end) {
+  if (!end.status) return "stopped after " + report::number_text(end.stopped_after_s) + " seconds";
+  if (WIFSIGNALED(*end.status))
+    return std::string("the process ended by signal: ") + strsignal(WTERMSIG(*end.status));
+  return "the process ended with exit code " + std::to_string(WEXITSTATUS(*end.status));
 }
 
 // What is left to be proven, and what was found.
@@ -30,7 +30,7 @@ struct Progress {
     std::erase(left, verdict.op);
     begun.clear();
     told(verdict);
-    table.verdicts.push_back(std::move(verdict));
+    if (!verdict.is_unknown) table.verdicts.push_back(std::move(verdict));
   }
   void read(const std::string& line) {
     const bool begins = line.starts_with(kBegin);
@@ -51,18 +51,18 @@ std::string begin_line(std::string_view op) {
   return std::string(kBegin) + std::string(op);
 }
 
-KernelTable tune(std::span<const std::string> ops, double seconds, const ProveElsewhere& prove,
+KernelTable tune(std::span<const std::string> ops, const ProveElsewhere& prove,
                  const std::function<void(const Verdict&)>& told) {
   Progress progress = {.left = {ops.begin(), ops.end()}, .begun = {}, .table = {}, .told = told};
   while (!progress.left.empty()) {
     progress.begun.clear();
     const std::vector<std::string> left = progress.left;
-    const std::optional<int> status =
-        prove(left, seconds, [&](const std::string& line) { progress.read(line); });
+    const End end = prove(left, [&](const std::string& line) { progress.read(line); });
+    if (end.is_time_over) break;
     const bool ended_behind_one = progress.begun.empty() && progress.left.size() < left.size();
     if (ended_behind_one) continue;
     const std::string op = progress.begun.empty() ? progress.left.front() : progress.begun;
-    progress.add({.op = op, .problem = end_of(status, seconds)});
+    progress.add({.op = op, .problem = problem_of(end)});
   }
   return progress.table;
 }

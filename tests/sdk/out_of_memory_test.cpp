@@ -23,7 +23,10 @@ TEST_CASE("What CUDA and its libraries say without memory is known", "[out_of_me
         "you tried to allocate 70368744177664 bytes. Error code 12 (Cannot allocate memory)"}) {
     INFO(message);
     CHECK(says_out_of_memory(message));
+    const bool is_of_engines = std::string_view(message).find("engine") != std::string_view::npos;
+    CHECK(says_out_of_memory(message, /*was_refused=*/false) != is_of_engines);
   }
+  CHECK(refused_allocations() == 0);  // there is no GPU, or nothing was asked of it
 }
 
 TEST_CASE("Other failures of CUDA are none of memory", "[out_of_memory]") {

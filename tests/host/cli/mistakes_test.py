@@ -45,7 +45,8 @@ class Mistakes(FolderTest):
         for flag, value, meant in (("--dtype", "bf16", "bfloat16"), ("--dtype", "fp16", "float16"),
                                    ("--dtype", "vae=bf16", "bfloat16"), ("--dtype", "bfloat16,vea=float32", "vae"),
                                    ("--lora_mode", "hto", "hot"), ("--cfg_batch", "onn", "on"),
-                                   ("--cuda_graphs", "offf", "off"),
+                                   ("--cuda_graphs", "offf", "off"), ("--kernels", "fussed", "fused"),
+                                   ("--kernels", "swiglu,norm_ropee", "norm_rope"),
                                    ("--schedule", "lightnin", "lightning"), ("--attention", "flsh", "flash"),
                                    ("--storage", "dit=fp88", "fp8"), ("--storage", "dti=fp8", "dit"),
                                    ("--cfg_renorm", "clmap", "clamp")):
@@ -54,7 +55,8 @@ class Mistakes(FolderTest):
         for flag, value, meant in (("--optimizer_type", "adamw8bits", "AdamW8bit"), ("--lr_scheduler", "cosin", "cosine"),
                                    ("--task", "sft:trian", "sft:train"), ("--lora_format", "comfi", "comfy"),
                                    ("--weighting_scheme", "cosmp", "cosmap"), ("--save_dtype", "bf16", "bfloat16"),
-                                   ("--lora_base_model", "dti", "dit")):
+                                   ("--lora_base_model", "dti", "dit"),
+                                   ("--kernels", "cudnn_attention_129", "cudnn_attention_128")):
             with self.subTest(f"{flag} {value}"):
                 self.refused("train", "--plugin", "qwen_image", "--model_paths", MODEL, flag, value,
                              says=[f"did you mean {meant}?"])

@@ -103,7 +103,7 @@ class ProgramTest(FolderTest):
         told = [json.loads(line) for line in run("tune", "--device", "cpu", "--json").stdout.splitlines()]
         self.assertEqual([each["op"] for each in told], [line.split()[1] for line in result.stdout.splitlines()])
         late = run("tune", "--device", "cpu", "--timeout", "0.01")
-        self.assertIn("WRONG   norm_modulate                                 : stopped after 0.01 seconds", late.stdout)
+        self.assertIn("WRONG   norm_modulate                    : stopped after 0.01 seconds", late.stdout)
         self.refused(2, "tune", "--device", "cpu", "--in_process", "nothing", says=["'nothing' is not proven on this device"])
         self.refused(2, "tune", "--device", "gpu", says=["--device 'gpu' is not known"])
 

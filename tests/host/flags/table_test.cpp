@@ -2,6 +2,7 @@
 
 #include "atelier/error.h"
 
+#include "host/flags/process_flags.h"
 #include "support/catch.h"
 
 namespace atelier::flags {
@@ -128,6 +129,29 @@ TEST_CASE("Without flags the variables stay as they are", "[table]") {
   CHECK(!v.is_host);
   CHECK(v.seed == 42);
   CHECK((v.color == Color::kBlue));
+}
+
+TEST_CASE("Kernels are chosen by a word, or by the names that atelier tune has", "[table]") {
+  const auto chosen = [](const std::string& text) {
+    ProcessSettings settings;
+    Table table;
+    add_process_flags(table, settings);
+    report::Problems problems;
+    table.read(parse(table, {"--kernels", text}), problems);
+    problems.throw_if_any();
+    return settings.kernels;
+  };
+  using Names = std::vector<std::string>;
+  CHECK((chosen("fused").form == ops::Kernels::kFused));
+  CHECK((chosen("composed").form == ops::Kernels::kComposed));
+  CHECK_FALSE(chosen("auto").named.has_value());
+  CHECK(chosen("none").named == Names{});
+  CHECK(chosen("swiglu,norm_rope").named == Names{"swiglu", "norm_rope"});
+  CHECK(chosen("cudnn_attention_128").named == Names{"cudnn_attention_128"});
+  for (const std::string& text : {"auto", "fused", "composed", "none", "swiglu,norm_rope"}) {
+    CHECK(kernels_text(chosen(text)) == text);
+    CHECK((text == "fused" || text == "composed" || chosen(text).form == ops::Kernels::kAuto));
+  }
 }
 
 TEST_CASE("Numbers out of range are told with the range", "[table]") {

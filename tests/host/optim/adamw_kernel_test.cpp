@@ -6,6 +6,7 @@
 
 #include "atelier/ops/pointwise.h"
 
+#include "host/optim/adamw_8bit_proof.h"
 #include "host/optim/optimizer.h"
 #include "ops/cuda/register_kernels.h"
 #include "sdk/cuda/row_player.h"
@@ -82,6 +83,13 @@ NamedTensors stepped(const Case& c, ops::Kernels kernels) {
   for (const Parameter& parameter : group.parameters)
     result[parameter.name] = parameter.leaf.detach();
   return result;
+}
+
+TEST_CASE("The kernel passes the proof that atelier tune makes of it", "[optim]") {
+  const int64_t before = ops::cuda::played().launches;
+  const auto sizes = tune::small_sizes();
+  CHECK(tune::prove(adamw_8bit_proof(), sizes, sizes.front(), at::kCPU).problem == "");
+  CHECK(ops::cuda::played().launches > before);
 }
 
 TEST_CASE("One kernel of AdamW with 8 bits gives the bits of LibTorch's operators", "[optim]") {

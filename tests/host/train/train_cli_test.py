@@ -504,7 +504,7 @@ class TrainTest(TinyRuns):
         self.assertIn("rank 4, and --lora_rank is 8", self.stderr)
 
     def test_a_finished_run_says_so_and_what_goes_on(self):
-        run = self.train(max_train_steps=2, save_steps=2)
+        run = self.train(max_train_steps=2, save_steps=2, kernels="norm_rope,swiglu")
         saved = (run / "step-2.safetensors").read_bytes()
         self.train(resume=run, max_train_steps=2, quiet=True)
         self.assertIn("the run is finished: step 2 of 2; to go on, give a larger --max_train_steps than 2",
@@ -514,6 +514,7 @@ class TrainTest(TinyRuns):
         (run / "step-2.safetensors").unlink()
         self.train(resume=run, max_train_steps=2)
         self.assertEqual(tensors(run / "step-2.safetensors"), self.tensors_of(saved))
+        self.assertIn('kernels = "norm_rope,swiglu"\n', (run / "config.toml").read_text())  # as the run had them
         epochs = self.train("epochs", max_train_steps=None)
         result = program.run("train", "--resume", epochs, code=0)
         self.assertIn("step 6 of 6; to go on, give a larger --num_epochs than 1", result.stderr)

@@ -67,6 +67,8 @@ Verdict right_verdict(std::string op, double composed_ms = 2, double fused_ms = 
   return {.op = std::move(op), .problem = {}, .composed_ms = composed_ms, .fused_ms = fused_ms};
 }
 
+using OnLine = std::function<void(const std::string&)>;
+
 const std::vector<std::string> kOps = {"a", "b", "c", "d"};
 
 const GpuKind kKind = {.name = "GPU one",
@@ -111,23 +113,21 @@ TEST_CASE("A kernel that is wrong, drifts or is slow is not used", "[tune]") {
 TEST_CASE("A process that crashes, hangs or ends costs the operator it had begun", "[tune]") {
   std::vector<std::vector<std::string>> asked;
   // The first process crashes in b, the second hangs in c, the third ends before it begins d.
-  const auto prove = [&](std::span<const std::string> ops, double seconds,
-                         const std::function<void(const std::string&)>& on_line) {
-    CHECK(seconds == 60);
+  const auto prove = [&](std::span<const std::string> ops, const OnLine& on_line) -> End {
     asked.emplace_back(ops.begin(), ops.end());
     on_line("a line of LibTorch");
-    if (ops.front() == "d") return std::optional(3 << 8);
+    if (ops.front() == "d") return {.status = 3 << 8};
     for (const std::string& op : ops) {
       on_line(begin_line(op));
-      if (op == "b") return std::optional<int>(SIGSEGV);
-      if (op == "c") return std::optional<int>();
+      if (op == "b") return {.status = SIGSEGV};
+      if (op == "c") return {.status = {}, .stopped_after_s = 60};
       on_line(verdict_line(right_verdict(op)));
     }
-    return std::optional(0);
+    return {.status = 0};
   };
   std::vector<std::string> told;
   const KernelTable table =
-      tune(kOps, 60, prove, [&](const Verdict& verdict) { told.push_back(verdict.op); });
+      tune(kOps, prove, [&](const Verdict& verdict) { told.push_back(verdict.op); });
   CHECK(asked == std::vector<std::vector<std::string>>{kOps, {"c", "d"}, {"d"}});
   CHECK(told == kOps);
   CHECK(table.on() == std::vector<std::string>{"a"});
@@ -140,21 +140,67 @@ TEST_CASE("Kernels run by default where they do on every kind of GPU", "[tune]")
   const KernelTable one = {{right_verdict("a"), right_verdict("b"), right_verdict("c")}};
   const KernelTable other = {
       {right_verdict("b", 1, 1), {.op = "c", .problem = "wrong"}, right_verdict("a")}};
-  CHECK(on_all({one}) == std::vector<std::string>{"a", "b", "c"});
-  CHECK(on_all({one, other}) == std::vector<std::string>{"a"});
-  CHECK(on_all({other, one}) == std::vector<std::string>{"a"});
+  CHECK(together({one}).on == std::vector<std::string>{"a", "b", "c"});
+  CHECK(together({one}).wrong.empty());
+  for (const Proven& both : {together({one, other}), together({other, one})}) {
+    CHECK(both.on == std::vector<std::string>{"a"});
+    CHECK(both.wrong == std::vector<std::string>{"c"});
+  }
+  CHECK(one.missing({"d", "a", "e"}) == std::vector<std::string>{"d", "e"});
+}
+
+TEST_CASE("Processes choose as the first one, but for what is wrong with one of them", "[tune]") {
+  using Names = std::vector<std::string>;
+  const auto said = [](const std::optional<Names>& named, const Names& wrong = {}) {
+    return choice_text(named, wrong);
+  };
+  CHECK(agreed_choice({said(Names{"b", "a"}), said(Names{"c"}), said({})}) == Names{"b", "a"});
+  CHECK(agreed_choice({said(Names{"b", "a"}), said(Names{"a"}, {"c", "b"})}) == Names{"a"});
+  CHECK(agreed_choice({said(Names{"b"}, {"b"}), said(Names{"a"})}) == Names{});
+  CHECK_FALSE(agreed_choice({said({}), said(Names{"a"})}).has_value());
+}
+
+TEST_CASE("What cannot be proven is no verdict, and is asked again", "[tune]") {
+  const Verdict full = {.op = "b", .problem = "CUDA out of memory", .is_unknown = true};
+  const auto prove = [&](std::span<const std::string> ops, const OnLine& on_line) -> End {
+    for (const std::string& op : ops) {
+      on_line(begin_line(op));
+      on_line(verdict_line(op == "b" ? full : right_verdict(op)));
+    }
+    return {.status = 0};
+  };
+  std::vector<bool> unknown;
+  const KernelTable table =
+      tune(kOps, prove, [&](const Verdict& verdict) { unknown.push_back(verdict.is_unknown); });
+  CHECK(unknown == std::vector<bool>{false, true, false, false});
+  CHECK(table.on() == std::vector<std::string>{"a", "c", "d"});
+  CHECK(table.missing(kOps) == std::vector<std::string>{"b"});
+}
+
+TEST_CASE("Proofs that time is over for are made another time", "[tune]") {
+  int processes = 0;
+  const auto prove = [&](std::span<const std::string>, const OnLine& on_line) -> End {
+    ++processes;
+    on_line(begin_line("a"));
+    on_line(verdict_line(right_verdict("a")));
+    on_line(begin_line("b"));
+    return {.status = {}, .is_time_over = true};
+  };
+  const KernelTable table = tune(kOps, prove, [](const Verdict&) {});
+  CHECK(processes == 1);
+  CHECK(table.on() == std::vector<std::string>{"a"});
+  CHECK(table.missing(kOps) == std::vector<std::string>{"b", "c", "d"});
 }
 
 TEST_CASE("A process that ends behind a verdict costs nobody", "[tune]") {
   int processes = 0;
-  const auto prove = [&](std::span<const std::string> ops, double,
-                         const std::function<void(const std::string&)>& on_line) {
+  const auto prove = [&](std::span<const std::string> ops, const OnLine& on_line) -> End {
     ++processes;
     on_line(begin_line(ops.front()));
     on_line(verdict_line(right_verdict(ops.front())));
-    return std::optional(0);
+    return {.status = 0};
   };
-  CHECK(tune(kOps, 60, prove, [](const Verdict&) {}).on() == kOps);
+  CHECK(tune(kOps, prove, [](const Verdict&) {}).on() == kOps);
   CHECK(processes == 4);
 }
 
@@ -194,13 +240,12 @@ TEST_CASE("cuDNN attends where it was proven", "[tune]") {
   CHECK(proofs_for(at::kCPU).size() == kernel_proofs().size());
   const auto proofs = attention_proofs();
   REQUIRE(proofs.size() == 4);
-  KernelTable table;
-  for (const AttentionProof& each : proofs)
-    table.verdicts.push_back(
-        right_verdict(std::string(each.proof.op), 2, each.head_dim == 96 ? 3 : 1));
-  const auto proven = attention_of({table, {}}, {kKind, {"GPU two", 100, "", "", ""}});
+  std::vector<std::string> names;
+  for (const AttentionProof& each : proofs) {
+    if (each.head_dim == 128) names.emplace_back(each.proof.op);
+  }
+  const auto proven = attention_of(names);
   REQUIRE(proven.size() == 2);
-  for (const ops::ProvenAttention& record : proven) CHECK(record.head_dim == 128);
   const auto kernel = [&](int capability, int64_t head_dim, bool is_uniform) {
     return ops::attention_kernel({.capability = capability,
                                   .dtype = at::kBFloat16,
@@ -210,8 +255,9 @@ TEST_CASE("cuDNN attends where it was proven", "[tune]") {
   };
   CHECK((kernel(90, 128, true) == ops::AttentionKernel::kCudnn));
   CHECK((kernel(90, 128, false) == ops::AttentionKernel::kCudnn));
+  CHECK((kernel(100, 128, true) == ops::AttentionKernel::kCudnn));
   CHECK((kernel(90, 96, true) == ops::AttentionKernel::kVarlenFlash));
-  CHECK((kernel(100, 128, true) == ops::AttentionKernel::kVarlenFlash));
+  CHECK(attention_of({"norm_rope"}).empty());
 }
 
 TEST_CASE("A table that could not be remembered is told before anything is proven", "[tune]") {
