@@ -8,9 +8,7 @@
 #include "formats/escape.h"
 #include "host/data/findings.h"
 #include "host/generate/fill_settings.h"
-#include "host/generate/output_paths.h"
 #include "host/generate/settings_checks.h"
-#include "host/generate/sigma_schedule.h"
 #include "host/generate/text_lengths.h"
 #include "host/inputs/parse.h"
 #include "host/lora/lora_writer.h"
@@ -19,10 +17,12 @@
 #include "host/model/media_defaults.h"
 #include "host/model/sequence_check.h"
 #include "host/model/stages.h"
+#include "host/order/output_paths.h"
 #include "host/order/preview_prompts.h"
 #include "host/parameters/trained.h"
 #include "host/plan/size_guard.h"
 #include "host/report/text.h"
+#include "host/sampling/sigma_schedule.h"
 #include "host/train/objective.h"
 #include "host/train/row_check.h"
 #include "host/train/run_checks.h"
@@ -379,7 +379,7 @@ class Preparation {
   void read_prompts() {
     const std::string& file = config_.previews.prompts_file;
     if (file.empty()) return;
-    generate::Settings base;
+    order::Settings base;
     problems_.collect([&] {
       if (const auto size = order::preview_target(config_, run_.dataset.get())) {
         base.num_frames = size->frames;
@@ -398,11 +398,11 @@ class Preparation {
       if (run_.model) generate::fill_target(base, *run_.model);
     });
     if (problems_.size() > before) return;
-    for (generate::Job& job : order::read_sample_prompts(file, base, family_.inputs(), problems_))
+    for (order::Job& job : order::read_sample_prompts(file, base, family_.inputs(), problems_))
       check_prompt(job);
   }
 
-  void check_prompt(generate::Job& job) {
+  void check_prompt(order::Job& job) {
     const size_t before = problems_.size();
     try {
       if (run_.model) {
@@ -420,7 +420,7 @@ class Preparation {
     generate::check_encoders(job.settings, *run_.model, job.place, problems_);
     lengths_->check(job.settings, family_, variant, job.place, problems_);
     if (job.settings.num_frames.value_or(1) > 1)
-      generate::check_rate(job.settings, media::preferred_clip_format(), job.place, problems_);
+      order::check_rate(job.settings, media::preferred_clip_format(), job.place, problems_);
     if (sizes_ && problems_.size() == before)
       sizes_->check(job.settings, job.place, std::nullopt, /*may_tile=*/false, problems_);
     run_.prompts.push_back(job.settings);

@@ -31,8 +31,8 @@ struct PreparedWorkshop {
     test::write_bytes(folder / "data/metadata.csv", "image,prompt\n0.png,red\n1.png,blue\n");
   }
 
-  generate::Order images(std::vector<std::string> outputs) const {
-    generate::Order order = {
+  order::Generation images(std::vector<std::string> outputs) const {
+    order::Generation order = {
         .plugin = &plugin,
         .load = model::LoadRequest{
             .model_paths = folder / "model", .dtype = "float32", .device = "cpu"}};
@@ -81,7 +81,7 @@ struct PreparedWorkshop {
 
 TEST_CASE("What is wrong with any job is told before a weight is read", "[prepared]") {
   PreparedWorkshop shop;
-  generate::Order order = shop.images({"a.png", "model/transformer/model.safetensors/b.png"});
+  order::Generation order = shop.images({"a.png", "model/transformer/model.safetensors/b.png"});
   order.jobs[0].settings.height = 15;
   order.jobs[1].settings.loras = {{"style", shop.folder / "style.safetensors", 1.0}};
   order.is_tiled = true;
@@ -97,7 +97,7 @@ TEST_CASE("A job that comes later is checked as those before", "[prepared]") {
   PreparedWorkshop shop;
   PreparedGeneration prepared(shop.images({"a.png"}), shop.progress, shop.problems);
   REQUIRE(shop.problems.empty());
-  generate::Job job = shop.images({"b.png"}).jobs.front();
+  order::Job job = shop.images({"b.png"}).jobs.front();
   prepared.check(job, shop.problems);
   CHECK(shop.problems.empty());
   job.settings.prompt = std::string(test::kToyLongestText + 1, 'a');
@@ -107,7 +107,7 @@ TEST_CASE("A job that comes later is checked as those before", "[prepared]") {
 
 TEST_CASE("Nothing is planned on the CPU without a limit, and all stays there", "[prepared]") {
   PreparedWorkshop shop;
-  generate::Order order = shop.images({"a.png"});
+  order::Generation order = shop.images({"a.png"});
   order.prompts_file = "jobs.jsonl";
   order.cfg_batch = false;
   PreparedGeneration prepared(order, shop.progress, shop.problems);
@@ -128,7 +128,7 @@ TEST_CASE("Nothing is planned on the CPU without a limit, and all stays there", 
 
 TEST_CASE("A limit makes a plan, which a session follows", "[prepared]") {
   PreparedWorkshop shop;
-  generate::Order order = shop.images({"a.png"});
+  order::Generation order = shop.images({"a.png"});
   order.limits.vram = int64_t{1} << 30;
   PreparedGeneration prepared(order, shop.progress, shop.problems);
   REQUIRE(shop.problems.empty());
