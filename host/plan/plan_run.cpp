@@ -349,10 +349,9 @@ double count_steps(const order::Training& config, int64_t samples) {
 
 }  // namespace
 
-TrainingBasis training_basis(const train::PreparedRun& run, const order::Training& config,
-                             const distributed::Ranks& ranks) {
+TrainingBasis training_basis(const train::PreparedRun& run, const order::Training& config) {
   const LoadedModel& model = *run.model;
-  TrainingBasis basis{.config = &config, .selection = &run.selection, .ranks = ranks};
+  TrainingBasis basis{.config = &config, .selection = &run.selection};
   if (run.dataset != nullptr) {
     take_dataset(basis, *run.dataset, model);
   } else {
@@ -416,14 +415,13 @@ PlanTarget training_target(const train::PreparedRun& run) {
   return target;
 }
 
-std::optional<Planned> plan_training(const train::PreparedRun& run, const distributed::Ranks& ranks,
-                                     std::string& reason) {
+std::optional<Planned> plan_training(const train::PreparedRun& run, std::string& reason) {
   PlanTarget target = training_target(run);
   if (!target.has_limit) return std::nullopt;
-  share_host(target, ranks.local_size);
+  share_host(target, run.config.ranks.local_size);
   return plan_unless_impossible(run.config.memory.limits, reason, [&] {
     LoadedModel& model = *run.model;
-    TrainingBasis basis = training_basis(run, run.config, ranks);
+    TrainingBasis basis = training_basis(run, run.config);
     const std::vector<Alternative> alternatives = training_alternatives(model, basis, target.basis);
     const SizedRun sized = size_training(model, basis, target.basis);
     // On the device it is faster; where that does not fit, trained weights and optimizer move.

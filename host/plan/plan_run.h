@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "host/distributed/ranks.h"
 #include "host/generate/session.h"
 #include "host/model/model_loader.h"
 #include "host/order/generation.h"
@@ -30,14 +29,12 @@ struct Planned {
 // was opened for; `jobs`, at least one, are those that are known, with what they left to the model.
 std::optional<Planned> plan_generation(model::LoadedModel& model, const order::Generation& order,
                                        std::span<const order::Job> jobs, std::string& reason);
-// Plans so for a process of a training; `ranks`: those of the run, this one among them.
-std::optional<Planned> plan_training(const train::PreparedRun& run, const distributed::Ranks& ranks,
-                                     std::string& reason);
+// Plans so for a process of a training.
+std::optional<Planned> plan_training(const train::PreparedRun& run, std::string& reason);
 
 // What such a plan begins with, where `config` stands in the place of the run's own. Both outlive
 // what is returned.
-TrainingBasis training_basis(const train::PreparedRun& run, const order::Training& config,
-                             const distributed::Ranks& ranks);
+TrainingBasis training_basis(const train::PreparedRun& run, const order::Training& config);
 // The limits that a training is planned within, and the choices that its user has made.
 PlanTarget training_target(const train::PreparedRun& run);
 

@@ -69,12 +69,11 @@ std::vector<std::string> needed_components(const ModelFamily& family, const Trai
 // same.
 class Preparation {
  public:
-  Preparation(TrainingOrder order, progress::Progress& progress, Problems& problems)
-      : family_(order.family),
+  Preparation(Training order, progress::Progress& progress, Problems& problems)
+      : family_(*order.family),
         progress_(progress),
         problems_(problems),
-        ranks_(order.ranks),
-        run_{.config = std::move(order.config)} {
+        run_{.config = std::move(order)} {
     config_.model.components = needed_components(family_, config_);
     const auto is_trained_denoiser = [&](const ComponentSpec& component) {
       return component.role == Role::kDenoiser && trains(config_, component.name);
@@ -86,7 +85,7 @@ class Preparation {
   PreparedTraining for_training() {
     check_training(/*guards_sizes=*/true);
     PreparedTraining prepared = {.run = std::move(run_)};
-    prepared.planned = plan_training(prepared.run, ranks_, prepared.unplanned);
+    prepared.planned = plan_training(prepared.run, prepared.unplanned);
     follow_plan(prepared);
     return prepared;
   }
@@ -96,7 +95,7 @@ class Preparation {
     check_training(/*guards_sizes=*/asked.counts.empty());
     PreparedTraining prepared = {.run = std::move(run_)};
     if (asked.counts.empty()) {
-      prepared.planned = plan_training(prepared.run, ranks_, prepared.unplanned);
+      prepared.planned = plan_training(prepared.run, prepared.unplanned);
     } else {
       prepared.ranks = plan_ranks(prepared.run, asked);
     }
@@ -467,7 +466,6 @@ class Preparation {
   const ModelFamily& family_;
   progress::Progress& progress_;
   Problems& problems_;
-  const distributed::Ranks ranks_;
   PreparedRun run_;
   Training& config_ = run_.config;
   std::unique_ptr<LoadedModel> without_files_;  // where the model's own cannot be opened
@@ -493,20 +491,19 @@ void place_trained(PreparedRun& run, Problems& problems) {
   run.model->keep_on_device(stay);
 }
 
-PreparedTraining prepare_training(TrainingOrder order, progress::Progress& progress,
+PreparedTraining prepare_training(Training order, progress::Progress& progress,
                                   Problems& problems) {
   return Preparation(std::move(order), progress, problems).for_training();
 }
 
-PreparedTraining prepare_plan(TrainingOrder order, const RanksAsked& ranks,
-                              progress::Progress& progress, Problems& problems) {
+PreparedTraining prepare_plan(Training order, const RanksAsked& ranks, progress::Progress& progress,
+                              Problems& problems) {
   return Preparation(std::move(order), progress, problems).for_plan(ranks);
 }
 
-PreparedRun prepare_encoding(TrainingOrder order, progress::Progress& progress,
-                             Problems& problems) {
-  order.config.previews = {};  // none are made
-  order.config.memory.limits.allowed_storages = {};
+PreparedRun prepare_encoding(Training order, progress::Progress& progress, Problems& problems) {
+  order.previews = {};  // none are made
+  order.memory.limits.allowed_storages = {};
   return Preparation(std::move(order), progress, problems).for_encoding();
 }
 

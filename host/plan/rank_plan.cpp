@@ -77,7 +77,7 @@ class Planning {
         says_step_(says_step),
         target_(target),
         links_(links),
-        basis_(training_basis(run, config, /*ranks=*/{})) {}
+        basis_(training_basis(run, config)) {}
 
   RanksPlan of(int64_t ranks) const {
     RanksPlan plan{.ranks = ranks};

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "host/distributed/ranks.h"
 #include "host/generate/session.h"
 #include "host/model/model_loader.h"
 #include "host/order/training.h"
@@ -61,7 +60,6 @@ struct TrainingBasis {
   int64_t distillation_steps = 1;                           // the most of a sample
   std::optional<generate::Request> preview = std::nullopt;  // the largest image on the way
   bool on_host = false;  // trained tensors are moved on the host, see OffloadSettings::optimizer
-  distributed::Ranks ranks = {};  // of the run, this one among them
 };
 
 // A run with what the planner's choices mean for it.

@@ -47,7 +47,7 @@ struct PreparedWorkshop {
     return order;
   }
 
-  TrainingOrder training(std::vector<std::string> more, std::string_view command = "train") {
+  order::Training training(std::vector<std::string> more, std::string_view command = "train") {
     std::vector<std::string> arguments = {"--plugin",
                                           "toy",
                                           "--model_paths",
@@ -63,10 +63,9 @@ struct PreparedWorkshop {
     if (std::ranges::find(more, "--trainable_models") == more.end())
       arguments.insert(arguments.end(), {"--lora_base_model", "dit"});
     arguments.insert(arguments.end(), more.begin(), more.end());
-    TrainingOrder order = {
-        .family = test::image_toy(),
-        .config = order::parse_config({arguments, order::train_command(nullptr), problems},
-                                      &test::image_toy(), problems, command)};
+    order::Training order =
+        order::read_training({arguments, order::train_command(nullptr), problems},
+                             &test::image_toy(), problems, command);
     problems.throw_if_any();
     return order;
   }
@@ -217,10 +216,8 @@ TEST_CASE("Training without a denoiser is refused, and nothing is sized", "[prep
                                               "cpu",
                                               "--trainable_models",
                                               "text_encoder"};
-  TrainingOrder order = {
-      .family = toy,
-      .config = order::parse_config({arguments, order::train_command(nullptr), shop.problems}, &toy,
-                                    shop.problems, "train")};
+  order::Training order = order::read_training(
+      {arguments, order::train_command(nullptr), shop.problems}, &toy, shop.problems, "train");
   shop.problems.throw_if_any();
   test::expect_error(ErrorCode::kNotFound, {"there is no denoiser to train with", "--model_paths"},
                      [&] { prepare_training(std::move(order), shop.progress, shop.problems); });
@@ -230,8 +227,8 @@ TEST_CASE("Everything that is wrong with a run is one error", "[prepared]") {
   PreparedWorkshop shop;
   test::write_bytes(shop.folder / "data/metadata.csv", "image,prompt\nnone.png,red\n");
   test::write_bytes(shop.folder / "prompts.txt", "a fox --w 15\n");
-  TrainingOrder order = shop.training({"--lora_target_modules", "blocks.9.q", "--sample_prompts",
-                                       shop.folder / "prompts.txt", "--sample_at_first"});
+  order::Training order = shop.training({"--lora_target_modules", "blocks.9.q", "--sample_prompts",
+                                         shop.folder / "prompts.txt", "--sample_at_first"});
   test::expect_error(ErrorCode::kInvalidArgument,
                      {"blocks.9.q", "none.png", "prompts.txt:1: width", "mistakes"},
                      [&] { prepare_training(std::move(order), shop.progress, shop.problems); });
