@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "host/order/training.h"
+#include "host/order/words.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/report/problems.h"
 

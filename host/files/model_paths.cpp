@@ -241,35 +241,6 @@ void add_modelscope_folders(const fs::path& scope, const std::string& model_id,
 
 }  // namespace
 
-std::vector<std::string> expand_glob(const std::string& folder, const std::string& pattern) {
-  std::vector<fs::path> bases = {folder};
-  std::string_view rest = pattern;
-  while (!rest.empty()) {
-    const size_t end = std::min(rest.find('/'), rest.size());
-    const std::string part(rest.substr(0, end));
-    rest.remove_prefix(std::min(end + 1, rest.size()));
-    if (part.empty() || part == ".") continue;
-    std::vector<fs::path> next;
-    for (const fs::path& base : bases) {
-      if (!formats::has_glob(part)) {
-        std::error_code failure;
-        if (fs::exists(base / part, failure)) next.push_back(base / part);
-        continue;
-      }
-      for (const std::string& name : names_in(base.empty() ? fs::path(".") : base)) {
-        if (name.starts_with(".") && !part.starts_with(".")) continue;
-        if (formats::glob_match(part, name) && (rest.empty() || is_folder(base / name)))
-          next.push_back(base / name);
-      }
-    }
-    bases = std::move(next);
-  }
-  std::vector<std::string> paths;
-  for (const fs::path& path : bases) paths.push_back(path.string());
-  std::sort(paths.begin(), paths.end());
-  return paths;
-}
-
 std::vector<std::string> published_folders(const std::string& model_id) {
   if (model_id.starts_with('/')) return {model_id};
   const fs::path base =

@@ -24,8 +24,4 @@ void find_at_path(const std::string& path, FoundFiles& found);
 // of `model_id`.
 std::vector<std::string> published_folders(const std::string& model_id);
 
-// Paths below `folder` that match, sorted. `*` and `?` do not cross a slash; hidden files match
-// only a literal dot.
-std::vector<std::string> expand_glob(const std::string& folder, const std::string& pattern);
-
 }  // namespace atelier::files
