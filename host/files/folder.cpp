@@ -15,6 +15,11 @@ bool is_file(const fs::path& path) {
   return fs::is_regular_file(path, failure);
 }
 
+bool is_folder(const fs::path& path) {
+  std::error_code failure;
+  return fs::is_directory(path, failure);
+}
+
 std::vector<std::string> names_in(const fs::path& folder) {
   std::vector<std::string> names;
   std::error_code failure;
@@ -42,8 +47,7 @@ std::vector<std::string> expand_glob(const std::string& folder, const std::strin
       }
       for (const std::string& name : names_in(base.empty() ? fs::path(".") : base)) {
         if (name.starts_with(".") && !part.starts_with(".")) continue;
-        if (formats::glob_match(part, name) &&
-            (rest.empty() || fs::is_directory(base / name, failure)))
+        if (formats::glob_match(part, name) && (rest.empty() || is_folder(base / name)))
           next.push_back(base / name);
       }
     }

@@ -12,6 +12,9 @@ namespace atelier::files {
 // Whether there is a regular file, and it can be seen.
 bool is_file(const std::filesystem::path& path);
 
+// Whether there is a folder, and it can be seen.
+bool is_folder(const std::filesystem::path& path);
+
 // The names in a folder, sorted; none where there is no such folder, or it cannot be read.
 std::vector<std::string> names_in(const std::filesystem::path& folder);
 

@@ -20,11 +20,6 @@ namespace {
 constexpr const char* kIndexSuffix = ".safetensors.index.json";
 constexpr std::string_view kUsualStems[] = {"diffusion_pytorch_model", "model"};
 
-bool is_folder(const fs::path& path) {
-  std::error_code failure;
-  return fs::is_directory(path, failure);
-}
-
 Error fault(ErrorCode code, const std::string& path, const std::string& what, const char* hint,
             const char* tag) {
   return {code, display_path(path) + ": " + what, hint, tag};

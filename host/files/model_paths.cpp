@@ -24,11 +24,6 @@ std::string environment(const char* name) {
   return value == nullptr ? std::string() : std::string(value);
 }
 
-bool is_folder(const fs::path& path) {
-  std::error_code failure;
-  return fs::is_directory(path, failure);
-}
-
 // An entry of --model_paths: a path, or a list of shards; or of --model_id_with_origin_paths.
 struct Entry {
   std::vector<std::string> words;  // as the user wrote it
