@@ -25,7 +25,7 @@ MAY_INCLUDE = {
 # what each one holds.
 HOST_ORDER = """
     report progress random device distributed media files tune flags inputs plugins weights model
-    lora data optim run generate samples order foreign parameters train
+    lora data optim run sampling samples order generate foreign parameters train
     plan conformance inspect cli main.cpp
 """.split()
 # Where a family may be named, beside its own folder.

@@ -64,13 +64,13 @@ void print_result(const PreparedRun& run, const Samples& samples,
 }
 
 // One of the processes that encode together, which may be the only one.
-int encode(Group& group, plan::TrainingOrder order, report::Problems& problems) {
-  progress::Options shown = progress::stderr_options(order.config.log.quiet);
+int encode(Group& group, order::Training order, report::Problems& problems) {
+  progress::Options shown = progress::stderr_options(order.log.quiet);
   if (!group.is_first()) shown.quiet = true;
   Progress progress(shown);
-  agree_on_kernels(group, order.config);
+  agree_on_kernels(group, order);
   PreparedRun run = prepare_together(
-      group, [&] { return prepare_encoding(std::move(order), progress, problems); });
+      group, [&] { return plan::prepare_encoding(std::move(order), progress, problems); });
   require_same_run(group, run);
   share_host_memory(group, run);
   const std::string& folder = run.config.cache_path;
@@ -95,12 +95,11 @@ int encode(Group& group, plan::TrainingOrder order, report::Problems& problems) 
 int run_cache(std::span<const std::string> arguments) {
   if (flags::wants_help(arguments)) return print_help(cache_command(family_for_help(arguments)));
   report::Problems problems;
-  plan::TrainingOrder order = read_training(arguments, "cache", /*computes=*/true, problems);
+  order::Training order = read_training(arguments, "cache", /*computes=*/true, problems);
   const run::StopSignals signals(run::StopSignals::Kind::kAllFromBegin);
   const distributed::Ranks ranks = distributed::find_ranks(distributed::process_environment());
-  choose_gpu(order.config.model.device, ranks);
-  const distributed::GroupOptions options = {.exchange =
-                                                 std::chrono::seconds(order.config.dist_timeout)};
+  choose_gpu(order.model.device, ranks);
+  const distributed::GroupOptions options = {.exchange = std::chrono::seconds(order.dist_timeout)};
   return distributed::run_with_others(ranks, options, [&](Group& group) {
     const int code = encode(group, std::move(order), problems);
     run::StopSignals::ignore_until_exit();

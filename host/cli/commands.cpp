@@ -2,6 +2,7 @@
 
 #include <cstdio>
 
+#include "host/order/generation.h"
 #include "host/order/training.h"
 #include "host/report/error_line.h"
 
@@ -46,7 +47,7 @@ flags::CommandSpec cache_command(const ModelFamily* family) {
 }
 
 std::vector<flags::CommandSpec> command_specs(const ModelFamily* family) {
-  std::vector<flags::CommandSpec> specs = {generate_command(family), train_command(family),
+  std::vector<flags::CommandSpec> specs = {order::generate_command(family), train_command(family),
                                            cache_command(family)};
   const auto add = [&](std::vector<flags::CommandSpec> more) {
     for (flags::CommandSpec& spec : more) specs.push_back(std::move(spec));

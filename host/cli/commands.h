@@ -32,7 +32,6 @@ flags::CommandSpec cache_command(const ModelFamily* family);
 flags::CommandSpec check_plugin_command();
 flags::CommandSpec completion_command();
 flags::CommandSpec doctor_command();
-flags::CommandSpec generate_command(const ModelFamily* family);
 flags::CommandSpec inspect_command();
 flags::CommandSpec launch_command();
 std::vector<flags::CommandSpec> lora_commands();

@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "host/cli/commands.h"
+#include "host/order/generation.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/report/error_line.h"
 #include "host/report/problems.h"
@@ -25,7 +26,7 @@ foreign::CompatLine read_line(std::span<const std::string> words, report::Proble
   if (const std::string name = foreign::family_of_line(words, families); !name.empty())
     problems.collect([&] { family = plugins::open_plugin(name, plugin_path).family; });
   foreign::CompatLine line =
-      foreign::rewrite_line(words, family, generate_command(family), problems);
+      foreign::rewrite_line(words, family, order::generate_command(family), problems);
   for (const std::string& note : line.notes)
     std::fprintf(stderr, "note: %s\n", report::printable(note).c_str());
   return line;

@@ -59,13 +59,10 @@ Offer offer_of(const flags::FlagSpec& flag, const std::vector<std::string>& fami
 Tables make_tables() {
   Tables tables;
   std::vector<flags::CommandSpec> specs = command_specs(nullptr);
-  for (const plugins::PluginFile& file : plugins::list_plugins("")) {
-    const bool is_known = std::find(tables.families.begin(), tables.families.end(), file.family) !=
-                          tables.families.end();
-    if (!file.problem.empty() || is_known) continue;
+  for (const plugins::Plugin* plugin : plugins::open_plugins("")) {
     report::Problems ignored;  // the others are completed all the same
     ignored.collect([&] {
-      const auto own = command_specs(plugins::open_plugin(file.path, "").family);
+      const auto own = command_specs(plugin->family);
       for (size_t i = 0; i < specs.size(); ++i) {
         for (const flags::FlagSpec& flag : own[i].flags) {
           const bool is_there =
@@ -74,7 +71,7 @@ Tables make_tables() {
           if (!is_there) specs[i].flags.push_back(flag);
         }
       }
-      tables.families.push_back(file.family);
+      tables.families.push_back(plugin->file.family);
     });
   }
   for (flags::CommandSpec& spec : specs) {

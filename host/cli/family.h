@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "host/order/training.h"
 #include "host/order/words.h"
-#include "host/plan/prepared_training.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/report/problems.h"
 
@@ -16,11 +16,10 @@ namespace atelier::cli {
 // can be told, which is a problem. Throws where that may stand in a file that cannot be read.
 const plugins::Plugin* choose_family(order::Words& words, report::Problems& problems);
 
-// What atelier train, or cache, is asked to do: family and configuration, and what the process is
-// told by them, `computes` as in ProcessUse. Notes go to stderr. Throws where no family can be
-// told.
-plan::TrainingOrder read_training(std::span<const std::string> arguments, std::string_view command,
-                                  bool computes, report::Problems& problems);
+// What atelier train, or cache, is asked to do; what that says of the process holds from here on,
+// `computes` as in ProcessUse. Notes go to stderr. Throws where no family can be told.
+order::Training read_training(std::span<const std::string> arguments, std::string_view command,
+                              bool computes, report::Problems& problems);
 
 // null: help is given without the family's names.
 const ModelFamily* family_for_help(std::span<const std::string> arguments);

@@ -12,7 +12,6 @@
 
 #include "host/cli/commands.h"
 #include "host/cli/family.h"
-#include "host/cli/generate_flags.h"
 #include "host/cli/plan.h"
 #include "host/cli/process.h"
 #include "host/cli/ranks.h"
@@ -28,11 +27,11 @@ namespace atelier::cli {
 namespace {
 
 using distributed::Group;
-using generate::Job;
 using generate::JobResult;
-using generate::Order;
 using generate::PictureRanks;
 using generate::Session;
+using order::Generation;
+using order::Job;
 using plan::PreparedGeneration;
 using progress::Progress;
 using run::StopSignals;
@@ -58,14 +57,14 @@ void print_line(const std::string& line) {
 
 // Runs stdin's jobs one by one as they come. A wrong line is answered with its error and skipped.
 void run_stdin(generate::JobRunner& runner, PreparedGeneration& prepared,
-               const generate::Settings& base) {
+               const order::Settings& base) {
   const auto inputs = prepared.model().family().inputs();
   for (uint64_t line = 1; !StopSignals::is_requested(); ++line) {
     const std::optional<std::string> text = read_stdin_line();
     if (!text) break;
     if (text->find_first_not_of(" \t\r") == std::string::npos) continue;
     report::Problems problems;
-    std::optional<Job> job = generate::parse_job(*text, {"stdin", line}, base, inputs, problems);
+    std::optional<Job> job = order::parse_job(*text, {"stdin", line}, base, inputs, problems);
     if (problems.empty()) prepared.check(*job, problems);
     try {
       problems.throw_if_any();
@@ -89,14 +88,14 @@ std::vector<Job> share_of(const std::vector<Job>& jobs, const PictureRanks& rank
 
 // Makes what was asked for. Returns the exit code.
 int run_jobs(Session& session, PreparedGeneration& prepared, const PictureRanks& ranks) {
-  const Order& order = prepared.order();
+  const Generation& order = prepared.order();
   if (!order.has_prompts_file()) {
     JobResult result;
     session.run(order.jobs.front().settings, result);
     return 0;
   }
   generate::JobRunner runner(
-      [&](const generate::Settings& settings, JobResult& result) { session.run(settings, result); },
+      [&](const order::Settings& settings, JobResult& result) { session.run(settings, result); },
       [&](const JobResult& result) {
         if (ranks.is_first()) print_line(result.to_json());
       },
@@ -112,7 +111,7 @@ int run_jobs(Session& session, PreparedGeneration& prepared, const PictureRanks&
 }
 
 int make_images(PreparedGeneration& prepared, const PictureRanks& ranks, Progress& progress) {
-  const Order& order = prepared.order();
+  const Generation& order = prepared.order();
   prepared.follow_plan();
   const StopSignals interrupts(StopSignals::Kind::kInterrupt);
   model::LoadedModel& model = prepared.model();
@@ -133,7 +132,7 @@ int make_images(PreparedGeneration& prepared, const PictureRanks& ranks, Progres
   return code;
 }
 
-Progress progress_of(const Order& order, bool is_first) {
+Progress progress_of(const Generation& order, bool is_first) {
   progress::Options shown = progress::stderr_options(order.is_quiet);
   if (!is_first) shown.quiet = true;
   return Progress(shown);
@@ -143,7 +142,7 @@ Progress progress_of(const Order& order, bool is_first) {
 // because another one is through, or has failed at a job. One that is stopped while it works by
 // itself does not stop the others.
 int make_images_beside(Group& world, PreparedGeneration& prepared, Progress& progress) {
-  const PictureRanks ranks = form_teams(world, prepared.order().processes.shares);
+  const PictureRanks ranks = generate::form_teams(world, prepared.order().processes);
   std::optional<Error> stopped;
   int code = 0;
   try {
@@ -160,9 +159,9 @@ int make_images_beside(Group& world, PreparedGeneration& prepared, Progress& pro
 }
 
 // One of the processes that share out the jobs, or the pictures themselves.
-int generate_with(Group& world, Order order, const std::string& arguments,
+int generate_with(Group& world, Generation order, const std::string& arguments,
                   report::Problems& problems) {
-  const bool is_shared = order.processes.shares.size() > 1;
+  const bool is_shared = order.processes.per_picture() > 1;
   agree_on_kernels(world, order.process.kernels);
   Progress progress = progress_of(order, world.is_first() || !is_shared);
   const auto prepared = prepare_together(world, [&] {
@@ -182,13 +181,13 @@ int generate_with(Group& world, Order order, const std::string& arguments,
   return make_images_beside(world, *prepared, progress);
 }
 
-int generate_with_others(Order order, const distributed::Ranks& ranks, const std::string& arguments,
-                         report::Problems& problems) {
+int generate_with_others(Generation order, const distributed::Ranks& ranks,
+                         const std::string& arguments, report::Problems& problems) {
   constexpr std::chrono::minutes kMostWait{30};
   distributed::GroupOptions options = {.exchange = kMostWait};
-  const generate::Processes& processes = order.processes;
+  const order::Processes& processes = order.processes;
   if (processes.dist_timeout > 0) options.exchange = std::chrono::seconds(processes.dist_timeout);
-  if (order.load && processes.shares.size() > 1)
+  if (order.load && processes.per_picture() > 1)
     options.gpu = gpu_of_nccl(order.load->device, processes.dist_backend);
   return distributed::run_with_others(ranks, options, [&](Group& world) {
     return generate_with(world, std::move(order), arguments, problems);
@@ -198,19 +197,21 @@ int generate_with_others(Order order, const distributed::Ranks& ranks, const std
 // `only`: null to run, otherwise the plan is printed and nothing is made. Everything that can be
 // wrong is found before any weight is read.
 int generate_or_plan(std::span<const std::string> said, const PlanOnly* only) {
-  if (flags::wants_help(said)) return print_help(generate_command(family_for_help(said)));
+  if (flags::wants_help(said)) return print_help(order::generate_command(family_for_help(said)));
   report::Problems problems;
-  order::Words words({said.begin(), said.end()}, generate_command(nullptr), problems);
-  Order order =
-      read_order(words, choose_family(words, problems), /*computes=*/only == nullptr, problems);
+  order::Words words({said.begin(), said.end()}, order::generate_command(nullptr), problems);
+  Generation order = read_generation(words, choose_family(words, problems), problems);
+  const std::string device = order.load ? order.load->device : "cpu";
+  set_up(order.process,
+         {.device = device, .is_quiet = order.is_quiet, .computes = only == nullptr}, problems);
   if (only != nullptr) {
     if (order.load) plan::plan_elsewhere(only->device_profile, order.limits, *order.load);
   } else {
     const auto ranks = distributed::find_ranks(distributed::process_environment());
     if (order.load) choose_gpu(order.load->device, ranks);
     const bool has_file = order.has_prompts_file() && !order.reads_stdin();
-    check_ranks(order.processes.shares, ranks, has_file, order.reads_stdin(), problems);
-    if ((has_file || order.processes.shares.size() > 1) && !ranks.is_alone())
+    generate::check_ranks(order.processes, ranks, has_file, order.reads_stdin(), problems);
+    if ((has_file || order.processes.per_picture() > 1) && !ranks.is_alone())
       return generate_with_others(std::move(order), ranks, c10::Join(" ", words.command_line()),
                                   problems);
   }

@@ -266,16 +266,11 @@ std::vector<const ModelFamily*> families_of(const flags::ParsedFlags& flags) {
   if (const std::string name = flags.text("plugin"); !name.empty())
     return {plugins::open_plugin(name, plugin_path).family};
   std::vector<const ModelFamily*> families;
-  for (const plugins::PluginFile& file : plugins::list_plugins(plugin_path)) {
-    const bool is_known = std::ranges::any_of(
-        families, [&](const ModelFamily* family) { return family->name() == file.family; });
-    if (!file.problem.empty() || is_known) continue;
-    try {
-      families.push_back(plugins::open_plugin(file.path, plugin_path).family);
-    } catch (const Error& error) {
-      std::fputs(report::error_line(error, "warning").c_str(), stderr);
-    }
-  }
+  const auto warn = [](const Error& error) {
+    std::fputs(report::error_line(error, "warning").c_str(), stderr);
+  };
+  for (const plugins::Plugin* plugin : plugins::open_plugins(plugin_path, warn))
+    families.push_back(plugin->family);
   return families;
 }
 

@@ -13,6 +13,7 @@
 #include "host/files/file_reader.h"
 #include "host/files/outputs.h"
 #include "host/files/safetensors_writer.h"
+#include "host/order/generation.h"
 #include "host/report/problems.h"
 #include "host/report/text.h"
 #include "memory/device_profile.h"
@@ -141,7 +142,7 @@ std::vector<flags::CommandSpec> plan_commands(const ModelFamily* family) {
   for (const PlanCommand& command : kPlanCommands) {
     specs.push_back(own_flags(command));
     const flags::CommandSpec run =
-        command.run == plan_train ? train_command(family) : generate_command(family);
+        command.run == plan_train ? train_command(family) : order::generate_command(family);
     specs.back().flags.insert(specs.back().flags.end(), run.flags.begin(), run.flags.end());
   }
   return specs;

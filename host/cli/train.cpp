@@ -24,18 +24,18 @@
 
 namespace atelier::cli {
 
-plan::TrainingOrder read_training(std::span<const std::string> arguments, std::string_view command,
-                                  bool computes, report::Problems& problems) {
+order::Training read_training(std::span<const std::string> arguments, std::string_view command,
+                              bool computes, report::Problems& problems) {
   order::Words words({arguments.begin(), arguments.end()}, cache_command(nullptr), problems);
   const plugins::Plugin* const plugin = choose_family(words, problems);
-  order::Training config =
-      order::parse_config(words, plugin ? plugin->family : nullptr, problems, command);
-  for (const std::string& note : config.notes) {
-    if (!config.log.quiet) report::say_once("note: " + note + "\n");
+  order::Training order =
+      order::read_training(words, plugin ? plugin->family : nullptr, problems, command);
+  for (const std::string& note : order.notes) {
+    if (!order.log.quiet) report::say_once("note: " + note + "\n");
   }
-  set_up(config, computes, problems);
+  set_up(order, computes, problems);
   if (plugin == nullptr) problems.throw_if_any();
-  return {.family = *plugin->family, .config = std::move(config)};
+  return order;
 }
 
 namespace {
@@ -67,26 +67,25 @@ int train(plan::PreparedTraining& prepared, progress::Progress& progress, Group&
 }
 
 // One of the processes that train together, which may be the only one.
-int train_with(Group& group, plan::TrainingOrder order, report::Problems& problems) {
-  agree_on_kernels(group, order.config);
-  const std::vector<std::string> notes = train::fit_resumed(order.config, group.ranks());
-  const int ranks_of_batch = order.config.sequence_parallel;
+int train_with(Group& group, order::Training order, report::Problems& problems) {
+  agree_on_kernels(group, order);
+  const std::vector<std::string> notes = train::fit_resumed(order, group.ranks());
+  const int ranks_of_batch = order.sequence_parallel;
   if (group.size() % ranks_of_batch != 0)
     problems.add("--sequence_parallel: " + std::to_string(ranks_of_batch) +
                      " processes compute a batch, and there are " + std::to_string(group.size()),
                  "start a multiple of " + std::to_string(ranks_of_batch));
-  train::share_batch(order.config, std::max(1, group.size() / ranks_of_batch), problems);
-  parameters::check_shards(order.config, group.ranks(), problems);
-  order.config.model.placement.denoiser_parts =
-      parameters::block_ranks(order.config, group.ranks());
+  train::share_batch(order, std::max(1, group.size() / ranks_of_batch), problems);
+  parameters::check_shards(order, group.ranks(), problems);
+  order.model.placement.denoiser_parts = parameters::block_ranks(order, group.ranks());
   order.ranks = group.ranks();
-  train::check_output_folder(order.config, problems);
-  progress::Options shown = progress::stderr_options(order.config.log.quiet);
+  train::check_output_folder(order, problems);
+  progress::Options shown = progress::stderr_options(order.log.quiet);
   if (!group.is_first()) shown.quiet = true;
   progress::Progress progress(shown);
   for (const std::string& note : notes) progress.note(note);
   plan::PreparedTraining prepared = prepare_together(
-      group, [&] { return prepare_training(std::move(order), progress, problems); });
+      group, [&] { return plan::prepare_training(std::move(order), progress, problems); });
   require_same_run(group, prepared.run);
   if (agree_on_placement(group, prepared.run))
     progress.note("another process has less room: all place weights and activations as it plans");
@@ -94,26 +93,25 @@ int train_with(Group& group, plan::TrainingOrder order, report::Problems& proble
   return train(prepared, progress, group);
 }
 
-int train_with_others(plan::TrainingOrder order, report::Problems& problems) {
+int train_with_others(order::Training order, report::Problems& problems) {
   const run::StopSignals signals(run::StopSignals::Kind::kAllFromBegin);
   const distributed::Ranks ranks = distributed::find_ranks(distributed::process_environment());
-  const order::Training& config = order.config;
-  choose_gpu(order.config.model.device, ranks);
-  distributed::GroupOptions options = {.exchange = std::chrono::seconds(config.dist_timeout)};
+  choose_gpu(order.model.device, ranks);
+  distributed::GroupOptions options = {.exchange = std::chrono::seconds(order.dist_timeout)};
   // Who asks for a backend can try it with one process.
-  options.even_alone = !ranks.launcher.empty() && config.dist_backend != "auto";
+  options.even_alone = !ranks.launcher.empty() && order.dist_backend != "auto";
   if (!ranks.is_alone() || options.even_alone)
-    options.gpu = gpu_of_nccl(config.model.device, config.dist_backend);
+    options.gpu = gpu_of_nccl(order.model.device, order.dist_backend);
   return distributed::run_with_others(
       ranks, options, [&](Group& group) { return train_with(group, std::move(order), problems); });
 }
 
-int plan_only(plan::TrainingOrder order, const PlanOnly& only, report::Problems& problems) {
-  progress::Progress progress(progress::stderr_options(order.config.log.quiet));
-  train::share_batch(order.config, /*processes=*/1, problems);
-  plan::plan_elsewhere(only.device_profile, order.config.memory.limits, order.config.model);
+int plan_only(order::Training order, const PlanOnly& only, report::Problems& problems) {
+  progress::Progress progress(progress::stderr_options(order.log.quiet));
+  train::share_batch(order, /*processes=*/1, problems);
+  plan::plan_elsewhere(only.device_profile, order.memory.limits, order.model);
   const plan::PreparedTraining prepared =
-      prepare_plan(std::move(order), only.ranks, progress, problems);
+      plan::prepare_plan(std::move(order), only.ranks, progress, problems);
   if (prepared.ranks) return print_ranks(*prepared.ranks, only);
   return print_plan(prepared.planned, prepared.unplanned, only);
 }
@@ -123,7 +121,7 @@ int train_or_plan(std::span<const std::string> arguments, const PlanOnly* only) 
   if (foreign::is_compat_line(arguments)) return run_compat_line(arguments);
   if (flags::wants_help(arguments)) return print_help(train_command(family_for_help(arguments)));
   report::Problems problems;
-  plan::TrainingOrder order =
+  order::Training order =
       read_training(arguments, "train", /*computes=*/only == nullptr, problems);
   return only != nullptr ? plan_only(std::move(order), *only, problems)
                          : train_with_others(std::move(order), problems);

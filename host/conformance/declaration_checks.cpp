@@ -6,11 +6,11 @@
 #include <set>
 
 #include "host/conformance/checks.h"
-#include "host/generate/sigma_schedule.h"
-#include "host/generate/solvers.h"
 #include "host/inputs/parse.h"
 #include "host/model/components.h"
 #include "host/model/stages.h"
+#include "host/sampling/sigma_schedule.h"
+#include "host/sampling/solvers.h"
 
 namespace atelier::conformance {
 
@@ -135,7 +135,7 @@ class DeclarationChecks : Checks {
       expect(grid.low >= 0 && grid.low < grid.high && grid.high <= 1, "schedule '", schedule.name,
              "' falls from ", grid.high, " to ", grid.low);
       const bool is_known = std::ranges::any_of(
-          generate::solvers(), [&](const auto& solver) { return solver.name == schedule.solver; });
+          sampling::solvers(), [&](const auto& solver) { return solver.name == schedule.solver; });
       expect(is_known, "schedule '", schedule.name, "' names solver '", schedule.solver,
              "', which there is not");
       expect(schedule.num_inference_steps >= 1, "schedule '", schedule.name, "' has no steps");
@@ -152,7 +152,7 @@ class DeclarationChecks : Checks {
       expect(range.low >= 0 && range.low < range.high && range.high <= 1, "sigma range of ",
              part.component, ": ", range.low, " to ", range.high);
       covered[range.low] = std::max(covered[range.low], range.high);
-      generate::find_schedule(family().schedules(), {}, part.variant);
+      sampling::find_schedule(family().schedules(), {}, part.variant);
       check_media_defaults(part);
     }
     double reached = 0.0;

@@ -11,14 +11,14 @@
 #include "host/generate/engine.h"
 #include "host/generate/fill_settings.h"
 #include "host/generate/request.h"
-#include "host/generate/sigma_schedule.h"
 #include "host/model/stages.h"
+#include "host/sampling/sigma_schedule.h"
 
 namespace atelier::conformance {
 namespace {
 
 using at::Tensor;
-using generate::Settings;
+using order::Settings;
 
 constexpr double kLeastDecibels = 20.0;  // of an image that was encoded and decoded
 constexpr double kStrength = 0.3;        // of image to image
@@ -110,7 +110,7 @@ class Images {
     generate::Request request = request_of(options_.prompt, 2);
     const Tensor& input = first();
     request.input_pixels = input;
-    request.sigmas = generate::keep_last_steps(request.sigmas, kStrength);
+    request.sigmas = sampling::keep_last_steps(request.sigmas, kStrength);
     const double moved = distance(input, run(request));
     const double apart = distance(input, second());
     return {"", moved <= kLayoutShare * apart,

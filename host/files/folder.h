@@ -12,8 +12,15 @@ namespace atelier::files {
 // Whether there is a regular file, and it can be seen.
 bool is_file(const std::filesystem::path& path);
 
+// Whether there is a folder, and it can be seen.
+bool is_folder(const std::filesystem::path& path);
+
 // The names in a folder, sorted; none where there is no such folder, or it cannot be read.
 std::vector<std::string> names_in(const std::filesystem::path& folder);
+
+// Paths below `folder` that match, sorted. `*` and `?` do not cross a slash; hidden files match
+// only a literal dot.
+std::vector<std::string> expand_glob(const std::string& folder, const std::string& pattern);
 
 // What shows that a file was changed, without reading it.
 struct FileStamp {

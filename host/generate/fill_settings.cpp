@@ -42,7 +42,7 @@ int64_t largest_clip(int64_t frames, const LatentSpec& spec) {
   return (frames - 1) / spec.temporal_stride * spec.temporal_stride + 1;
 }
 
-void fill_target(Settings& s, const model::LoadedModel& model) {
+void fill_target(order::Settings& s, const model::LoadedModel& model) {
   MediaDefaults preset = model::media_defaults(model);
   if (!s.fps && preset.fps > 0) s.fps = preset.fps;
   const MediaTarget asked = {s.num_frames.value_or(0), s.height.value_or(0), s.width.value_or(0)};
@@ -67,7 +67,7 @@ namespace {
 constexpr const char* kOfFolder = "diffusers";  // the schedule that goes by the model's folder
 
 // Under --schedule diffusers.
-void fill_from_scheduler(Settings& s, const model::FolderFile& file) {
+void fill_from_scheduler(order::Settings& s, const model::FolderFile& file) {
   const TensorIndex scheduler({}, file.fields);
   const auto name = file.fields.find("_class_name");
   const auto is_class = [&](const char* wanted) {
@@ -88,7 +88,7 @@ void fill_from_scheduler(Settings& s, const model::FolderFile& file) {
 
 }  // namespace
 
-void fill_from_folder(Settings& s, const model::LoadedModel& model) {
+void fill_from_folder(order::Settings& s, const model::LoadedModel& model) {
   const std::vector<model::RangedDenoiser>& denoisers = model.stages().denoisers;
   if (denoisers.empty()) return;
   for (const model::FolderFile& file :

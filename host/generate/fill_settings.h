@@ -5,8 +5,8 @@
 
 #include "atelier/model.h"
 
-#include "host/generate/settings.h"
 #include "host/model/model_loader.h"
+#include "host/order/settings.h"
 
 namespace atelier::generate {
 
@@ -14,12 +14,12 @@ namespace atelier::generate {
 // say, if the model goes by them (see Model::target), or the clip that sampling begins from; else
 // as the model is for. Reads headers of images and clips alone. Throws as Model::target, images
 // that the model cannot take among it.
-void fill_target(Settings& settings, const model::LoadedModel& model);
+void fill_target(order::Settings& settings, const model::LoadedModel& model);
 
 // Takes what the model's folder, as diffusers saves it, says of sampling and the settings leave
 // open: under --schedule diffusers the solver and the shift of its scheduler. Throws
 // Error{kUnsupported} for a scheduler whose levels are not made here.
-void fill_from_folder(Settings& settings, const model::LoadedModel& model);
+void fill_from_folder(order::Settings& settings, const model::LoadedModel& model);
 
 // The most frames that a model can make of so many, at least one.
 int64_t largest_clip(int64_t frames, const LatentSpec& spec);

@@ -16,11 +16,11 @@
 #include "host/distributed/staged.h"
 #include "host/generate/guidance.h"
 #include "host/generate/known_latents.h"
-#include "host/generate/sigma_schedule.h"
-#include "host/generate/solvers.h"
 #include "host/inputs/parse.h"
 #include "host/plugins/guard.h"
 #include "host/random/noise.h"
+#include "host/sampling/sigma_schedule.h"
+#include "host/sampling/solvers.h"
 #include "memory/transfer_device.h"
 
 namespace atelier::generate {
@@ -39,7 +39,7 @@ int64_t bytes_of(const Conditioning& cond) {
 
 // What the denoiser is told of the levels.
 std::vector<float> told_levels(const Request& request) {
-  return request.whole_timesteps ? whole_timesteps(request.sigmas) : request.sigmas;
+  return request.whole_timesteps ? sampling::whole_timesteps(request.sigmas) : request.sigmas;
 }
 
 // Whether any step uses guidance.
@@ -329,7 +329,7 @@ struct Generator::Batch {
   at::Tensor x;      // [N, C, T, H, W] float32
   // What the model was given, and what stays of the image that sampling begins from.
   KnownLatents known, kept;
-  std::unique_ptr<Solver> solver = nullptr;
+  std::unique_ptr<sampling::Solver> solver = nullptr;
 
   void keep_known(float sigma) {
     for (const KnownLatents* latents : {&kept, &known})
@@ -372,7 +372,7 @@ Generator::Batch Generator::begin_batch(const Request& request, const Conditioni
                  .kept = KnownLatents(kept_by(request.inpaint_mask, clean), x)};
   if (clean.defined()) x.mul_(sigma).add_(clean, 1.0 - static_cast<double>(sigma));
   batch.keep_known(sigma);
-  batch.solver = find_solver(request.solver).make(request.sigmas, batch.x);
+  batch.solver = sampling::find_solver(request.solver).make(request.sigmas, batch.x);
   return batch;
 }
 
@@ -419,7 +419,7 @@ const model::RangedDenoiser& denoiser_of(const Request& request,
                                          std::span<const model::RangedDenoiser> denoisers,
                                          int64_t step) {
   float level = request.sigmas[static_cast<size_t>(step)];
-  if (request.whole_timesteps) level = whole_timesteps({&level, 1}).front();
+  if (request.whole_timesteps) level = sampling::whole_timesteps({&level, 1}).front();
   if (!request.switch_boundary) return model::denoiser_at(denoisers, level);
   const bool is_noisy = level >= static_cast<float>(*request.switch_boundary);
   return is_noisy ? denoisers.front() : denoisers.back();

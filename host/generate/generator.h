@@ -74,7 +74,7 @@ struct Request {
   // float32 [1, H, W], of an input image: where it is less than one half, the image's latents stay,
   // at each step with its noise; may be undefined.
   at::Tensor inpaint_mask;
-  std::optional<Tiling> tiling;  // of the VAE
+  std::optional<order::Tiling> tiling;  // of the VAE
 };
 
 // The one of `denoisers` that makes the step of that number, from 0: that of the level which it is

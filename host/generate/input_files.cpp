@@ -16,14 +16,14 @@ namespace atelier::generate {
 namespace {
 
 // The mask, brought to its size as the image is that sampling begins from.
-at::Tensor read_mask(const Settings& s, const InputSpec& start, const MediaTarget& target) {
+at::Tensor read_mask(const order::Settings& s, const InputSpec& start, const MediaTarget& target) {
   const InputSpec mask = {.name = "inpaint_mask", .kind = InputKind::kMask, .fit = start.fit};
   return std::get<at::Tensor>(inputs::read_files(mask, {&s.inpaint_mask, 1}, target));
 }
 
 // The frames of a clip that are seen, as many as are made.
-at::Tensor read_clip(const InputSpec& input, const std::string& path, const Settings& s) {
-  const MediaTarget target = target_of(s);
+at::Tensor read_clip(const InputSpec& input, const std::string& path, const order::Settings& s) {
+  const MediaTarget target = order::target_of(s);
   std::vector<int64_t> frames = shown_frames(media::open_clip(path)->info(), s);
   frames.resize(std::min(frames.size(), static_cast<size_t>(target.frames)));
   return inputs::read_clip(input, path, frames, target);
@@ -31,7 +31,7 @@ at::Tensor read_clip(const InputSpec& input, const std::string& path, const Sett
 
 }  // namespace
 
-std::vector<int64_t> shown_frames(const media::ClipInfo& clip, const Settings& s) {
+std::vector<int64_t> shown_frames(const media::ClipInfo& clip, const order::Settings& s) {
   return media::frames_at_rate(clip, s.fps.value_or(0.0));
 }
 
@@ -43,7 +43,7 @@ files::Checkpoint open_latents(const std::string& path) {
   return file;
 }
 
-Inputs value_inputs(const Settings& s, const ModelFamily& family) {
+Inputs value_inputs(const order::Settings& s, const ModelFamily& family) {
   Inputs values = {{"prompt", s.prompt.value_or("")}};
   for (const InputSpec& input : family.inputs()) {
     const auto given = s.family_inputs.find(input.name);
@@ -53,7 +53,7 @@ Inputs value_inputs(const Settings& s, const ModelFamily& family) {
   return values;
 }
 
-Inputs input_shapes(const Settings& s, const ModelFamily& family) {
+Inputs input_shapes(const order::Settings& s, const ModelFamily& family) {
   Inputs shapes = value_inputs(s, family);
   for (const InputSpec& input : family.inputs()) {
     const auto given = s.family_inputs.find(input.name);
@@ -73,8 +73,8 @@ Inputs input_shapes(const Settings& s, const ModelFamily& family) {
   return shapes;
 }
 
-InputFiles read_inputs(const Settings& s, const ModelFamily& family) {
-  const MediaTarget target = target_of(s);
+InputFiles read_inputs(const order::Settings& s, const ModelFamily& family) {
+  const MediaTarget target = order::target_of(s);
   InputFiles files = {.inputs = value_inputs(s, family)};
   const memory::HostScope on_host;  // files are read there, whatever computes
   for (const InputSpec& input : family.inputs()) {

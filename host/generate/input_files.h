@@ -9,8 +9,8 @@
 #include "atelier/model_family.h"
 
 #include "host/files/checkpoint.h"
-#include "host/generate/settings.h"
 #include "host/media/clip.h"
+#include "host/order/settings.h"
 
 namespace atelier::generate {
 
@@ -23,17 +23,17 @@ struct InputFiles {
 
 // Reads the files of settings that fill_target() has filled. Throws Error when a file cannot be
 // read or does not fit.
-InputFiles read_inputs(const Settings& settings, const ModelFamily& family);
+InputFiles read_inputs(const order::Settings& settings, const ModelFamily& family);
 
 // Inputs that are no files: what the text encoder is given beside images.
-Inputs value_inputs(const Settings& settings, const ModelFamily& family);
+Inputs value_inputs(const order::Settings& settings, const ModelFamily& family);
 // The inputs that are given; images and clips have the sizes of their files and no values, clips
 // the frames that are seen. Files that cannot be read are told when they are checked.
-Inputs input_shapes(const Settings& settings, const ModelFamily& family);
+Inputs input_shapes(const order::Settings& settings, const ModelFamily& family);
 
 // The file of initial latents; throws Error{kNotFound} when it lacks the tensor "latents".
 files::Checkpoint open_latents(const std::string& path);
 // Numbers of the frames of a clip that are seen at the rate of what is made.
-std::vector<int64_t> shown_frames(const media::ClipInfo& clip, const Settings& settings);
+std::vector<int64_t> shown_frames(const media::ClipInfo& clip, const order::Settings& settings);
 
 }  // namespace atelier::generate

@@ -6,7 +6,8 @@
 
 namespace atelier::generate {
 
-void LoraSet::check(const Settings& settings, const Origin& place, report::Problems& problems) {
+void LoraSet::check(const order::Settings& settings, const order::Origin& place,
+                    report::Problems& problems) {
   for (const lora::LoraRef& use : settings.loras) {
     try {
       registry().check(use);
@@ -16,7 +17,7 @@ void LoraSet::check(const Settings& settings, const Origin& place, report::Probl
   }
 }
 
-void LoraSet::use(const Settings& settings) {
+void LoraSet::use(const order::Settings& settings) {
   if (!registry_ && settings.loras.empty()) return;
   registry().use(settings.loras);
   for (const lora::LoraRef& use : settings.loras) {
@@ -28,7 +29,7 @@ void LoraSet::use(const Settings& settings) {
   }
 }
 
-std::string LoraSet::encoder_state(const Settings& settings) {
+std::string LoraSet::encoder_state(const order::Settings& settings) {
   std::string state;
   if (settings.loras.empty()) return state;
   for (const ComponentSpec& component : model_.family().components()) {

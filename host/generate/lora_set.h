@@ -5,9 +5,9 @@
 #include <set>
 #include <string>
 
-#include "host/generate/settings.h"
 #include "host/lora/registry.h"
 #include "host/model/model_loader.h"
+#include "host/order/settings.h"
 #include "host/progress/progress.h"
 #include "host/report/problems.h"
 
@@ -21,14 +21,15 @@ class LoraSet {
       : model_(model), mode_(mode), progress_(progress) {}
 
   // Adds a problem for each LoRA of `settings` that does not fit the model. Reads no values.
-  void check(const Settings& settings, const Origin& place, report::Problems& problems);
+  void check(const order::Settings& settings, const order::Origin& place,
+             report::Problems& problems);
 
   // Makes the LoRAs of `settings` those of the model, and no others. Names in a file that are
   // nothing in the model are told once.
-  void use(const Settings& settings);
+  void use(const order::Settings& settings);
 
   // What Request::encoder_state is with these LoRAs.
-  std::string encoder_state(const Settings& settings);
+  std::string encoder_state(const order::Settings& settings);
 
  private:
   lora::Registry& registry();

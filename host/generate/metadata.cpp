@@ -4,8 +4,8 @@
 #include <sstream>
 
 #include "host/generate/request.h"
-#include "host/generate/solvers.h"
 #include "host/inputs/parse.h"
+#include "host/sampling/solvers.h"
 
 namespace atelier::generate {
 namespace {
@@ -27,12 +27,12 @@ json short_paths(const json& value) {
   return paths;
 }
 
-std::string parameters_text(const ModelRecord& model, const Settings& settings,
+std::string parameters_text(const ModelRecord& model, const order::Settings& settings,
                             const Request& request, std::string_view schedule, size_t index) {
   std::string text = settings.prompt.value_or("");
   if (!settings.negative_prompt.empty()) text += "\nNegative prompt: " + settings.negative_prompt;
   text += "\nSteps: " + std::to_string(request.sigmas.size() - 1) +
-          ", Sampler: " + std::string(find_solver(request.solver).title);
+          ", Sampler: " + std::string(sampling::find_solver(request.solver).title);
   text += ", Schedule type: " + std::string(schedule);
   text += ", CFG scale: " + number(request.cfg_scale);
   if (request.cfg_scale_2) text += ", CFG scale 2: " + number(*request.cfg_scale_2);
@@ -41,9 +41,9 @@ std::string parameters_text(const ModelRecord& model, const Settings& settings,
           std::to_string(request.target.height);
   text += ", Model: " + model.family;
   if (!model.variant.empty()) text += " " + model.variant;
-  if (has_start(settings, model.inputs)) {
-    text +=
-        ", Denoising strength: " + number(settings.denoising_strength.value_or(kDefaultStrength));
+  if (order::has_start(settings, model.inputs)) {
+    text += ", Denoising strength: " +
+            number(settings.denoising_strength.value_or(order::kDefaultStrength));
   }
   std::string loras;
   for (const lora::LoraRef& use : settings.loras)
@@ -60,8 +60,8 @@ std::string short_path(const std::string& path) {
   return folder.empty() ? full.filename().string() : (folder / full.filename()).string();
 }
 
-media::Text metadata_of(const ModelRecord& model, const Settings& settings, const Request& request,
-                        std::string_view schedule, size_t index) {
+media::Text metadata_of(const ModelRecord& model, const order::Settings& settings,
+                        const Request& request, std::string_view schedule, size_t index) {
   json record = {
       {"version", model.version},
       {"family", model.family},
@@ -97,8 +97,8 @@ media::Text metadata_of(const ModelRecord& model, const Settings& settings, cons
   if (settings.num_inference_steps) record["num_inference_steps"] = *settings.num_inference_steps;
   if (settings.flow_shift) record["flow_shift"] = *settings.flow_shift;
   if (settings.switch_boundary) record["switch_boundary"] = *settings.switch_boundary;
-  if (has_start(settings, model.inputs))
-    record["denoising_strength"] = settings.denoising_strength.value_or(kDefaultStrength);
+  if (order::has_start(settings, model.inputs))
+    record["denoising_strength"] = settings.denoising_strength.value_or(order::kDefaultStrength);
   if (!settings.inpaint_mask.empty()) record["inpaint_mask"] = short_path(settings.inpaint_mask);
   if (!settings.latents.empty()) record["latents"] = short_path(settings.latents);
   if (request.tiling) {
@@ -112,7 +112,7 @@ media::Text metadata_of(const ModelRecord& model, const Settings& settings, cons
     if (!use.component.empty()) lora["component"] = use.component;
   }
   for (const auto& [name, value] : settings.family_inputs.items()) {
-    const InputSpec* input = find_input_spec(model.inputs, name);
+    const InputSpec* input = order::find_input_spec(model.inputs, name);
     const bool is_file = input != nullptr && inputs::is_file(input->kind);
     record[name] = is_file ? short_paths(value) : value;
   }

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "host/generate/generator.h"
-#include "host/generate/settings.h"
 #include "host/media/png.h"
+#include "host/order/settings.h"
 
 namespace atelier::generate {
 
@@ -31,8 +31,8 @@ struct ModelRecord {
 
 // Two text chunks: "parameters" in the form that other tools read and show, and "atelier", a JSON
 // object with every setting. `request` is the one that was run, `index` the image's place in it.
-media::Text metadata_of(const ModelRecord& model, const Settings& settings, const Request& request,
-                        std::string_view schedule, size_t index);
+media::Text metadata_of(const ModelRecord& model, const order::Settings& settings,
+                        const Request& request, std::string_view schedule, size_t index);
 
 // The last two parts of a path: "transformer/model.safetensors". Whole paths tell more than a
 // image should.

@@ -5,12 +5,13 @@
 
 #include "host/distributed/sequence.h"
 #include "host/generate/request.h"
+#include "host/order/generation.h"
 
 namespace atelier::generate {
 
-PictureRanks form_teams(distributed::Group& world, const PictureShares& shares) {
+PictureRanks form_teams(distributed::Group& world, const order::Processes& processes) {
   PictureRanks ranks;
-  const int size = shares.size();
+  const int size = processes.per_picture();
   ranks.team = world.rank() / size;
   ranks.teams = world.size() / size;
   if (size == 1) return ranks;
@@ -22,8 +23,8 @@ PictureRanks form_teams(distributed::Group& world, const PictureShares& shares) 
     for (int i = 0; i < size / 2; ++i) pairs.push_back({first + i, first + size / 2 + i});
   }
   ranks.all = world.among(teams, "pictures");
-  if (shares.cfg_parallel) ranks.guidance = world.among(pairs, "guidance");
-  ranks.sequence = distributed::make_sequence(world, shares.sequence);
+  if (processes.cfg_parallel) ranks.guidance = world.among(pairs, "guidance");
+  ranks.sequence = distributed::make_sequence(world, processes.sequence);
   return ranks;
 }
 
@@ -45,11 +46,11 @@ void check_processes(const distributed::Ranks& ranks, bool has_jobs, bool from_s
 
 }  // namespace
 
-void check_ranks(const PictureShares& shares, const distributed::Ranks& ranks, bool has_jobs,
+void check_ranks(const order::Processes& processes, const distributed::Ranks& ranks, bool has_jobs,
                  bool from_stdin, report::Problems& problems) {
-  const int size = shares.size();
+  const int size = processes.per_picture();
   if (size == 1) return check_processes(ranks, has_jobs, from_stdin, problems);
-  const std::string flag = shares.sequence == 1 ? "--cfg_parallel" : "--sequence_parallel";
+  const std::string flag = processes.sequence == 1 ? "--cfg_parallel" : "--sequence_parallel";
   const std::string start = "atelier launch --nproc_per_node ";
   if (from_stdin) {
     problems.add("--prompts_file -: stdin has one reader, and with " + flag +
@@ -68,9 +69,10 @@ void check_ranks(const PictureShares& shares, const distributed::Ranks& ranks, b
   }
 }
 
-void check_shares(const PictureShares& shares, const Settings& settings, const ModelFamily& family,
-                  std::string_view variant, const Origin& place, report::Problems& problems) {
-  if (!shares.cfg_parallel) return;
+void check_shares(const order::Processes& processes, const order::Settings& settings,
+                  const ModelFamily& family, std::string_view variant, const order::Origin& place,
+                  report::Problems& problems) {
+  if (!processes.cfg_parallel) return;
   try {
     if (cfg_scales_of(settings, family, variant).is_guided()) return;
   } catch (const Error&) {

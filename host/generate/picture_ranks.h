@@ -9,18 +9,14 @@
 #include "atelier/model_family.h"
 
 #include "host/distributed/group.h"
-#include "host/generate/settings.h"
+#include "host/order/settings.h"
 #include "host/report/problems.h"
 
-namespace atelier::generate {
+namespace atelier::order {
+struct Processes;
+}
 
-// How a picture is shared out.
-struct PictureShares {
-  bool cfg_parallel = false;  // the two halves of guidance
-  int sequence = 1;           // processes that have a part of the denoiser's rows each
-  // How many processes make one picture.
-  int size() const { return (cfg_parallel ? 2 : 1) * sequence; }
-};
+namespace atelier::generate {
 
 // The processes of a run that make the same pictures as this one. They do the same, but
 // for what is shared out, and the first of them writes.
@@ -35,17 +31,18 @@ struct PictureRanks {
   bool is_first() const { return is_alone() || all->is_first(); }
 };
 
-// All ranks of `world` call it; check_ranks() has let `shares` through. Where no picture is shared
-// out, each rank is a team.
-PictureRanks form_teams(distributed::Group& world, const PictureShares& shares);
+// All ranks of `world` call it; check_ranks() has let `processes` through. Where no picture is
+// shared out, each rank is a team.
+PictureRanks form_teams(distributed::Group& world, const order::Processes& processes);
 
 // Whether so many processes have something to share, pictures or jobs. `has_jobs`: those of a file;
 // `from_stdin`: they come one by one.
-void check_ranks(const PictureShares& shares, const distributed::Ranks& ranks, bool has_jobs,
+void check_ranks(const order::Processes& processes, const distributed::Ranks& ranks, bool has_jobs,
                  bool from_stdin, report::Problems& problems);
 
 // Whether the images of `settings` have what is shared out. `variant` as in check_settings().
-void check_shares(const PictureShares& shares, const Settings& settings, const ModelFamily& family,
-                  std::string_view variant, const Origin& place, report::Problems& problems);
+void check_shares(const order::Processes& processes, const order::Settings& settings,
+                  const ModelFamily& family, std::string_view variant, const order::Origin& place,
+                  report::Problems& problems);
 
 }  // namespace atelier::generate

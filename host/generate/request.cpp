@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "host/generate/sigma_schedule.h"
 #include "host/inputs/parse.h"
 #include "host/model/stages.h"
+#include "host/sampling/sigma_schedule.h"
 
 namespace atelier::generate {
 namespace {
@@ -13,17 +13,18 @@ constexpr std::pair<std::string_view, CfgRenorm> kRenorms[] = {
     {"none", CfgRenorm::kNone}, {"clamp", CfgRenorm::kClamp}, {"row", CfgRenorm::kRow}};
 
 // The first levels would leave nothing of an image or a clip to start from.
-std::vector<float> sigmas_of(const Settings& s, const ScheduleDefaults& schedule,
+std::vector<float> sigmas_of(const order::Settings& s, const ScheduleDefaults& schedule,
                              const LatentSpec& spec, std::span<const InputSpec> inputs) {
-  std::vector<float> sigmas = make_sigmas(
+  std::vector<float> sigmas = sampling::make_sigmas(
       schedule,
       {.num_steps = static_cast<int>(s.num_inference_steps.value_or(schedule.num_inference_steps)),
-       .tokens = tokens_of(target_of(s), spec),
+       .tokens = tokens_of(order::target_of(s), spec),
        .flow_shift = s.flow_shift,
        .sigmas = s.sigmas});
-  if (!has_start(s, inputs)) return sigmas;
-  return keep_last_steps(std::move(sigmas), s.denoising_strength.value_or(kDefaultStrength),
-                         /*from_clip=*/inputs::is_clip(model::start_input(inputs)->kind));
+  if (!order::has_start(s, inputs)) return sigmas;
+  return sampling::keep_last_steps(std::move(sigmas),
+                                   s.denoising_strength.value_or(order::kDefaultStrength),
+                                   /*from_clip=*/inputs::is_clip(model::start_input(inputs)->kind));
 }
 
 }  // namespace
@@ -45,27 +46,28 @@ int64_t tokens_of(const MediaTarget& target, const LatentSpec& spec) {
   return latent_frames * (target.height / spec.token_stride) * (target.width / spec.token_stride);
 }
 
-const ScheduleDefaults& schedule_of(const Settings& s, const ModelFamily& family,
+const ScheduleDefaults& schedule_of(const order::Settings& s, const ModelFamily& family,
                                     std::string_view variant) {
-  return find_schedule(family.schedules(), s.schedule, variant, s.solver);
+  return sampling::find_schedule(family.schedules(), s.schedule, variant, s.solver);
 }
 
-CfgScales cfg_scales_of(const Settings& s, const ModelFamily& family, std::string_view variant) {
+CfgScales cfg_scales_of(const order::Settings& s, const ModelFamily& family,
+                        std::string_view variant) {
   const ScheduleDefaults& schedule = schedule_of(s, family, variant);
   if (s.cfg_scale) return {*s.cfg_scale, s.cfg_scale_2};
   return {schedule.cfg_scale, s.cfg_scale_2 ? s.cfg_scale_2 : schedule.cfg_scale_2};
 }
 
-Request read_request(const Settings& s, const model::LoadedModel& model, uint64_t seed) {
+Request read_request(const order::Settings& s, const model::LoadedModel& model, uint64_t seed) {
   return make_request(s, read_inputs(s, model.family()), model.family(),
                       model.model().latent_spec(), seed, model.stages().variant);
 }
 
-Request make_request(const Settings& s, InputFiles files, const ModelFamily& family,
+Request make_request(const order::Settings& s, InputFiles files, const ModelFamily& family,
                      const LatentSpec& spec, uint64_t seed, std::string_view variant) {
   const ScheduleDefaults& schedule = schedule_of(s, family, variant);
   Request request;
-  request.target = target_of(s);
+  request.target = order::target_of(s);
   request.inputs = std::move(files.inputs);
   request.input_pixels = std::move(files.start_pixels);
   request.inpaint_mask = std::move(files.inpaint_mask);

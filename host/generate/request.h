@@ -9,14 +9,14 @@
 
 #include "host/generate/generator.h"
 #include "host/generate/input_files.h"
-#include "host/generate/settings.h"
 #include "host/model/model_loader.h"
+#include "host/order/settings.h"
 
 namespace atelier::generate {
 
 // The schedule of a request. `variant`, here and below: of the denoiser; empty where it is not
 // known.
-const ScheduleDefaults& schedule_of(const Settings& settings, const ModelFamily& family,
+const ScheduleDefaults& schedule_of(const order::Settings& settings, const ModelFamily& family,
                                     std::string_view variant);
 // The tokens of a denoiser's sequence for this target, as its schedule counts them.
 int64_t tokens_of(const MediaTarget& target, const LatentSpec& spec);
@@ -26,7 +26,7 @@ struct CfgScales {
   std::optional<double> second = std::nullopt;
   bool is_guided() const { return first != 1.0 || second.value_or(1.0) != 1.0; }
 };
-CfgScales cfg_scales_of(const Settings& settings, const ModelFamily& family,
+CfgScales cfg_scales_of(const order::Settings& settings, const ModelFamily& family,
                         std::string_view variant = {});
 std::string_view renorm_name(CfgRenorm renorm);
 // nullopt for a name that is none.
@@ -34,10 +34,11 @@ std::optional<CfgRenorm> find_renorm(std::string_view name);
 
 // Reads the input files of settings that fill_target() has filled, and makes their request. `seed`
 // is the first image's. Throws as read_inputs().
-Request read_request(const Settings& settings, const model::LoadedModel& model, uint64_t seed);
+Request read_request(const order::Settings& settings, const model::LoadedModel& model,
+                     uint64_t seed);
 // The request of settings that fill_target() has filled, with the files that read_inputs() has read
 // for them.
-Request make_request(const Settings& settings, InputFiles files, const ModelFamily& family,
+Request make_request(const order::Settings& settings, InputFiles files, const ModelFamily& family,
                      const LatentSpec& spec, uint64_t seed, std::string_view variant = {});
 
 }  // namespace atelier::generate

@@ -14,13 +14,13 @@
 #include "host/files/safetensors_writer.h"
 #include "host/generate/clip_file.h"
 #include "host/generate/engine.h"
-#include "host/generate/output_paths.h"
 #include "host/generate/request.h"
 #include "host/media/jpeg.h"
 #include "host/media/pixels.h"
 #include "host/media/png.h"
 #include "host/model/graphs.h"
 #include "host/model/stages.h"
+#include "host/order/output_paths.h"
 #include "host/plugins/guard.h"
 #include "host/report/sizes.h"
 #include "memory/clock.h"
@@ -56,15 +56,10 @@ ModelRecord record_of(const LoadedModel& model, const plugins::Plugin& plugin) {
   return record;
 }
 
-bool ends_the_run(ErrorCode code) {
-  return code == ErrorCode::kCancelled || code == ErrorCode::kInternal ||
-         code == ErrorCode::kEnvironment;
-}
-
 }  // namespace
 
-Session::Session(LoadedModel& model, LoraSet& loras, const Order& order, const Layout& layout,
-                 SessionHooks hooks, progress::Progress& progress)
+Session::Session(LoadedModel& model, LoraSet& loras, const order::Generation& order,
+                 const Layout& layout, SessionHooks hooks, progress::Progress& progress)
     : model_(model),
       loras_(loras),
       order_(order),
@@ -79,14 +74,14 @@ Session::~Session() {
 }
 
 // One that is drawn is that of the first rank.
-uint64_t Session::seed_of(const Settings& settings) const {
+uint64_t Session::seed_of(const order::Settings& settings) const {
   if (settings.seed) return *settings.seed;
   const at::Tensor drawn = at::full({1}, int64_t{std::random_device()()}, at::kLong);
   if (!hooks_.ranks.is_alone()) hooks_.ranks.all->broadcast(drawn, 0).wait();
   return static_cast<uint64_t>(drawn.item<int64_t>());
 }
 
-void Session::run(const Settings& settings, JobResult& result) {
+void Session::run(const order::Settings& settings, JobResult& result) {
   result.seed = seed_of(settings);
   const Request request = request_of(settings, *result.seed);
   loras_.use(settings);
@@ -94,9 +89,10 @@ void Session::run(const Settings& settings, JobResult& result) {
   steps_ = batches * (std::ssize(request.sigmas) - 1);
   if (!hooks_.ranks.is_first())
     return make_images(request, [](size_t, int64_t, const at::Tensor&) {});
-  const std::vector<std::string> paths = written_files(settings);
+  const std::vector<std::string> paths = order::written_files(settings);
   if (const std::string note = files::replaced_note(paths); !note.empty()) progress_.warn(note);
-  for (const std::string& folder : make_folders(paths)) progress_.note("made " + folder + "/");
+  for (const std::string& folder : order::make_folders(paths))
+    progress_.note("made " + folder + "/");
   const bool is_clip = media::find_clip_format(settings.output) != nullptr;
   const int64_t frames = request.target.frames;
   const auto finished = [&](const std::string& path, size_t index) {
@@ -111,8 +107,8 @@ void Session::run(const Settings& settings, JobResult& result) {
       const std::string& path = paths.at(index * static_cast<size_t>(frames) + first + t);
       const media::Image image = media::to_image(pixels.select(1, t));
       const media::Text text = text_of(settings, request, index);
-      files::write_file(
-          path, is_jpeg(path) ? media::encode_jpeg(image, text) : media::encode_png(image, text));
+      files::write_file(path, order::is_jpeg(path) ? media::encode_jpeg(image, text)
+                                                   : media::encode_png(image, text));
       finished(path, index);
     }
   };
@@ -140,10 +136,10 @@ void Session::make_images(const Request& request, const Generator::OnFrames& on_
   }
 }
 
-void Session::encode_ahead(std::span<const Job> jobs) {
+void Session::encode_ahead(std::span<const order::Job> jobs) {
   std::vector<Request> requests;
-  for (const Job& job : jobs) {
-    Settings settings = job.settings;
+  for (const order::Job& job : jobs) {
+    order::Settings settings = job.settings;
     if (!loras_.encoder_state(settings).empty()) continue;
     if (const InputSpec* start = model::start_input(model_.family().inputs()))
       settings.family_inputs.erase(std::string(start->name));
@@ -153,7 +149,7 @@ void Session::encode_ahead(std::span<const Job> jobs) {
   generator_.encode_ahead(requests);
 }
 
-Request Session::request_of(const Settings& settings, uint64_t seed) {
+Request Session::request_of(const order::Settings& settings, uint64_t seed) {
   Request request = read_request(settings, model_, seed);
   request.batches_cfg = layout_.batches_cfg;
   request.tiling = order_.tiling();
@@ -162,7 +158,8 @@ Request Session::request_of(const Settings& settings, uint64_t seed) {
 }
 
 // How an image was made.
-media::Text Session::text_of(const Settings& settings, const Request& request, size_t index) const {
+media::Text Session::text_of(const order::Settings& settings, const Request& request,
+                             size_t index) const {
   if (order_.leaves_out_metadata) return {};
   const auto& schedule = schedule_of(settings, model_.family(), model_.stages().variant);
   return metadata_of(record_, settings, request, schedule.name, index);
@@ -258,33 +255,6 @@ std::string long_run_note(double seconds) {
   return "note: the steps take about " + time +
          " on this CPU; a smaller --height and --width, or fewer --num_inference_steps, are "
          "quicker";
-}
-
-void JobRunner::run(const Job& job) {
-  JobResult result;
-  result.line = job.place.line;
-  const double begin = seconds_now();
-  try {
-    make_(job.settings, result);
-    result.seconds = seconds_now() - begin;
-    on_result_(result);
-  } catch (const Error& error) {
-    result.seconds = seconds_now() - begin;
-    fail(result, error);
-    if (is_shared_ || ends_the_run(error.code())) throw;
-  }
-}
-
-void JobRunner::refuse(uint64_t line, const Error& error) {
-  JobResult result;
-  result.line = line;
-  fail(result, error);
-}
-
-void JobRunner::fail(JobResult& result, const Error& error) {
-  result.error = error.what();
-  on_result_(result);
-  if (exit_code_ == 0) exit_code_ = atelier::exit_code(error.code());
 }
 
 }  // namespace atelier::generate

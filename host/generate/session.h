@@ -9,15 +9,22 @@
 #include <string_view>
 
 #include "host/generate/generator.h"
-#include "host/generate/jobs.h"
+#include "host/generate/job_runner.h"
 #include "host/generate/lora_set.h"
 #include "host/generate/metadata.h"
-#include "host/generate/order.h"
 #include "host/model/memory_holders.h"
+#include "host/order/generation.h"
 #include "host/progress/progress.h"
 #include "host/run/memory_timeline.h"
 
 namespace atelier::generate {
+
+// How a run carries out an order: what the plan decided, or what holds where nothing is planned.
+struct Layout {
+  bool batches_cfg = true;  // both halves of guidance in one call of the denoiser
+  bool keeps_all = false;   // components stay beside each other; see Engine
+  int64_t graph_rows = 0;   // see memory::graph_rows()
+};
 
 // Who is told of a session's work, and who shares it.
 struct SessionHooks {
@@ -32,8 +39,8 @@ class Session {
  public:
   // Carries out jobs of `order`, whose plugin is known, as `layout` says. What is given by
   // reference outlives the session.
-  Session(model::LoadedModel& model, LoraSet& loras, const Order& order, const Layout& layout,
-          SessionHooks hooks, progress::Progress& progress);
+  Session(model::LoadedModel& model, LoraSet& loras, const order::Generation& order,
+          const Layout& layout, SessionHooks hooks, progress::Progress& progress);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -41,30 +48,30 @@ class Session {
   // Writes the images of `settings`, which the checks have let through; of several ranks the first
   // does. `result` gets the seed, and each file as it is finished. Throws Error{kOutOfMemory} with
   // the flags that would help.
-  void run(const Settings& settings, JobResult& result);
+  void run(const order::Settings& settings, JobResult& result);
 
   bool keeps_all() const { return layout_.keeps_all; }
 
   // Encodes the prompts of all jobs, before the text encoder leaves. Those of jobs whose LoRAs
   // change the encoder are encoded when their turn comes.
-  void encode_ahead(std::span<const Job> jobs);
+  void encode_ahead(std::span<const order::Job> jobs);
 
  private:
   Engine make_engine();
-  uint64_t seed_of(const Settings& settings) const;
+  uint64_t seed_of(const order::Settings& settings) const;
   void make_images(const Request& request, const Generator::OnFrames& on_frames);
   void begin_phase(std::string_view phase, int64_t number = 0);
   void watch_steps(int64_t number);
   void load(std::string_view component);
   void make_graphs(bool wanted);
   void end_graphs();
-  Request request_of(const Settings& settings, uint64_t seed);
-  media::Text text_of(const Settings& settings, const Request& request, size_t index) const;
+  Request request_of(const order::Settings& settings, uint64_t seed);
+  media::Text text_of(const order::Settings& settings, const Request& request, size_t index) const;
   Error does_not_fit(const Error& failure, const Request& request);
 
   model::LoadedModel& model_;
   LoraSet& loras_;
-  const Order& order_;
+  const order::Generation& order_;
   const Layout layout_;
   const SessionHooks hooks_;
   progress::Progress& progress_;
@@ -80,34 +87,5 @@ class Session {
 
 // What to say of steps that will go on for so long; empty where nobody needs to be told.
 std::string long_run_note(double seconds);
-
-// Runs jobs of which one may fail without ending the others, unless other ranks wait for it. Not
-// thread-safe.
-class JobRunner {
- public:
-  using Make = std::function<void(const Settings&, JobResult&)>;
-  using OnResult = std::function<void(const JobResult&)>;
-  // `make` makes the images of one job, as Session::run does; `on_result` gets what became of
-  // each. `is_shared`: other ranks make the same jobs.
-  JobRunner(Make make, OnResult on_result, bool is_shared = false)
-      : make_(std::move(make)), on_result_(std::move(on_result)), is_shared_(is_shared) {}
-
-  // Rethrows errors after which the next job would fare no better.
-  void run(const Job& job);
-
-  // Reports `error` as the result of a job that was not started.
-  void refuse(uint64_t line, const Error& error);
-
-  // The exit code of the first job that failed; 0 when none did.
-  int exit_code() const { return exit_code_; }
-
- private:
-  void fail(JobResult& result, const Error& error);
-
-  Make make_;
-  OnResult on_result_;
-  bool is_shared_;
-  int exit_code_ = 0;
-};
 
 }  // namespace atelier::generate

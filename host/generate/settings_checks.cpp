@@ -10,8 +10,6 @@
 #include "host/generate/fill_settings.h"
 #include "host/generate/input_files.h"
 #include "host/generate/request.h"
-#include "host/generate/sigma_schedule.h"
-#include "host/generate/solvers.h"
 #include "host/inputs/frame_count.h"
 #include "host/inputs/image_file.h"
 #include "host/inputs/parse.h"
@@ -19,6 +17,8 @@
 #include "host/model/stages.h"
 #include "host/report/sizes.h"
 #include "host/report/text.h"
+#include "host/sampling/sigma_schedule.h"
+#include "host/sampling/solvers.h"
 
 namespace atelier::generate {
 namespace {
@@ -37,15 +37,15 @@ void check_range(bool is_right, const std::string& place, const std::string& val
 
 void check_count(int64_t count, const std::string& place, report::Problems& problems) {
   check_range(count >= 1, place, std::to_string(count), "below 1", problems);
-  check_range(count <= kMaxImages, place, std::to_string(count),
-              "above " + std::to_string(kMaxImages), problems);
+  check_range(count <= order::kMaxImages, place, std::to_string(count),
+              "above " + std::to_string(order::kMaxImages), problems);
 }
 
-void check_prompts(const Settings& s, const ModelFamily* family, const Origin& place,
+void check_prompts(const order::Settings& s, const ModelFamily* family, const order::Origin& place,
                    report::Problems& problems) {
   const std::string prompt = s.prompt.value_or("");
   if (!s.prompt && family != nullptr) {
-    const InputSpec* found = find_input_spec(family->inputs(), "prompt");
+    const InputSpec* found = order::find_input_spec(family->inputs(), "prompt");
     if (!found || found->required)
       problems.add(place.of("prompt") + " is missing", found ? std::string(found->help) : "");
   }
@@ -56,7 +56,7 @@ void check_prompts(const Settings& s, const ModelFamily* family, const Origin& p
   }
 }
 
-void check_guidance(const Settings& s, CfgRenorm preset, const Origin& place,
+void check_guidance(const order::Settings& s, CfgRenorm preset, const order::Origin& place,
                     report::Problems& problems) {
   check_range(s.cfg_trunc.value_or(1.0) >= 0, place.of("cfg_trunc"),
               std::to_string(s.cfg_trunc.value_or(1.0)), "below 0", problems);
@@ -76,8 +76,8 @@ void check_guidance(const Settings& s, CfgRenorm preset, const Origin& place,
 
 // Schedule, steps, guidance and strength. Numbers are checked even where the schedule's name is
 // wrong.
-void check_schedule(const Settings& s, const ModelFamily* family, std::string_view variant,
-                    const Origin& place, report::Problems& problems) {
+void check_schedule(const order::Settings& s, const ModelFamily* family, std::string_view variant,
+                    const order::Origin& place, report::Problems& problems) {
   // Messages about schedules begin with the flag's name already.
   const auto collect = [&](auto&& check) {
     try {
@@ -91,37 +91,38 @@ void check_schedule(const Settings& s, const ModelFamily* family, std::string_vi
   const ScheduleDefaults* schedule = &any;
   if (family != nullptr) collect([&] { schedule = &schedule_of(s, *family, variant); });
   try {
-    find_solver(s.solver.empty() ? schedule->solver : s.solver);
+    sampling::find_solver(s.solver.empty() ? schedule->solver : s.solver);
   } catch (const Error& error) {
     problems.add(error.at(place.of("solver")));
   }
   collect([&] {
     const auto steps = s.num_inference_steps.value_or(schedule->num_inference_steps);
-    make_sigmas(*schedule,
-                {.num_steps = static_cast<int>(std::clamp<int64_t>(steps, -1, kMaxSteps)),
-                 .tokens = 4096,
-                 .flow_shift = s.flow_shift,
-                 .sigmas = s.sigmas});
+    sampling::make_sigmas(*schedule,
+                          {.num_steps = static_cast<int>(std::clamp<int64_t>(steps, -1, kMaxSteps)),
+                           .tokens = 4096,
+                           .flow_shift = s.flow_shift,
+                           .sigmas = s.sigmas});
   });
   check_guidance(s, schedule->cfg_renorm, place, problems);
-  if (s.denoising_strength) collect([&] { keep_last_steps({1.0f, 0.0f}, *s.denoising_strength); });
+  if (s.denoising_strength)
+    collect([&] { sampling::keep_last_steps({1.0f, 0.0f}, *s.denoising_strength); });
   const double boundary = s.switch_boundary.value_or(0.0);
   check_range(boundary >= 0 && boundary <= 1, place.of("switch_boundary"), std::to_string(boundary),
               "outside [0, 1]", problems);
   const int64_t num_steps = s.num_inference_steps.value_or(1);
   check_range(num_steps <= kMaxSteps, place.of("num_inference_steps"), std::to_string(num_steps),
               "above " + std::to_string(kMaxSteps), problems);
-  if (s.denoising_strength && family != nullptr && !has_start(s, family->inputs())) {
+  if (s.denoising_strength && family != nullptr && !order::has_start(s, family->inputs())) {
     const InputSpec* start = model::start_input(family->inputs());
     const bool is_clip = start != nullptr && inputs::is_clip(start->kind);
     problems.add(place.of("denoising_strength") + ": there is no " +
                      (is_clip ? "clip" : "input image") + " to start from",
-                 start ? "give one with " + place.of(start->name) : std::string(kNoStart));
+                 start ? "give one with " + place.of(start->name) : std::string(order::kNoStart));
   }
 }
 
-void check_files(const Settings& s, std::span<const InputSpec> inputs, const Origin& place,
-                 report::Problems& problems) {
+void check_files(const order::Settings& s, std::span<const InputSpec> inputs,
+                 const order::Origin& place, report::Problems& problems) {
   for (const InputSpec& input : inputs) {
     const auto given = s.family_inputs.find(input.name);
     if (given == s.family_inputs.end() || !inputs::is_file(input.kind)) continue;
@@ -139,7 +140,7 @@ void check_files(const Settings& s, std::span<const InputSpec> inputs, const Ori
 
 // Whether there is an image to keep what the mask keeps of it, and they belong together. The image
 // is told by check_files().
-void check_mask(const Settings& s, const ModelFamily* family, const Origin& place,
+void check_mask(const order::Settings& s, const ModelFamily* family, const order::Origin& place,
                 report::Problems& problems) {
   if (s.inpaint_mask.empty()) return;
   const std::string where = place.of("inpaint_mask");
@@ -148,8 +149,8 @@ void check_mask(const Settings& s, const ModelFamily* family, const Origin& plac
   if (family == nullptr) return;
   const InputSpec* start = model::start_input(family->inputs());
   if (start == nullptr || !inputs::is_image(start->kind))
-    return problems.add(where + ": " + kNoStart, "leave it out");
-  if (!has_start(s, family->inputs()))
+    return problems.add(where + ": " + order::kNoStart, "leave it out");
+  if (!order::has_start(s, family->inputs()))
     return problems.add(where + ": there is no input image to keep a part of",
                         "give one with " + place.of(start->name));
   const std::string path = inputs::texts_of(s.family_inputs.at(start->name)).front();
@@ -178,14 +179,14 @@ void check_size(int64_t size, int64_t multiple, const std::string& place,
       "use " + nearest_sizes(size, multiple));
 }
 
-std::vector<int64_t> latents_shape(const Settings& settings, const Model& model) {
-  std::vector<int64_t> shape = model.latent_shape(target_of(settings));
+std::vector<int64_t> latents_shape(const order::Settings& settings, const Model& model) {
+  std::vector<int64_t> shape = model.latent_shape(order::target_of(settings));
   shape.insert(shape.begin(), settings.num_images);
   return shape;
 }
 
-void check_latents(const Settings& s, const Model& model, bool knows_size, const std::string& place,
-                   report::Problems& problems) {
+void check_latents(const order::Settings& s, const Model& model, bool knows_size,
+                   const std::string& place, report::Problems& problems) {
   try {
     const files::Checkpoint file = open_latents(s.latents);
     const std::vector<int64_t>& shape = file.index().find("latents")->shape;
@@ -200,8 +201,8 @@ void check_latents(const Settings& s, const Model& model, bool knows_size, const
   }
 }
 
-void check_length(const Settings& s, const media::ClipInfo& clip, const LatentSpec& spec,
-                  const std::string& name, const Origin& place, report::Problems& problems) {
+void check_length(const order::Settings& s, const media::ClipInfo& clip, const LatentSpec& spec,
+                  const std::string& name, const order::Origin& place, report::Problems& problems) {
   const auto seen = std::ssize(shown_frames(clip, s));
   if (seen >= *s.num_frames) return;
   std::string text = name + " has " + std::to_string(seen) + (seen == 1 ? " frame" : " frames");
@@ -214,8 +215,8 @@ void check_length(const Settings& s, const media::ClipInfo& clip, const LatentSp
 
 // Whether what is given has as many frames as are made. Files that cannot be read are told by
 // check_files().
-void check_lengths(const Settings& s, const ModelFamily& family, const LatentSpec& spec,
-                   const Origin& place, report::Problems& problems) {
+void check_lengths(const order::Settings& s, const ModelFamily& family, const LatentSpec& spec,
+                   const order::Origin& place, report::Problems& problems) {
   for (const InputSpec& input : family.inputs()) {
     const auto given = s.family_inputs.find(input.name);
     if (given == s.family_inputs.end()) continue;
@@ -237,7 +238,7 @@ void check_lengths(const Settings& s, const ModelFamily& family, const LatentSpe
 
 }  // namespace
 
-void check_settings(const Settings& s, const ModelFamily* family, const Origin& place,
+void check_settings(const order::Settings& s, const ModelFamily* family, const order::Origin& place,
                     report::Problems& problems, std::string_view variant) {
   check_prompts(s, family, place, problems);
   check_count(s.num_images, place.of("num_images"), problems);
@@ -249,8 +250,8 @@ void check_settings(const Settings& s, const ModelFamily* family, const Origin& 
   check_files(s, family ? family->inputs() : std::span<const InputSpec>(), place, problems);
 }
 
-std::vector<std::string> odd_images(const Settings& s, const ModelFamily& family,
-                                    const Origin& place) {
+std::vector<std::string> odd_images(const order::Settings& s, const ModelFamily& family,
+                                    const order::Origin& place) {
   std::vector<std::string> odd;
   for (const InputSpec& input : family.inputs()) {
     const auto given = s.family_inputs.find(input.name);
@@ -267,14 +268,14 @@ std::vector<std::string> odd_images(const Settings& s, const ModelFamily& family
   return odd;
 }
 
-void check_sizes(const Settings& s, const ModelFamily& family, const LatentSpec& spec,
-                 std::string_view variant, const Origin& place, report::Problems& problems) {
+void check_sizes(const order::Settings& s, const ModelFamily& family, const LatentSpec& spec,
+                 std::string_view variant, const order::Origin& place, report::Problems& problems) {
   const size_t before = problems.size();
   inputs::check_frames(*s.num_frames, spec, place.of("num_frames"), problems);
-  if (problems.size() == before && s.num_images > 1 && makes_too_many(s))
+  if (problems.size() == before && s.num_images > 1 && order::makes_too_many(s))
     problems.add(place.of("num_frames") + ": " + std::to_string(*s.num_frames) + " of each of " +
-                     std::to_string(s.num_images) + " are more than " + std::to_string(kMaxImages) +
-                     " files",
+                     std::to_string(s.num_images) + " are more than " +
+                     std::to_string(order::kMaxImages) + " files",
                  "make fewer at a time");
   check_size(*s.height, spec.pixel_multiple, place.of("height"), problems);
   check_size(*s.width, spec.pixel_multiple, place.of("width"), problems);
@@ -286,21 +287,21 @@ void check_sizes(const Settings& s, const ModelFamily& family, const LatentSpec&
     return;  // it is told elsewhere
   }
   try {
-    make_sigmas(*schedule, {.num_steps = schedule->num_inference_steps,
-                            .tokens = tokens_of(target_of(s), spec)});
+    sampling::make_sigmas(*schedule, {.num_steps = schedule->num_inference_steps,
+                                      .tokens = tokens_of(order::target_of(s), spec)});
   } catch (const Error& error) {
-    problems.add(error.at(size_origin(s, place)));
+    problems.add(error.at(order::size_origin(s, place)));
   }
 }
 
-void check_against_model(const Settings& s, const ModelFamily& family, const Model& model,
-                         std::string_view variant, const Origin& place,
+void check_against_model(const order::Settings& s, const ModelFamily& family, const Model& model,
+                         std::string_view variant, const order::Origin& place,
                          report::Problems& problems) {
   const LatentSpec spec = model.latent_spec();
   const size_t before = problems.size();
   check_sizes(s, family, spec, variant, place, problems);
   for (const InputSpec& input : family.inputs()) {
-    if (input.use == InputUse::kTrain || is_setting(input.name)) continue;
+    if (input.use == InputUse::kTrain || order::is_setting(input.name)) continue;
     const bool is_given = s.family_inputs.contains(input.name);
     const bool holds = inputs::holds_for(input, variant);
     if (is_given && !holds)
@@ -314,8 +315,8 @@ void check_against_model(const Settings& s, const ModelFamily& family, const Mod
                   problems);
 }
 
-void check_encoders(const Settings& s, const model::LoadedModel& model, const Origin& place,
-                    report::Problems& problems) {
+void check_encoders(const order::Settings& s, const model::LoadedModel& model,
+                    const order::Origin& place, report::Problems& problems) {
   const size_t denoisers = model.stages().denoisers.size();
   if (s.switch_boundary && denoisers != 2)
     problems.add(place.of("switch_boundary") + ": the model has " + std::to_string(denoisers) +

@@ -7,33 +7,35 @@
 
 #include "atelier/model_family.h"
 
-#include "host/generate/settings.h"
 #include "host/model/model_loader.h"
+#include "host/order/settings.h"
 #include "host/report/problems.h"
 
 namespace atelier::generate {
 
 // Everything that can be known without the model: prompts, numbers, names, input files. `family` is
 // null and `variant`, of the denoiser, empty where it is not known.
-void check_settings(const Settings& settings, const ModelFamily* family, const Origin& place,
-                    report::Problems& problems, std::string_view variant = {});
+void check_settings(const order::Settings& settings, const ModelFamily* family,
+                    const order::Origin& place, report::Problems& problems,
+                    std::string_view variant = {});
 
 // What is odd and no mistake: images of which the model does not see all that is in their files.
 // One line each.
-std::vector<std::string> odd_images(const Settings& settings, const ModelFamily& family,
-                                    const Origin& place);
+std::vector<std::string> odd_images(const order::Settings& settings, const ModelFamily& family,
+                                    const order::Origin& place);
 
 // Frames, height and width: what the model takes, and what its schedule has noise levels for. Part
 // of check_against_model().
-void check_sizes(const Settings& settings, const ModelFamily& family, const LatentSpec& spec,
-                 std::string_view variant, const Origin& place, report::Problems& problems);
+void check_sizes(const order::Settings& settings, const ModelFamily& family, const LatentSpec& spec,
+                 std::string_view variant, const order::Origin& place, report::Problems& problems);
 
 // What needs the model's declarations: sizes, the shape of initial latents, inputs of the variant.
-void check_against_model(const Settings& settings, const ModelFamily& family, const Model& model,
-                         std::string_view variant, const Origin& place, report::Problems& problems);
+void check_against_model(const order::Settings& settings, const ModelFamily& family,
+                         const Model& model, std::string_view variant, const order::Origin& place,
+                         report::Problems& problems);
 
 // Whether what encodes the given inputs is there, and the denoisers that settings speak of.
-void check_encoders(const Settings& s, const model::LoadedModel& model, const Origin& place,
-                    report::Problems& problems);
+void check_encoders(const order::Settings& s, const model::LoadedModel& model,
+                    const order::Origin& place, report::Problems& problems);
 
 }  // namespace atelier::generate

@@ -31,8 +31,9 @@ std::optional<Error> TextLengths::check(const EncodeInputs& in, const std::strin
   return std::nullopt;
 }
 
-void TextLengths::check(const Settings& settings, const ModelFamily& family,
-                        std::string_view variant, const Origin& place, report::Problems& problems) {
+void TextLengths::check(const order::Settings& settings, const ModelFamily& family,
+                        std::string_view variant, const order::Origin& place,
+                        report::Problems& problems) {
   const EncodeInputs in = {.stage = {}, .values = value_inputs(settings, family)};
   if (const auto error = check(in, place.of("prompt"))) problems.add(*error);
   bool is_guided = true;  // also where the schedule's name is wrong

@@ -9,7 +9,7 @@
 
 #include "atelier/model.h"
 
-#include "host/generate/settings.h"
+#include "host/order/settings.h"
 #include "host/report/problems.h"
 
 namespace atelier::generate {
@@ -26,8 +26,8 @@ class TextLengths {
   std::optional<Error> check(const EncodeInputs& in, const std::string& place);
 
   // The prompt, and the negative one where guidance uses it.
-  void check(const Settings& settings, const ModelFamily& family, std::string_view variant,
-             const Origin& place, report::Problems& problems);
+  void check(const order::Settings& settings, const ModelFamily& family, std::string_view variant,
+             const order::Origin& place, report::Problems& problems);
 
   // One line about what will be cut; empty: nothing.
   std::string note() const;

@@ -64,7 +64,7 @@ std::vector<Tile> tiles_of(const std::vector<Span>& rows, const std::vector<Span
 
 // A latent cell is `in_scale` places of `in` and `out_scale` places of what is returned, which is
 // where `function` gives its tiles: on the host where `is_on_host`.
-at::Tensor run_tiled(const at::Tensor& in, const Tiling& tiling, int64_t spatial_stride,
+at::Tensor run_tiled(const at::Tensor& in, const order::Tiling& tiling, int64_t spatial_stride,
                      int64_t in_scale, int64_t out_scale, bool is_on_host,
                      const TileFunction& function, const TileDone& done, const TileRanks& ranks) {
   check_tiling(tiling, spatial_stride);
@@ -110,7 +110,7 @@ at::Tensor run_tiled(const at::Tensor& in, const Tiling& tiling, int64_t spatial
 
 }  // namespace
 
-void check_tiling(const Tiling& tiling, int64_t spatial_stride) {
+void check_tiling(const order::Tiling& tiling, int64_t spatial_stride) {
   const auto refuse = [](const std::string& message) {
     throw Error(ErrorCode::kInvalidArgument, message);
   };
@@ -135,14 +135,16 @@ std::vector<int64_t> tile_starts(int64_t total, int64_t size, int64_t stride) {
   return starts;
 }
 
-at::Tensor decode_tiled(const at::Tensor& latents, const Tiling& tiling, int64_t spatial_stride,
-                        const TileFunction& decode, const TileDone& done, const TileRanks& ranks) {
+at::Tensor decode_tiled(const at::Tensor& latents, const order::Tiling& tiling,
+                        int64_t spatial_stride, const TileFunction& decode, const TileDone& done,
+                        const TileRanks& ranks) {
   return run_tiled(latents, tiling, spatial_stride, 1, spatial_stride, /*is_on_host=*/true, decode,
                    done, ranks);
 }
 
-at::Tensor encode_tiled(const at::Tensor& pixels, const Tiling& tiling, int64_t spatial_stride,
-                        const TileFunction& encode, const TileDone& done, const TileRanks& ranks) {
+at::Tensor encode_tiled(const at::Tensor& pixels, const order::Tiling& tiling,
+                        int64_t spatial_stride, const TileFunction& encode, const TileDone& done,
+                        const TileRanks& ranks) {
   return run_tiled(pixels, tiling, spatial_stride, spatial_stride, 1, /*is_on_host=*/false, encode,
                    done, ranks);
 }

@@ -7,16 +7,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "host/order/settings.h"
+
 namespace atelier::generate {
 
-// In pixels; both are multiples of the VAE's stride. Neighbours overlap by at least size - stride.
-struct Tiling {
-  int64_t size = 256;
-  int64_t stride = 192;
-};
-
 // Throws Error{kInvalidArgument} when the tiles leave gaps, or do not fit the VAE's stride.
-void check_tiling(const Tiling& tiling, int64_t spatial_stride);
+void check_tiling(const order::Tiling& tiling, int64_t spatial_stride);
 
 // First cells of the tiles along one side, evenly spread, the last one ending at `total`.
 std::vector<int64_t> tile_starts(int64_t total, int64_t size, int64_t stride);
@@ -35,13 +31,13 @@ using TileDone = std::function<void(int64_t done, int64_t total)>;
 // Decodes latents [..., H, W] into pixels, float32 [..., H * spatial_stride, W * spatial_stride],
 // on the host, where `decode` gives its tiles. Several ranks all get the whole, to the bits that
 // one gets.
-at::Tensor decode_tiled(const at::Tensor& latents, const Tiling& tiling, int64_t spatial_stride,
-                        const TileFunction& decode, const TileDone& done = {},
-                        const TileRanks& ranks = {});
+at::Tensor decode_tiled(const at::Tensor& latents, const order::Tiling& tiling,
+                        int64_t spatial_stride, const TileFunction& decode,
+                        const TileDone& done = {}, const TileRanks& ranks = {});
 
 // Encodes pixels [..., H, W] into latents, float32 [..., H / spatial_stride, W / spatial_stride].
-at::Tensor encode_tiled(const at::Tensor& pixels, const Tiling& tiling, int64_t spatial_stride,
-                        const TileFunction& encode, const TileDone& done = {},
-                        const TileRanks& ranks = {});
+at::Tensor encode_tiled(const at::Tensor& pixels, const order::Tiling& tiling,
+                        int64_t spatial_stride, const TileFunction& encode,
+                        const TileDone& done = {}, const TileRanks& ranks = {});
 
 }  // namespace atelier::generate

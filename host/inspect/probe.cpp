@@ -12,9 +12,9 @@
 #include "formats/escape.h"
 #include "formats/glob.h"
 #include "host/generate/request.h"
-#include "host/generate/sigma_schedule.h"
 #include "host/plugins/guard.h"
 #include "host/report/problems.h"
+#include "host/sampling/sigma_schedule.h"
 #include "host/weights/published_tensors.h"
 #include "memory/recompute.h"
 
@@ -159,10 +159,10 @@ std::vector<float> probe_schedule(LoadedModel& model, const nlohmann::json& requ
                                   const std::string& place) {
   check_request(request, place);
   const ScheduleDefaults& defaults =
-      generate::find_schedule(model.family().schedules(), request.value("schedule", std::string()),
+      sampling::find_schedule(model.family().schedules(), request.value("schedule", std::string()),
                               request.value("variant", std::string()));
   const LatentSpec spec = model.model().latent_spec();
-  generate::ScheduleRequest wanted;
+  sampling::ScheduleRequest wanted;
   wanted.num_steps = request.value("num_inference_steps", defaults.num_inference_steps);
   const int64_t height = request.value("height", int64_t{1024}),
                 width = request.value("width", int64_t{1024});
@@ -170,7 +170,7 @@ std::vector<float> probe_schedule(LoadedModel& model, const nlohmann::json& requ
       generate::tokens_of({request.value("num_frames", int64_t{1}), height, width}, spec);
   if (request.contains("flow_shift")) wanted.flow_shift = request["flow_shift"].get<double>();
   if (request.contains("sigmas")) wanted.sigmas = request["sigmas"].get<std::vector<double>>();
-  return generate::keep_last_steps(generate::make_sigmas(defaults, wanted),
+  return sampling::keep_last_steps(sampling::make_sigmas(defaults, wanted),
                                    request.value("denoising_strength", 1.0));
 }
 

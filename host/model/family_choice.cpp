@@ -11,15 +11,14 @@
 namespace atelier::model {
 namespace {
 
-// How many of the checkpoints a family takes.
+// How many of the checkpoints a family takes. What is wrong with them is told when they are used.
 size_t count_taken(const ModelFamily& family, const files::FoundFiles& found) {
   size_t count = 0;
-  for (const files::FoundCheckpoint& item : found.checkpoints) {
-    report::Problems ignored;  // it is asked of all families, and told when it is used
+  report::Problems ignored;
+  for (const files::FoundCheckpoint& item : found.checkpoints)
     ignored.collect([&] {
       if (!detect_parts(family, files::Checkpoint::open(item.files), {}).empty()) ++count;
     });
-  }
   return count;
 }
 
@@ -31,17 +30,12 @@ std::vector<const plugins::Plugin*> families_of_files(const FamilyRequest& reque
   std::vector<const plugins::Plugin*> best;
   if (found.checkpoints.empty()) return best;
   size_t most = 1;
-  for (const plugins::PluginFile& file : plugins::list_plugins(request.plugin_path)) {
-    if (!file.problem.empty()) continue;
-    report::Problems ignored;
-    ignored.collect([&] {
-      const plugins::Plugin& plugin = plugins::open_plugin(file.path, request.plugin_path);
-      const size_t count = count_taken(*plugin.family, found);
-      if (count < most) return;
-      if (count > most) best.clear();
-      most = count;
-      best.push_back(&plugin);
-    });
+  for (const plugins::Plugin* plugin : plugins::open_plugins(request.plugin_path)) {
+    const size_t count = count_taken(*plugin->family, found);
+    if (count < most) continue;
+    if (count > most) best.clear();
+    most = count;
+    best.push_back(plugin);
   }
   return best;
 }

@@ -48,9 +48,8 @@ Error unknown_checkpoint(const ModelFamily& family, const files::Checkpoint& che
     names.push_back(name);
     if (names.size() == 2) break;
   }
-  std::string message = files::display_path(checkpoint.name()) + ": is no component of " +
-                        std::string(family.name()) + " (" + std::to_string(index.tensors().size()) +
-                        " tensors";
+  std::string message = "is no component of " + std::string(family.name()) + " (" +
+                        std::to_string(index.tensors().size()) + " tensors";
   if (!names.empty()) message += ", the first " + report::list_names(names);
   message += ")";
   const std::string nearest = nearest_component(family, index);
@@ -92,19 +91,13 @@ std::optional<Detection> detect_checkpoint(const ModelFamily& family,
                                            const files::Checkpoint& checkpoint,
                                            const DetectHint& hint) {
   if (is_lora(checkpoint.index()))
-    throw Error(ErrorCode::kUnsupported,
-                files::display_path(checkpoint.name()) + ": is a LoRA, not a model",
+    throw Error(ErrorCode::kUnsupported, "is a LoRA, not a model",
                 "a LoRA is added to a model: take it out of the model's files", "CHECKPOINT_LORA");
-  try {
-    auto found = detect_with_config(family, checkpoint.index(), hint);
-    // A variant is the denoiser's. Other parts, which may go with several, stay what they are.
-    if (found && !hint.variant.empty() && !has_role(family, found->component, Role::kDenoiser))
-      found->variant =
-          detect_with_config(family, checkpoint.index(), {hint.component, {}})->variant;
-    return found;
-  } catch (const Error& error) {
-    throw error.at(files::display_path(checkpoint.name()));
-  }
+  auto found = detect_with_config(family, checkpoint.index(), hint);
+  // A variant is the denoiser's. Other parts, which may go with several, stay what they are.
+  if (found && !hint.variant.empty() && !has_role(family, found->component, Role::kDenoiser))
+    found->variant = detect_with_config(family, checkpoint.index(), {hint.component, {}})->variant;
+  return found;
 }
 
 // The first component of a checkpoint, with the config that it was recognised by. `checkpoint` of
@@ -152,8 +145,7 @@ std::vector<LoadedPart> split(const ModelFamily& family, const files::Checkpoint
     };
     found->checkpoint = found->checkpoint.only(is_own);
     if (found->checkpoint.index().tensors().empty())
-      throw Error(ErrorCode::kInternal, files::display_path(checkpoint.name()) + ": " +
-                                            std::string(family.name()) + ".detect: the " +
+      throw Error(ErrorCode::kInternal, std::string(family.name()) + ".detect: the " +
                                             found->detection.component + " owns no tensor of it");
     rest = rest.only([&](std::string_view tensor) { return !is_own(tensor); });
     parts.push_back(std::move(*found));
@@ -171,6 +163,16 @@ std::vector<LoadedPart> split(const ModelFamily& family, const files::Checkpoint
                            .with_config_of(own);
   }
   return parts;
+}
+
+// Runs `work` on a checkpoint, which the errors that it throws name.
+template <typename F>
+void with(const files::Checkpoint& checkpoint, const F& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    throw error.at(files::display_path(checkpoint.name()));
+  }
 }
 
 // The component that a saved file says it holds, where its tensors might be of several; empty: it
@@ -218,7 +220,8 @@ void add_to(std::vector<LoadedPart*>& all, std::vector<LoadedPart>& parts) {
 std::vector<LoadedPart> detect_parts(const ModelFamily& family, const files::Checkpoint& checkpoint,
                                      const DetectHints& hints,
                                      std::span<const LoadedPart> lenders) {
-  std::vector<LoadedPart> parts = split(family, checkpoint, hints, lenders);
+  std::vector<LoadedPart> parts;
+  with(checkpoint, [&] { parts = split(family, checkpoint, hints, lenders); });
   std::vector<LoadedPart*> all;
   add_to(all, parts);
   assign(family, all);
@@ -240,9 +243,11 @@ std::vector<RecognisedCheckpoint> recognise(const ModelFamily& family,
       if (item.checkpoint.config().has_value() != has_config) continue;
       refused.insert(&item);
       problems.collect([&] {
-        item.parts = split(family, item.checkpoint, hints, lenders);
-        if (item.parts.empty() && !item.found.in_model_folder)
-          throw unknown_checkpoint(family, item.checkpoint);
+        with(item.checkpoint, [&] {
+          item.parts = split(family, item.checkpoint, hints, lenders);
+          if (item.parts.empty() && !item.found.in_model_folder)
+            throw unknown_checkpoint(family, item.checkpoint);
+        });
         refused.erase(&item);
       });
       if (has_config) lenders.insert(lenders.end(), item.parts.begin(), item.parts.end());

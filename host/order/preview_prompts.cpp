@@ -11,9 +11,9 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
-#include "host/generate/output_paths.h"
 #include "host/inputs/parse.h"
 #include "host/model/stages.h"
+#include "host/order/output_paths.h"
 #include "host/report/open_failure.h"
 #include "host/report/text.h"
 #include "host/samples/cache_manifest.h"
@@ -24,8 +24,6 @@ namespace {
 using samples::CacheItem;
 using samples::Manifest;
 
-using generate::Job;
-using generate::Origin;
 using nlohmann::json;
 
 enum class Value { kText, kInteger, kReal };
@@ -46,7 +44,7 @@ constexpr Switch kSwitches[] = {
     {"l", Value::kReal, "cfg_scale", {"cfg", "cfg_scale", "scale"}},
     {"n", Value::kText, "negative_prompt", {"neg", "negative", "negative_prompt"}},
     {"fs", Value::kReal, "flow_shift", {"shift", "flow_shift", "discrete_flow_shift"}},
-    {"i", Value::kText, generate::kStartName, {"image", "input_image", "image_path"}},
+    {"i", Value::kText, kStartName, {"image", "input_image", "image_path"}},
     {"ctr", Value::kReal, "cfg_trunc", {"trunc", "cfg_trunc", "cfg_trunc_ratio"}},
     {"rcfg", Value::kReal, "cfg_renorm_ratio", {"renorm", "cfg_renorm_ratio", "renorm_cfg"}},
     {"f", Value::kInteger, "num_frames", {"frames", "num_frames", "frame_count"}},
@@ -142,8 +140,7 @@ void add_switch(std::string_view text, std::span<const InputSpec> inputs, json& 
   json value = value_of(*known, trimmed(text.substr(end)));
   std::string setting(known->setting);
   const InputSpec* start = model::start_input(inputs);
-  if (name == "i" && start != nullptr && !generate::find_input_spec(inputs, setting))
-    setting = start->name;
+  if (name == "i" && start != nullptr && !find_input_spec(inputs, setting)) setting = start->name;
   if (name == "ci") {
     line[std::string(pictures_input(inputs))].push_back(std::move(value));
     return;
@@ -155,7 +152,7 @@ void add_switch(std::string_view text, std::span<const InputSpec> inputs, json& 
   line[setting] = std::move(value);
 }
 
-Job parse_line(std::string_view text, const Origin& place, const generate::Settings& base,
+Job parse_line(std::string_view text, const Origin& place, const Settings& base,
                std::span<const InputSpec> inputs, report::Problems& problems) {
   std::string padded = " ";  // a line may begin with a switch
   padded += text;
@@ -175,8 +172,8 @@ Job parse_line(std::string_view text, const Origin& place, const generate::Setti
                             dashed(part.substr(0, length))));
     }
   }
-  Job job = {place, generate::settings_of(line, base, inputs, place, problems)};
-  job.settings.output = generate::with_number(base.output, place.line);
+  Job job = {place, settings_of(line, base, inputs, place, problems)};
+  job.settings.output = with_number(base.output, place.line);
   return job;
 }
 
@@ -234,8 +231,7 @@ std::optional<MediaTarget> preview_target(const Training& config, const data::Da
 }
 
 std::vector<Job> parse_sample_prompts(std::string_view text, const std::string& name,
-                                      const generate::Settings& base,
-                                      std::span<const InputSpec> inputs,
+                                      const Settings& base, std::span<const InputSpec> inputs,
                                       report::Problems& problems) {
   if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);  // editors of Windows write a mark
   std::vector<Job> jobs;
@@ -254,7 +250,7 @@ std::vector<Job> parse_sample_prompts(std::string_view text, const std::string& 
   return jobs;
 }
 
-std::vector<Job> read_sample_prompts(const std::string& path, const generate::Settings& base,
+std::vector<Job> read_sample_prompts(const std::string& path, const Settings& base,
                                      std::span<const InputSpec> inputs,
                                      report::Problems& problems) {
   std::vector<Job> jobs;
@@ -266,7 +262,7 @@ std::vector<Job> read_sample_prompts(const std::string& path, const generate::Se
                   ".jsonl file");
     }
     const std::string text = read_text(path);
-    const auto parse = extension == ".jsonl" ? generate::parse_jobs : parse_sample_prompts;
+    const auto parse = extension == ".jsonl" ? parse_jobs : parse_sample_prompts;
     jobs = parse(text, path, base, inputs, problems);
   });
   return jobs;

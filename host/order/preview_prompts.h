@@ -10,7 +10,7 @@
 #include "atelier/input.h"
 
 #include "host/data/dataset.h"
-#include "host/generate/jobs.h"
+#include "host/order/jobs.h"
 #include "host/order/training.h"
 #include "host/report/problems.h"
 
@@ -33,16 +33,13 @@ std::optional<MediaTarget> preview_target(const Training& config, const data::Da
 // and lines that begin with # are skipped. `name` stands for the file in messages. Mistakes become
 // problems; what needs the family or the model is left to generate::check_settings() and
 // generate::check_against_model().
-std::vector<generate::Job> parse_sample_prompts(std::string_view text, const std::string& name,
-                                                const generate::Settings& base,
-                                                std::span<const InputSpec> inputs,
-                                                report::Problems& problems);
+std::vector<Job> parse_sample_prompts(std::string_view text, const std::string& name,
+                                      const Settings& base, std::span<const InputSpec> inputs,
+                                      report::Problems& problems);
 
 // Reads a file: FILE.jsonl is what generate's --prompts_file takes, anything else is as above. A
 // file that cannot be read or has no prompts is a problem.
-std::vector<generate::Job> read_sample_prompts(const std::string& path,
-                                               const generate::Settings& base,
-                                               std::span<const InputSpec> inputs,
-                                               report::Problems& problems);
+std::vector<Job> read_sample_prompts(const std::string& path, const Settings& base,
+                                     std::span<const InputSpec> inputs, report::Problems& problems);
 
 }  // namespace atelier::order

@@ -220,7 +220,7 @@ Training parse(const Words& words, const ModelFamily* family, report::Problems& 
   const ParsedFlags flags =
       flags::parse_flags(spec, words.command_line(), choose(below.values, spec), problems);
   check_utf8(spec, flags, problems);
-  Training config;
+  Training config = {.family = family};
   const flags::Table table = config_table(config, family, command);
   config.model = model::load_request(flags, problems);
   table.read(flags, problems);
@@ -267,8 +267,8 @@ void Training::rewrite_toml(std::string_view flag, std::string_view value) {
   effective_toml.replace(begin, effective_toml.find('\n', begin) - begin, value);
 }
 
-Training parse_config(const Words& words, const ModelFamily* family, report::Problems& problems,
-                      std::string_view command) {
+Training read_training(const Words& words, const ModelFamily* family, report::Problems& problems,
+                       std::string_view command) {
   return parse(words, family, problems, command, /*looks_at_files=*/true);
 }
 

@@ -14,6 +14,7 @@
 
 #include "host/data/dataset.h"
 #include "host/data/order.h"
+#include "host/distributed/ranks.h"
 #include "host/flags/flags.h"
 #include "host/flags/process_flags.h"
 #include "host/lora/lora_writer.h"
@@ -97,6 +98,8 @@ struct MemorySettings {
 };
 
 struct Training {
+  const ModelFamily* family = nullptr;  // null: not known, which is a problem already
+  distributed::Ranks ranks = {};        // the processes that train together, this one among them
   Task task = Task::kSft;
   Stage stage = Stage::kBoth;
   model::LoadRequest model;
@@ -157,7 +160,7 @@ struct Training {
 };
 
 // The flags of `command`, each with the setting that gets its value; but those whose value decides
-// several settings are read by parse_config(). `config` outlives the table, and holds the presets.
+// several settings are read by read_training(). `config` outlives the table, and holds the presets.
 flags::Table config_table(Training& config, const ModelFamily* family, std::string_view command);
 
 // Every flag of `atelier train`, in groups; with a family, its names stand in the help and its
@@ -169,8 +172,8 @@ flags::CommandSpec train_command(const ModelFamily* family, std::string name = "
 // file and line. Flags of DiffSynth-Studio that mean nothing here are answered with what to use.
 // `command` is a name of train_command(); with "cache" the stage is kDataProcess. `family` is null
 // where it is not known, which is a problem already: the rest is checked.
-Training parse_config(const Words& words, const ModelFamily* family, report::Problems& problems,
-                      std::string_view command = "train");
+Training read_training(const Words& words, const ModelFamily* family, report::Problems& problems,
+                       std::string_view command = "train");
 
 // Parses where the files that it names need not be there: of a dataset, of what an earlier run
 // wrote.

@@ -11,11 +11,11 @@ using generate::Engine;
 using generate::Request;
 
 DryGeneration::DryGeneration(DryModel& dry, model::LoadedModel& model, std::set<std::string> stays,
-                             int64_t graph_rows)
+                             const generate::Layout& layout)
     : dry_(dry),
       model_(model),
       stays_(std::move(stays)),
-      graph_rows_(graph_rows),
+      layout_(layout),
       progress_(progress::Options{.quiet = true}),
       engine_(make_engine()),
       generator_(engine_, progress_) {}
@@ -70,7 +70,7 @@ void DryGeneration::encode_ahead(const Request& request) {
 }
 
 void DryGeneration::begin(std::string_view phase, int64_t step) {
-  dry_.make_graphs(phase == "denoise" ? graph_rows_ : 0);
+  dry_.make_graphs(phase == "denoise" ? layout_.graph_rows : 0);
   if (phase == "denoise") return switch_to("denoise", denoiser_, steps_.at(step));
   if (phase != "encode") return switch_to(std::string(phase), "", 1.0);
   // What comes with a component of its own is not held beside what came before.

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "host/generate/generator.h"
+#include "host/generate/session.h"
 #include "host/plan/dry_model.h"
 #include "host/progress/progress.h"
 
@@ -25,10 +25,10 @@ struct DryPhase {
 // one, and of tiles and images that are alike it decodes one. Not thread-safe.
 class DryGeneration {
  public:
-  // Components of `stays` are there from the start and do not leave. Blocks of at most `graph_rows`
-  // rows are graphs. Everything outlives this.
+  // Components of `stays` are there from the start and do not leave. Everything outlives
+  // this.
   DryGeneration(DryModel& dry, model::LoadedModel& model, std::set<std::string> stays = {},
-                int64_t graph_rows = 0);
+                const generate::Layout& layout = {});
   DryGeneration(const DryGeneration&) = delete;  // its engine points into it
   DryGeneration& operator=(const DryGeneration&) = delete;
 
@@ -49,7 +49,7 @@ class DryGeneration {
   DryModel& dry_;
   model::LoadedModel& model_;
   const std::set<std::string> stays_;
-  const int64_t graph_rows_;
+  const generate::Layout layout_;
   progress::Progress progress_;
   const generate::Engine engine_;
   generate::Generator generator_;

@@ -26,7 +26,7 @@ class GenerationSizes {
         generation_(generation),
         basis_(basis),
         dry_(model, basis.like, basis.counts_scratch),
-        generator_(dry_, model, /*stays=*/{}, generation.graph_rows),
+        generator_(dry_, model, /*stays=*/{}, generation.layout),
         count_(std::clamp<int64_t>(generation.request.batch_size, 1, generation.images)) {}
 
   SizedRun sized() {

@@ -7,6 +7,7 @@
 #include <ATen/DeviceAccelerator.h>
 
 #include "atelier/error.h"
+#include "atelier/host/device_graph.h"
 #include "atelier/host/device_traits.h"
 
 #include "host/generate/request.h"
@@ -22,10 +23,10 @@
 namespace atelier::plan {
 namespace {
 
-using generate::Job;
-using generate::Settings;
 using model::LoadedModel;
 using model::LoadRequest;
+using order::Job;
+using order::Settings;
 
 double pixels_of(const MediaTarget& target) {
   return static_cast<double>(target.frames) * static_cast<double>(target.height) *
@@ -45,7 +46,7 @@ double pixels_of(const Settings& settings, const LoadedModel& model) {
     if (is_leading_image(input) && given != settings.family_inputs.end())
       images += inputs::texts_of(*given).size();
   }
-  return pixels_of(generate::target_of(settings)) * static_cast<double>(1 + images);
+  return pixels_of(order::target_of(settings)) * static_cast<double>(1 + images);
 }
 double pixels_of(const data::Item& item, std::span<const InputSpec> inputs) {
   size_t images = 0;
@@ -87,20 +88,15 @@ const Job& largest_job(const LoadedModel& model, std::span<const Job> jobs) {
                                    [&](const Job& job) { return area_of(job.settings, model); });
 }
 
-// Blocks of how many rows are graphs. With a profile of a device that is elsewhere the model's own
-// is the CPU, for which nothing is proven.
-int64_t graph_rows_of(const generate::Order& order, const LoadedModel& model) {
-  return memory::graph_rows(order.cuda_graphs, ops::compute_capability(model.device()));
-}
-
-GenerationBasis basis_of(LoadedModel& model, const generate::Order& order,
+GenerationBasis basis_of(LoadedModel& model, const order::Generation& order,
                          std::span<const Job> jobs, const Job& largest) {
   const Job& longest = *std::ranges::max_element(
       jobs, {}, [](const Job& job) { return job.settings.prompt.value_or("").size(); });
   GenerationBasis basis;
   basis.request = generate::read_request(largest.settings, model, /*seed=*/0);
   basis.request.inputs["prompt"] = longest.settings.prompt.value_or("");
-  basis.request.batches_cfg = order.cfg_batch.value_or(true);
+  basis.layout = layout_of(order, model, std::nullopt);
+  basis.request.batches_cfg = basis.layout.batches_cfg;
   basis.request.tiling = order.tiling();
   basis.picks_cfg_batch = !order.cfg_batch;
   basis.images = 0;
@@ -139,7 +135,7 @@ std::vector<std::string> untrained(const LoadedModel& model,
 Alternative tiled(LoadedModel& model, const GenerationBasis& basis, const PlanBasis& plan_basis) {
   return {"--tiled", [&] {
             GenerationBasis changed = basis;
-            changed.request.tiling = generate::Tiling();
+            changed.request.tiling = order::Tiling();
             return size_generation(model, changed, plan_basis);
           }};
 }
@@ -177,7 +173,7 @@ bool everything_stays(const Planned& planned) {
   return bytes && *bytes <= within(planned.target.limits).device_bytes;
 }
 
-std::optional<Planned> plan_generation(LoadedModel& model, const generate::Order& order,
+std::optional<Planned> plan_generation(LoadedModel& model, const order::Generation& order,
                                        std::span<const Job> jobs, std::string& reason) {
   PlanTarget target = plan_target(order.limits, *order.load, model);
   target.basis.prefetch = order.prefetch;
@@ -185,7 +181,7 @@ std::optional<Planned> plan_generation(LoadedModel& model, const generate::Order
   return plan_unless_impossible(order.limits, reason, [&] {
     const Job& largest = largest_job(model, jobs);
     GenerationBasis basis = basis_of(model, order, jobs, largest);
-    if (target.basis.like == at::kCUDA) basis.graph_rows = graph_rows_of(order, model);
+    if (target.basis.like != at::kCUDA) basis.layout.graph_rows = 0;
     std::vector<Alternative> alternatives = storage_alternatives(
         model, *order.load, untrained(model, {}),
         [&](LoadedModel& changed) { return size_generation(changed, basis, target.basis); });
@@ -196,7 +192,7 @@ std::optional<Planned> plan_generation(LoadedModel& model, const generate::Order
           plan_or_refuse(size_generation(model, basis, target.basis), target, alternatives);
     } catch (const Error& error) {
       if (jobs.size() == 1) throw;
-      throw error.at(generate::size_origin(largest.settings, largest.place));
+      throw error.at(order::size_origin(largest.settings, largest.place));
     }
     const bool has_more = jobs.size() > 1 || order.reads_stdin();
     if (has_more && everything_stays(planned))
@@ -225,9 +221,20 @@ bool everything_fits(const LoadedModel& model) {
   return weights + kWorkspaceBytes < static_cast<double>(free);
 }
 
+// Blocks of how many rows are graphs. With a profile of a device that is elsewhere the model's own
+// is the CPU, for which nothing is proven.
+int64_t graph_rows_of(const order::Generation& order, const LoadedModel& model) {
+  const at::Device device = model.device();
+  if (order.cuda_graphs == memory::GraphChoice::kOn && !order.limits.device_profile &&
+      ops::make_graph_recorder(device) == nullptr)
+    throw Error(ErrorCode::kInvalidArgument,
+                "--cuda_graphs on: device " + device.str() + " has no CUDA graphs", "leave it out");
+  return memory::graph_rows(order.cuda_graphs, ops::compute_capability(device));
+}
+
 }  // namespace
 
-generate::Layout layout_of(const generate::Order& order, const LoadedModel& model,
+generate::Layout layout_of(const order::Generation& order, const LoadedModel& model,
                            const std::optional<Planned>& planned) {
   generate::Layout layout = {.graph_rows = graph_rows_of(order, model)};
   if (planned) layout.batches_cfg = cfg_batch_of(*planned);
@@ -342,10 +349,9 @@ double count_steps(const order::Training& config, int64_t samples) {
 
 }  // namespace
 
-TrainingBasis training_basis(const train::PreparedRun& run, const order::Training& config,
-                             const distributed::Ranks& ranks) {
+TrainingBasis training_basis(const train::PreparedRun& run, const order::Training& config) {
   const LoadedModel& model = *run.model;
-  TrainingBasis basis{.config = &config, .selection = &run.selection, .ranks = ranks};
+  TrainingBasis basis{.config = &config, .selection = &run.selection};
   if (run.dataset != nullptr) {
     take_dataset(basis, *run.dataset, model);
   } else {
@@ -409,14 +415,13 @@ PlanTarget training_target(const train::PreparedRun& run) {
   return target;
 }
 
-std::optional<Planned> plan_training(const train::PreparedRun& run, const distributed::Ranks& ranks,
-                                     std::string& reason) {
+std::optional<Planned> plan_training(const train::PreparedRun& run, std::string& reason) {
   PlanTarget target = training_target(run);
   if (!target.has_limit) return std::nullopt;
-  share_host(target, ranks.local_size);
+  share_host(target, run.config.ranks.local_size);
   return plan_unless_impossible(run.config.memory.limits, reason, [&] {
     LoadedModel& model = *run.model;
-    TrainingBasis basis = training_basis(run, run.config, ranks);
+    TrainingBasis basis = training_basis(run, run.config);
     const std::vector<Alternative> alternatives = training_alternatives(model, basis, target.basis);
     const SizedRun sized = size_training(model, basis, target.basis);
     // On the device it is faster; where that does not fit, trained weights and optimizer move.

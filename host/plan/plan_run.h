@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "host/distributed/ranks.h"
-#include "host/generate/order.h"
+#include "host/generate/session.h"
 #include "host/model/model_loader.h"
+#include "host/order/generation.h"
 #include "host/plan/planning.h"
 #include "host/plan/report.h"
 #include "host/progress/progress.h"
@@ -27,16 +27,14 @@ struct Planned {
 // is none; or the device set it and the model cannot run without values, which `reason` then says.
 // Throws Error{kOutOfMemory} when nothing fits. Nothing of `model` is loaded. `order` is what it
 // was opened for; `jobs`, at least one, are those that are known, with what they left to the model.
-std::optional<Planned> plan_generation(model::LoadedModel& model, const generate::Order& order,
-                                       std::span<const generate::Job> jobs, std::string& reason);
-// Plans so for a process of a training; `ranks`: those of the run, this one among them.
-std::optional<Planned> plan_training(const train::PreparedRun& run, const distributed::Ranks& ranks,
-                                     std::string& reason);
+std::optional<Planned> plan_generation(model::LoadedModel& model, const order::Generation& order,
+                                       std::span<const order::Job> jobs, std::string& reason);
+// Plans so for a process of a training.
+std::optional<Planned> plan_training(const train::PreparedRun& run, std::string& reason);
 
 // What such a plan begins with, where `config` stands in the place of the run's own. Both outlive
 // what is returned.
-TrainingBasis training_basis(const train::PreparedRun& run, const order::Training& config,
-                             const distributed::Ranks& ranks);
+TrainingBasis training_basis(const train::PreparedRun& run, const order::Training& config);
 // The limits that a training is planned within, and the choices that its user has made.
 PlanTarget training_target(const train::PreparedRun& run);
 
@@ -46,7 +44,7 @@ void apply_to_training(const Planned& planned, order::Training& config);
 // Whether all components have room beside each other, so that none needs to leave for another.
 bool everything_stays(const Planned& planned);
 // How an order is carried out. `planned`: nullopt where nothing was planned.
-generate::Layout layout_of(const generate::Order& order, const model::LoadedModel& model,
+generate::Layout layout_of(const order::Generation& order, const model::LoadedModel& model,
                            const std::optional<Planned>& planned);
 
 // Tells what was planned, before a run that goes on with it.

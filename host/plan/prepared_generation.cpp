@@ -1,24 +1,22 @@
 #include "host/plan/prepared_generation.h"
 
 #include "atelier/error.h"
-#include "atelier/host/device_graph.h"
-#include "atelier/host/device_traits.h"
 
 #include "host/generate/fill_settings.h"
-#include "host/generate/output_paths.h"
 #include "host/generate/settings_checks.h"
 #include "host/model/sequence_check.h"
 #include "host/model/stages.h"
+#include "host/order/output_paths.h"
 
 namespace atelier::plan {
 
 using model::LoadedModel;
 
-PreparedGeneration::PreparedGeneration(generate::Order order, progress::Progress& progress,
+PreparedGeneration::PreparedGeneration(order::Generation order, progress::Progress& progress,
                                        report::Problems& problems)
     : order_(std::move(order)), progress_(progress) {
   if (order_.load && order_.family() != nullptr) open_model(problems);
-  for (generate::Job& job : order_.jobs) check(job, problems);
+  for (order::Job& job : order_.jobs) check(job, problems);
   if (order_.reads_stdin() && model_)
     problems.collect([&] {
       generate::check_sizes(filled_base(), *order_.family(), model_->model().latent_spec(),
@@ -32,31 +30,21 @@ void PreparedGeneration::open_model(report::Problems& problems) {
   sizes_.emplace(*model_, *order_.load, order_.limits);
   lengths_.emplace(model_->model(), order_.load->cuts_texts);
   loras_.emplace(*model_, order_.lora_mode, progress_);
-  problems.collect([&] { check_graphs(); });
-  model::check_sequence(*model_, order_.processes.shares.sequence, order_.process.attention,
-                        problems);
+  problems.collect([&] { layout(); });
+  model::check_sequence(*model_, order_.processes.sequence, order_.process.attention, problems);
   if (order_.is_tiled)
     problems.collect([&] {
       generate::check_tiling(order_.tiles, model_->model().latent_spec().spatial_stride);
     });
 }
 
-void PreparedGeneration::check_graphs() const {
-  if (order_.cuda_graphs != memory::GraphChoice::kOn || order_.limits.device_profile ||
-      ops::make_graph_recorder(model_->device()) != nullptr)
-    return;
-  throw Error(ErrorCode::kInvalidArgument,
-              "--cuda_graphs on: device " + model_->device().str() + " has no CUDA graphs",
-              "leave it out");
-}
-
-generate::Settings PreparedGeneration::filled_base() const {
-  generate::Settings base = order_.base;
+order::Settings PreparedGeneration::filled_base() const {
+  order::Settings base = order_.base;
   generate::fill_target(base, *model_);
   return base;
 }
 
-void PreparedGeneration::check(generate::Job& job, report::Problems& problems) {
+void PreparedGeneration::check(order::Job& job, report::Problems& problems) {
   const size_t before = problems.size();
   problems.collect([&] {
     if (!model_) return;
@@ -66,10 +54,10 @@ void PreparedGeneration::check(generate::Job& job, report::Problems& problems) {
   const bool has_target = problems.size() == before;
   const std::string_view variant = model_ ? model_->stages().variant : std::string_view();
   generate::check_settings(job.settings, order_.family(), job.place, problems, variant);
-  generate::check_output(job.settings, job.place, problems);
+  order::check_output(job.settings, job.place, problems);
   if (order_.family() != nullptr)
-    generate::check_shares(order_.processes.shares, job.settings, *order_.family(), variant,
-                           job.place, problems);
+    generate::check_shares(order_.processes, job.settings, *order_.family(), variant, job.place,
+                           problems);
   if (order_.family() != nullptr) {
     for (const std::string& odd : generate::odd_images(job.settings, *order_.family(), job.place))
       progress_.warn("warning: " + odd);
@@ -86,8 +74,8 @@ void PreparedGeneration::check(generate::Job& job, report::Problems& problems) {
 
 void PreparedGeneration::make_plan() {
   if (const std::string note = lengths_->note(); !note.empty()) progress_.note("note: " + note);
-  std::span<const generate::Job> jobs = order_.jobs;
-  generate::Job later;  // stands for those that come
+  std::span<const order::Job> jobs = order_.jobs;
+  order::Job later;  // stands for those that come
   if (jobs.empty()) {
     later.settings = filled_base();
     jobs = {&later, 1};

@@ -8,9 +8,7 @@
 #include "formats/escape.h"
 #include "host/data/findings.h"
 #include "host/generate/fill_settings.h"
-#include "host/generate/output_paths.h"
 #include "host/generate/settings_checks.h"
-#include "host/generate/sigma_schedule.h"
 #include "host/generate/text_lengths.h"
 #include "host/inputs/parse.h"
 #include "host/lora/lora_writer.h"
@@ -19,10 +17,12 @@
 #include "host/model/media_defaults.h"
 #include "host/model/sequence_check.h"
 #include "host/model/stages.h"
+#include "host/order/output_paths.h"
 #include "host/order/preview_prompts.h"
 #include "host/parameters/trained.h"
 #include "host/plan/size_guard.h"
 #include "host/report/text.h"
+#include "host/sampling/sigma_schedule.h"
 #include "host/train/objective.h"
 #include "host/train/row_check.h"
 #include "host/train/run_checks.h"
@@ -69,12 +69,11 @@ std::vector<std::string> needed_components(const ModelFamily& family, const Trai
 // same.
 class Preparation {
  public:
-  Preparation(TrainingOrder order, progress::Progress& progress, Problems& problems)
-      : family_(order.family),
+  Preparation(Training order, progress::Progress& progress, Problems& problems)
+      : family_(*order.family),
         progress_(progress),
         problems_(problems),
-        ranks_(order.ranks),
-        run_{.config = std::move(order.config)} {
+        run_{.config = std::move(order)} {
     config_.model.components = needed_components(family_, config_);
     const auto is_trained_denoiser = [&](const ComponentSpec& component) {
       return component.role == Role::kDenoiser && trains(config_, component.name);
@@ -86,7 +85,7 @@ class Preparation {
   PreparedTraining for_training() {
     check_training(/*guards_sizes=*/true);
     PreparedTraining prepared = {.run = std::move(run_)};
-    prepared.planned = plan_training(prepared.run, ranks_, prepared.unplanned);
+    prepared.planned = plan_training(prepared.run, prepared.unplanned);
     follow_plan(prepared);
     return prepared;
   }
@@ -96,7 +95,7 @@ class Preparation {
     check_training(/*guards_sizes=*/asked.counts.empty());
     PreparedTraining prepared = {.run = std::move(run_)};
     if (asked.counts.empty()) {
-      prepared.planned = plan_training(prepared.run, ranks_, prepared.unplanned);
+      prepared.planned = plan_training(prepared.run, prepared.unplanned);
     } else {
       prepared.ranks = plan_ranks(prepared.run, asked);
     }
@@ -379,7 +378,7 @@ class Preparation {
   void read_prompts() {
     const std::string& file = config_.previews.prompts_file;
     if (file.empty()) return;
-    generate::Settings base;
+    order::Settings base;
     problems_.collect([&] {
       if (const auto size = order::preview_target(config_, run_.dataset.get())) {
         base.num_frames = size->frames;
@@ -398,11 +397,11 @@ class Preparation {
       if (run_.model) generate::fill_target(base, *run_.model);
     });
     if (problems_.size() > before) return;
-    for (generate::Job& job : order::read_sample_prompts(file, base, family_.inputs(), problems_))
+    for (order::Job& job : order::read_sample_prompts(file, base, family_.inputs(), problems_))
       check_prompt(job);
   }
 
-  void check_prompt(generate::Job& job) {
+  void check_prompt(order::Job& job) {
     const size_t before = problems_.size();
     try {
       if (run_.model) {
@@ -420,7 +419,7 @@ class Preparation {
     generate::check_encoders(job.settings, *run_.model, job.place, problems_);
     lengths_->check(job.settings, family_, variant, job.place, problems_);
     if (job.settings.num_frames.value_or(1) > 1)
-      generate::check_rate(job.settings, media::preferred_clip_format(), job.place, problems_);
+      order::check_rate(job.settings, media::preferred_clip_format(), job.place, problems_);
     if (sizes_ && problems_.size() == before)
       sizes_->check(job.settings, job.place, std::nullopt, /*may_tile=*/false, problems_);
     run_.prompts.push_back(job.settings);
@@ -467,7 +466,6 @@ class Preparation {
   const ModelFamily& family_;
   progress::Progress& progress_;
   Problems& problems_;
-  const distributed::Ranks ranks_;
   PreparedRun run_;
   Training& config_ = run_.config;
   std::unique_ptr<LoadedModel> without_files_;  // where the model's own cannot be opened
@@ -493,20 +491,19 @@ void place_trained(PreparedRun& run, Problems& problems) {
   run.model->keep_on_device(stay);
 }
 
-PreparedTraining prepare_training(TrainingOrder order, progress::Progress& progress,
+PreparedTraining prepare_training(Training order, progress::Progress& progress,
                                   Problems& problems) {
   return Preparation(std::move(order), progress, problems).for_training();
 }
 
-PreparedTraining prepare_plan(TrainingOrder order, const RanksAsked& ranks,
-                              progress::Progress& progress, Problems& problems) {
+PreparedTraining prepare_plan(Training order, const RanksAsked& ranks, progress::Progress& progress,
+                              Problems& problems) {
   return Preparation(std::move(order), progress, problems).for_plan(ranks);
 }
 
-PreparedRun prepare_encoding(TrainingOrder order, progress::Progress& progress,
-                             Problems& problems) {
-  order.config.previews = {};  // none are made
-  order.config.memory.limits.allowed_storages = {};
+PreparedRun prepare_encoding(Training order, progress::Progress& progress, Problems& problems) {
+  order.previews = {};  // none are made
+  order.memory.limits.allowed_storages = {};
   return Preparation(std::move(order), progress, problems).for_encoding();
 }
 

@@ -4,8 +4,6 @@
 #include <optional>
 #include <string>
 
-#include "atelier/model_family.h"
-
 #include "host/plan/plan_run.h"
 #include "host/plan/rank_plan.h"
 #include "host/progress/progress.h"
@@ -14,13 +12,6 @@
 
 namespace atelier::plan {
 
-// What a user asks of `atelier train`, or cache.
-struct TrainingOrder {
-  const ModelFamily& family;
-  order::Training config;         // that parse_config() has checked
-  distributed::Ranks ranks = {};  // the processes that train together, this one among them
-};
-
 struct PreparedTraining {
   train::PreparedRun run;
   std::optional<Planned> planned = {};
@@ -28,19 +19,20 @@ struct PreparedTraining {
   std::string unplanned = {};  // why there is no plan; empty: none is needed
 };
 
-// Opens model, datasets, prompts and checkpoints, reads no weights, and plans what the run takes.
+// Opens model, datasets, prompts and checkpoints of an order whose family is known, reads no
+// weights, and plans what the run takes.
 // The model is placed as planned and the user told. Throws one error with all that is wrong,
 // `problems` included; throws as plan_training().
-PreparedTraining prepare_training(TrainingOrder order, progress::Progress& progress,
+PreparedTraining prepare_training(order::Training order, progress::Progress& progress,
                                   report::Problems& problems);
 
 // Does so for the plan alone, which nothing follows. `ranks`: are planned for in the place of one
 // process, where there are any.
-PreparedTraining prepare_plan(TrainingOrder order, const RanksAsked& ranks,
+PreparedTraining prepare_plan(order::Training order, const RanksAsked& ranks,
                               progress::Progress& progress, report::Problems& problems);
 
 // Prepares encoding samples ahead of training, which nothing is planned for.
-train::PreparedRun prepare_encoding(TrainingOrder order, progress::Progress& progress,
+train::PreparedRun prepare_encoding(order::Training order, progress::Progress& progress,
                                     report::Problems& problems);
 
 // Decides where trained weights rest, with the model placed as `run` says. Reads no values.

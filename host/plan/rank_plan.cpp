@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <c10/util/StringUtil.h>
+
 #include "atelier/error.h"
 
 #include "host/model/components.h"
@@ -75,7 +77,7 @@ class Planning {
         says_step_(says_step),
         target_(target),
         links_(links),
-        basis_(training_basis(run, config, /*ranks=*/{})) {}
+        basis_(training_basis(run, config)) {}
 
   RanksPlan of(int64_t ranks) const {
     RanksPlan plan{.ranks = ranks};
@@ -263,9 +265,9 @@ std::string rank_table(const PlannedRanks& planned) {
   const memory::DeviceProfile& device = planned.target.basis.profile;
   const LinkProfile& links = planned.links;
   std::string text =
-      "plan for ranks on " + device.name + ": " +
-      report::bytes_text(planned.target.limits.device_bytes) + " each, " +
-      std::to_string(links.ranks_per_machine) + " to a machine; network " + links.name +
+      c10::str("plan for ranks on ", device.name, ": ",
+               report::bytes_text(planned.target.limits.device_bytes), " each, ",
+               links.ranks_per_machine, " to a machine; network ", links.name) +
       print(": %.3g GB/s and %.3g us in a machine", links.local_bytes_per_second / 1e9,
             links.local_latency_seconds * 1e6) +
       (links.remote_bytes_per_second == 0
@@ -280,7 +282,7 @@ std::string rank_table(const PlannedRanks& planned) {
     for (size_t i = 0; i < plan.rows.size(); ++i) {
       const RankRow& row = plan.rows[i];
       const int64_t machine = row.host_bytes * std::min(plan.ranks, links.ranks_per_machine);
-      cells.push_back({std::to_string(plan.ranks), row.flags.empty() ? "-" : row.flags,
+      cells.push_back({c10::str(plan.ranks), row.flags.empty() ? "-" : row.flags,
                        report::bytes_text(row.device_bytes), "", report::bytes_text(row.host_bytes),
                        report::bytes_text(machine), "", "", "", "", "does not fit"});
       if (!row.fits) continue;
@@ -294,7 +296,7 @@ std::string rank_table(const PlannedRanks& planned) {
   }
   text += columns(std::move(cells)) + "\n";
   for (const RanksPlan& plan : planned.plans) {
-    const std::string ranks = std::to_string(plan.ranks) + " ranks: ";
+    const std::string ranks = c10::str(plan.ranks, " ranks: ");
     text += ranks + plan.why + "\n";
     for (const std::string& reason : plan.left_out) text += ranks + "left out: " + reason + "\n";
   }

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include <c10/util/StringUtil.h>
+
 #include "host/report/chart.h"
 #include "host/report/problems.h"
 #include "host/report/sizes.h"
@@ -28,12 +30,11 @@ bool streams(const ComponentChoice& choice) {
 std::string place_text(const ComponentChoice& choice) {
   if (!streams(choice)) return "device";
   if (choice.parts > 1)
-    return "1/" + std::to_string(choice.parts) + " of each block on the " +
-           (choice.others == Place::kDevice ? "device" : "host");
+    return c10::str("1/", choice.parts, " of each block on the ",
+                    choice.others == Place::kDevice ? "device" : "host");
   const int64_t away = choice.num_blocks - choice.resident;
-  return "device: " + std::to_string(choice.resident) + " of " + std::to_string(choice.num_blocks) +
-         " blocks; " + std::to_string(away) + " come from " +
-         (choice.others == Place::kHost ? "the host" : "disk");
+  return c10::str("device: ", choice.resident, " of ", choice.num_blocks, " blocks; ", away,
+                  " come from ", choice.others == Place::kHost ? "the host" : "disk");
 }
 
 std::string_view others_text(const ComponentChoice& choice) {
@@ -55,8 +56,7 @@ std::string why_placed(const PlannedResult& result, const ComponentChoice& choic
   if (!streams(choice)) return choice.num_blocks == 0 ? "needed whole" : "fits whole";
   const PhaseChoice* phase = phase_of(result, choice.name);
   const std::string slots =
-      std::to_string(std::min(choice.prefetch + 1, choice.num_blocks - choice.resident)) +
-      " slots; ";
+      c10::str(std::min(choice.prefetch + 1, choice.num_blocks - choice.resident), " slots; ");
   const bool is_divided = choice.parts > 1;
   double waited = 0.0;
   if (phase != nullptr) waited = is_divided ? phase->exchanged_seconds : phase->waited_seconds;
@@ -134,23 +134,23 @@ std::string batch_line(const PlannedResult& result, const PlanTarget& target) {
   if (phase == nullptr || phase->strategy >= result.sized.more_bytes.size()) return {};
   const int64_t spare = target.limits.device_bytes - phase->device_bytes;
   const int64_t more = std::max<int64_t>(1, result.sized.more_bytes[phase->strategy]);
-  std::string line = "batch " + std::to_string(result.sized.batch_size) + " fits with " +
-                     report::bytes_text(spare) + " to spare";
+  std::string line = c10::str("batch ", result.sized.batch_size, " fits with ",
+                              report::bytes_text(spare), " to spare");
   const auto& slack = result.sized.slack_bytes;
   const int64_t room = within(target.limits).device_bytes - phase->device_bytes +
                        (slack.empty() ? 0 : slack[phase->strategy]);
   const int64_t most = result.sized.batch_size + room / more;
-  if (most > result.sized.batch_size) line += "; " + std::to_string(most) + " would fit";
+  if (most > result.sized.batch_size) line += c10::str("; ", most, " would fit");
   return line;
 }
 
 namespace {
 
 std::string total_line(const PlannedResult& result, const PlanTarget& target) {
-  return "predicted: " + report::bytes_text(result.plan.device_bytes) + " of the device's " +
-         report::bytes_text(target.limits.device_bytes) + ", " +
-         report::bytes_text(result.plan.host_bytes) + " of the host, " +
-         time_text(result.plan.seconds);
+  return c10::str("predicted: ", report::bytes_text(result.plan.device_bytes), " of the device's ",
+                  report::bytes_text(target.limits.device_bytes), ", ",
+                  report::bytes_text(result.plan.host_bytes), " of the host, ",
+                  time_text(result.plan.seconds));
 }
 
 }  // namespace
@@ -228,9 +228,8 @@ std::vector<std::string> plan_notes(const PlannedResult& result, const PlanTarge
 std::string curve_csv(const std::vector<CurvePoint>& curve) {
   std::string text = "limit_bytes,device_bytes,host_bytes,seconds\n";
   for (const CurvePoint& point : curve)
-    text += std::to_string(point.limit_bytes) + "," + std::to_string(point.plan.device_bytes) +
-            "," + std::to_string(point.plan.host_bytes) + "," + print("%.6g", point.plan.seconds) +
-            "\n";
+    text += c10::str(point.limit_bytes, ",", point.plan.device_bytes, ",", point.plan.host_bytes,
+                     ",", print("%.6g", point.plan.seconds), "\n");
   return text;
 }
 

@@ -7,8 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "host/distributed/ranks.h"
-#include "host/generate/generator.h"
+#include "host/generate/session.h"
 #include "host/model/model_loader.h"
 #include "host/order/training.h"
 #include "host/parameters/selection.h"
@@ -41,7 +40,7 @@ struct GenerationBasis {
   generate::Request request;  // the largest one, and the one that stands for all
   int64_t images = 1;         // of the run
   int64_t lora_bytes = 0;
-  int64_t graph_rows = 0;       // see memory::graph_rows()
+  generate::Layout layout = {};
   bool picks_cfg_batch = true;  // the user left it open
   // Everything that was loaded may still be there when a prompt is encoded or an image denoised.
   bool comes_back = false;
@@ -61,7 +60,6 @@ struct TrainingBasis {
   int64_t distillation_steps = 1;                           // the most of a sample
   std::optional<generate::Request> preview = std::nullopt;  // the largest image on the way
   bool on_host = false;  // trained tensors are moved on the host, see OffloadSettings::optimizer
-  distributed::Ranks ranks = {};  // of the run, this one among them
 };
 
 // A run with what the planner's choices mean for it.

@@ -20,10 +20,10 @@
 namespace atelier::plan {
 namespace {
 
-using generate::Settings;
-using generate::Tiling;
 using model::LoadedModel;
 using model::LoadRequest;
+using order::Settings;
+using order::Tiling;
 
 constexpr std::array<int64_t, 4> kSides = {512, 576, 1024, 4096};  // of the images that are tried
 constexpr int64_t kTokens = 16;                                    // of their texts
@@ -210,7 +210,7 @@ SizeGuard::Need SizeGuard::most_of(const Settings& settings, const Size& size,
   };
   consider("denoise", count * size.latent_pixels(), 0);
   consider("decode", at_once, whole);
-  if (generate::has_start(settings, model_.family().inputs()))
+  if (order::has_start(settings, model_.family().inputs()))
     consider("encode an image", at_once, whole);
   return most;
 }
@@ -234,11 +234,11 @@ std::string SizeGuard::size_that_fits(const Size& size, const F& need) const {
   return is_known ? report::size_text(found.height, found.width) : "";
 }
 
-void SizeGuard::check(const Settings& settings, const generate::Origin& place,
+void SizeGuard::check(const Settings& settings, const order::Origin& place,
                       const std::optional<Tiling>& tiling, bool may_tile,
                       report::Problems& problems) const {
   if (work_.empty()) return;
-  const Size size = size_of(generate::target_of(settings));
+  const Size size = size_of(order::target_of(settings));
   if (size.latent_pixels() < area_of(kSides.front())) return;
   const Need need = most_of(settings, size, tiling);
   const double pixels = kPixelBytes * size.pixels();
@@ -253,7 +253,7 @@ void SizeGuard::check(const Settings& settings, const generate::Origin& place,
   hint += "use a smaller size" + at_most(fitting);
   if (size.latent_frames > 1) hint += "; or fewer frames";
   problems.add(Error(ErrorCode::kOutOfMemory,
-                     generate::size_origin(settings, place) + ": to " +
+                     order::size_origin(settings, place) + ": to " +
                          (is_too_much ? need.what : std::string("hold")) + " " +
                          report::size_text(size.height, size.width) + " pixels takes " +
                          shown(is_too_much ? need.bytes : pixels) + " at least, and " +

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "host/data/dataset.h"
-#include "host/generate/settings.h"
 #include "host/generate/tiling.h"
 #include "host/model/model_loader.h"
+#include "host/order/settings.h"
 #include "host/order/training.h"
 #include "host/parameters/selection.h"
 #include "host/plan/planning.h"
@@ -47,8 +47,8 @@ class SizeGuard {
   void tell(progress::Progress& progress) const;
 
   // Adds a problem where images of these settings cannot be made. `may_tile`: there is --tiled.
-  void check(const generate::Settings& settings, const generate::Origin& place,
-             const std::optional<generate::Tiling>& tiling, bool may_tile,
+  void check(const order::Settings& settings, const order::Origin& place,
+             const std::optional<order::Tiling>& tiling, bool may_tile,
              report::Problems& problems) const;
 
   // Checks rows that are encoded, or looked at without being trained on. `options` names the flags.
@@ -80,8 +80,8 @@ class SizeGuard {
   Size size_of(const MediaTarget& target) const;
   // Makes a dry run. Returns whether it came to its end.
   bool try_dry_run(const std::function<void()>& run);
-  Need most_of(const generate::Settings& settings, const Size& size,
-               const std::optional<generate::Tiling>& tiling) const;
+  Need most_of(const order::Settings& settings, const Size& size,
+               const std::optional<order::Tiling>& tiling) const;
   // The largest size of that shape for which `need` is within the limit; empty: none is.
   template <typename F>
   std::string size_that_fits(const Size& size, const F& need) const;

@@ -62,7 +62,7 @@ class TrainingSizes {
       if (component.parts == 1 && !trains_weights_of(component.name))
         component.host_sharers = links_ != nullptr
                                      ? static_cast<int>(mode_.ranks_of_machine(*links_))
-                                     : training_.ranks.local_size;
+                                     : training_.config->ranks.local_size;
     }
     sent_ = sent_gradients(sized.on_host);
     sized.run.phases = encoding_;
@@ -630,10 +630,10 @@ class TrainingSizes {
 
 SizedRun size_training(LoadedModel& model, const TrainingBasis& training, const PlanBasis& basis) {
   const order::Training& config = *training.config;
-  const RankMode mode = {.ranks = training.ranks.size,
+  const RankMode mode = {.ranks = config.ranks.size,
                          .zero_stage = config.shards.stage,
                          .on_host = training.on_host,
-                         .group = parameters::shard_ranks(config, training.ranks),
+                         .group = parameters::shard_ranks(config, config.ranks),
                          .sequence = config.sequence_parallel};
   return TrainingSizes(model, training, basis).sized(mode, /*links=*/nullptr);
 }

@@ -52,6 +52,10 @@ std::string program_folder() {
              : fs::path(std::string(path, static_cast<size_t>(length))).parent_path().string();
 }
 
+std::string shown(std::string_view text) {
+  return formats::quote_and_escape(text, 200);
+}
+
 std::string abi_problem(const std::string& abi) {
   return "it was built for \"" + abi + "\", this program for \"" ATELIER_ABI "\"";
 }
@@ -102,8 +106,7 @@ void expect_as_noted(const std::string& place, const char* what, const char* sai
   if (said != nullptr && said == noted) return;
   throw Error(ErrorCode::kEnvironment,
               place + ": its atelier_plugin() says " + what + " " +
-                  formats::quote_and_escape(said == nullptr ? "" : said, 200) + ", its note " +
-                  formats::quote_and_escape(noted, 200),
+                  shown(said == nullptr ? "" : said) + ", its note " + shown(noted),
               kRebuild, "PLUGIN_DAMAGED");
 }
 
@@ -146,8 +149,7 @@ Plugin open_library(const PluginFile& file, const std::string& place) {
   char message[512] = "";
   void* family = plugin->open(message, sizeof(message));
   if (family == nullptr)
-    throw Error(ErrorCode::kEnvironment,
-                place + ": its open() fails: " + formats::quote_and_escape(message),
+    throw Error(ErrorCode::kEnvironment, place + ": its open() fails: " + shown(message),
                 "ask its author", "PLUGIN_OPEN");
   static auto& families = *new std::deque<std::unique_ptr<const ModelFamily>>;
   families.push_back(guarded(*static_cast<const ModelFamily*>(family), place));
@@ -155,7 +157,7 @@ Plugin open_library(const PluginFile& file, const std::string& place) {
 }
 
 Plugin open_file(const PluginFile& file) {
-  const std::string place = formats::quote_and_escape(file.path, 200);
+  const std::string place = shown(file.path);
   if (!file.problem.empty()) {
     if (!file.abi.empty() && file.abi != ATELIER_ABI)
       throw Error(ErrorCode::kIncompatible, place + ": " + file.problem, kRebuild, "PLUGIN_ABI");
@@ -244,8 +246,7 @@ const Plugin& open_plugin(std::string_view name_or_path, const std::string& plug
       for (const std::string& folder : search_folders(plugin_path))
         folders += (folders.empty() ? "" : ":") + folder;
       throw Error(ErrorCode::kNotFound,
-                  "--plugin " + formats::quote_and_escape(name_or_path) + ": no such family in " +
-                      folders +
+                  "--plugin " + shown(name_or_path) + ": no such family in " + folders +
                       (names.empty() ? "" : ", which have " + report::list_names(names, 8)),
                   nearest.empty() ? "pass a family's name or the path of a .so"
                                   : "did you mean " + nearest + "?",
@@ -262,6 +263,22 @@ const Plugin& open_plugin(std::string_view name_or_path, const std::string& plug
   auto it = plugins.find(wanted.path);
   if (it == plugins.end()) it = plugins.emplace(wanted.path, open_file(wanted)).first;
   return it->second;
+}
+
+std::vector<const Plugin*> open_plugins(const std::string& plugin_path,
+                                        const std::function<void(const Error&)>& on_error) {
+  std::vector<const Plugin*> families;
+  for (const PluginFile& file : list_plugins(plugin_path)) {
+    const bool is_known = std::ranges::any_of(
+        families, [&](const Plugin* known) { return known->file.family == file.family; });
+    if (!file.problem.empty() || is_known) continue;
+    try {
+      families.push_back(&open_plugin(file.path, plugin_path));
+    } catch (const Error& error) {
+      if (on_error) on_error(error);
+    }
+  }
+  return families;
 }
 
 std::string opened_file(std::string_view family) {

@@ -1,10 +1,12 @@
 // Finds plugins, says what they are without opening them, and opens one.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "atelier/error.h"
 #include "atelier/model_family.h"
 
 namespace atelier::plugins {
@@ -41,6 +43,11 @@ struct Plugin {
 // and Error{kEnvironment} when the file is damaged, or when being opened in a process of its own it
 // ends that, throws, or takes more than 10 seconds.
 const Plugin& open_plugin(std::string_view name_or_path, const std::string& plugin_path);
+
+// Opens the first plugin of each family in the search folders that can be opened. `on_error` is
+// told of those that cannot, for a reason that their notes do not say.
+std::vector<const Plugin*> open_plugins(const std::string& plugin_path,
+                                        const std::function<void(const Error&)>& on_error = {});
 
 // The file of the family's plugin; empty: none of that name was opened.
 std::string opened_file(std::string_view family);

@@ -10,9 +10,9 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
-#include "host/generate/sigma_schedule.h"
 #include "host/random/counter.h"
 #include "host/report/text.h"
+#include "host/sampling/sigma_schedule.h"
 
 namespace atelier::samples {
 namespace {
@@ -114,7 +114,7 @@ std::vector<float> table_of(const ScheduleDefaults& schedule) {
                     ": the shift follows the size of images, and training has one for all",
                 "the plugin has to give a constant one in ModelFamily::training_schedule()");
   }
-  std::vector<float> sigmas = generate::make_sigmas(schedule, {.num_steps = kLevels});
+  std::vector<float> sigmas = sampling::make_sigmas(schedule, {.num_steps = kLevels});
   sigmas.pop_back();
   return sigmas;
 }
@@ -181,7 +181,7 @@ bool Timesteps::draws_sigma() const {
 }
 
 double Timesteps::shift_of(int64_t tokens) const {
-  if (follows_tokens(options_.sampling)) return generate::shift_factor(dynamic_shift_, tokens);
+  if (follows_tokens(options_.sampling)) return sampling::shift_factor(dynamic_shift_, tokens);
   return options_.sampling == TimestepSampling::kShift ? options_.discrete_flow_shift : 1.0;
 }
 

@@ -54,7 +54,7 @@ struct Timestep {
 // of all has to be one of its own. So all steps together draw from the whole distribution.
 class Timesteps {
  public:
-  // `dynamic_shift`: of the dynamic kinds of sampling, generate::dynamic_shift() of the family.
+  // `dynamic_shift`: of the dynamic kinds of sampling, sampling::dynamic_shift() of the family.
   // Throws Error{kInvalidArgument} naming the flag of an option that makes no sense, and
   // Error{kUnsupported} when the schedule's shift follows the size of images.
   // `ranges`: of the denoisers that are trained, that of the noisiest levels first; other levels

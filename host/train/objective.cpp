@@ -9,9 +9,9 @@
 #include "atelier/host/upload.h"
 
 #include "host/generate/known_latents.h"
-#include "host/generate/sigma_schedule.h"
 #include "host/random/counter.h"
 #include "host/report/text.h"
+#include "host/sampling/sigma_schedule.h"
 
 namespace atelier::train {
 
@@ -51,7 +51,7 @@ Timesteps timesteps_of(const model::LoadedModel& model, const TimestepOptions& o
   std::vector<SigmaRange> ranges;
   for (const model::RangedDenoiser& denoiser : denoisers) ranges.push_back(denoiser.range);
   return Timesteps(training_schedule(model), options,
-                   generate::dynamic_shift(model.family().schedules(), model.stages().variant),
+                   sampling::dynamic_shift(model.family().schedules(), model.stages().variant),
                    ranges);
 }
 
@@ -223,9 +223,9 @@ Tensor Objective::initial_noise(const TrainSample& sample, at::IntArrayRef shape
 }
 
 std::vector<float> Objective::distillation_sigmas(const RowValues& values) const {
-  generate::ScheduleRequest request;
+  sampling::ScheduleRequest request;
   request.num_steps = static_cast<int>(distillation_steps(values));
-  return generate::make_sigmas(schedule_, request);
+  return sampling::make_sigmas(schedule_, request);
 }
 
 std::vector<int64_t> Objective::distillation_calls(const RowValues& values) const {

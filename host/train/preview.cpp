@@ -19,7 +19,7 @@ namespace atelier::train {
 namespace fs = std::filesystem;
 using generate::Generator;
 using generate::Request;
-using generate::Settings;
+using order::Settings;
 
 namespace {
 

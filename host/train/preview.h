@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "host/generate/settings.h"
 #include "host/model/model_loader.h"
+#include "host/order/settings.h"
 #include "host/progress/progress.h"
 
 namespace atelier::train {
@@ -28,7 +28,7 @@ class Preview {
   // Images go to FOLDER/step-00000100_0.png, clips to step-00000100_0.mp4, or .webp where MP4
   // cannot be written; their settings have a frame rate. Components of `stays` are loaded by
   // training and do not leave. `model` outlives the preview.
-  Preview(model::LoadedModel& model, std::vector<generate::Settings> prompts, std::string folder,
+  Preview(model::LoadedModel& model, std::vector<order::Settings> prompts, std::string folder,
           std::set<std::string> stays, progress::Progress& progress, PreviewShare share = {});
   ~Preview();
 

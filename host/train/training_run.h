@@ -8,9 +8,9 @@
 
 #include "host/data/dataset.h"
 #include "host/distributed/group.h"
-#include "host/generate/settings.h"
 #include "host/lora/registry.h"
 #include "host/model/model_loader.h"
+#include "host/order/settings.h"
 #include "host/order/training.h"
 #include "host/parameters/selection.h"
 #include "host/parameters/starting_weights.h"
@@ -28,8 +28,8 @@ struct PreparedRun {
   parameters::Selection selection = {};
   // Null: samples come from the cache alone; there is no validation.
   std::shared_ptr<const data::Dataset> dataset = {}, validation = {};
-  std::vector<generate::Settings> prompts = {};  // of images on the way
-  std::optional<run::SavedState> resumed = {};   // nullopt: from the beginning
+  std::vector<order::Settings> prompts = {};    // of images on the way
+  std::optional<run::SavedState> resumed = {};  // nullopt: from the beginning
   std::optional<parameters::StartingWeights> starting_weights = {};
   std::unique_ptr<lora::Registry> preset = {};  // of --preset_lora_path; null: none
 };

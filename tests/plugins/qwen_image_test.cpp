@@ -16,9 +16,9 @@
 
 #include "host/conformance/config_probe.h"
 #include "host/files/config_json.h"
-#include "host/generate/sigma_schedule.h"
 #include "host/model/config_check.h"
 #include "host/model/recognition.h"
+#include "host/sampling/sigma_schedule.h"
 #include "host/weights/storage.h"
 #include "host/weights/weight_binding.h"
 #include "support/catch.h"
@@ -527,8 +527,8 @@ TEST_CASE("Parts that do not belong together are refused with both numbers", "[m
 
 TEST_CASE("The schedules give the published noise levels", "[schedule]") {
   const auto sigmas = [](const char* name, int steps, int64_t tokens) {
-    const auto& schedule = generate::find_schedule(family().schedules(), name);
-    return generate::make_sigmas(schedule, {.num_steps = steps, .tokens = tokens});
+    const auto& schedule = sampling::find_schedule(family().schedules(), name);
+    return sampling::make_sigmas(schedule, {.num_steps = steps, .tokens = tokens});
   };
   const auto near = [](float value) { return Approx(value).margin(2e-6); };
   const auto square = sigmas("default", 50, 4096);
@@ -548,7 +548,7 @@ TEST_CASE("The schedules give the published noise levels", "[schedule]") {
   CHECK(family().schedules()[0].cfg_scale == 4.0);
   CHECK(family().schedules()[0].num_inference_steps == 50);
   const auto steps = [](const char* variant) {
-    return generate::find_schedule(family().schedules(), {}, variant).num_inference_steps;
+    return sampling::find_schedule(family().schedules(), {}, variant).num_inference_steps;
   };
   for (const char* variant : {"qwen-image", "qwen-image-2512", "qwen-image-edit"})
     CHECK(steps(variant) == 50);

@@ -3,13 +3,15 @@
 #include <ATen/ATen.h>
 
 #include "host/generate/generator.h"
-#include "host/generate/solvers.h"
 #include "host/random/noise.h"
+#include "host/sampling/solvers.h"
 #include "support/files.h"
 #include "tests/host/generate/fake_model.h"
 
 namespace atelier::generate {
 namespace {
+
+using namespace sampling;
 
 constexpr double kHighRate = 0.5, kLowRate = 0.125, kLetters = 4 / 100.0;
 constexpr size_t kSwitch = 4;  // the first level of the second denoiser

@@ -9,16 +9,19 @@
 #include "atelier/host/stop.h"
 
 #include "host/generate/guidance.h"
-#include "host/generate/sigma_schedule.h"
-#include "host/generate/solvers.h"
 #include "host/model/stages.h"
 #include "host/random/noise.h"
+#include "host/sampling/sigma_schedule.h"
+#include "host/sampling/solvers.h"
 #include "support/files.h"
 #include "support/models.h"
 #include "tests/host/generate/fake_model.h"
 
 namespace atelier::generate {
 namespace {
+
+using namespace order;
+using namespace sampling;
 
 static_assert(!std::is_copy_constructible_v<Generator> && !std::is_move_constructible_v<Generator>);
 

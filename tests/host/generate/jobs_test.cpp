@@ -1,18 +1,21 @@
-#include "host/generate/jobs.h"
+#include "host/order/jobs.h"
 
 #include <fstream>
 
 #include "atelier/error.h"
 
-#include "host/generate/output_paths.h"
+#include "host/generate/job_runner.h"
 #include "host/generate/request.h"
 #include "host/generate/settings_checks.h"
+#include "host/order/output_paths.h"
 #include "support/catch.h"
 #include "tests/host/generate/fake_family.h"
 #include "tests/support/files.h"
 
 namespace atelier::generate {
 namespace {
+
+using namespace order;
 
 using test::Folder;
 

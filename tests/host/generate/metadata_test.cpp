@@ -6,6 +6,8 @@
 namespace atelier::generate {
 namespace {
 
+using namespace order;
+
 TEST_CASE("Metadata tells every setting, in two forms", "[metadata]") {
   ModelRecord model = {.version = "1.2",
                        .family = "fake",

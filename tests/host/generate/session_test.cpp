@@ -8,6 +8,7 @@
 
 using namespace atelier;
 using namespace atelier::generate;
+using namespace atelier::order;
 using test::Folder;
 using test::read_bytes;
 
@@ -18,7 +19,7 @@ struct Studio {
   Folder folder;
   std::unique_ptr<model::LoadedModel> model;
   plugins::Plugin plugin;
-  Order order{.plugin = &plugin};
+  Generation order{.plugin = &plugin};
   progress::Progress progress{progress::Options{.quiet = true}};
   std::optional<LoraSet> loras;
 

@@ -11,6 +11,8 @@
 namespace atelier::generate {
 namespace {
 
+using namespace order;
+
 constexpr int64_t kStride = 8;
 
 // Every cell becomes a block of equal pixels: a tile gives what the whole gives.

@@ -24,7 +24,7 @@ constexpr InputSpec kVideoInputs[] = {
 };
 
 struct Parsed {
-  std::vector<generate::Job> jobs;
+  std::vector<order::Job> jobs;
   std::string message;  // what is wrong, all of it; empty when nothing is
 };
 
@@ -38,7 +38,7 @@ std::string message_of(const report::Problems& problems) {
 }
 
 Parsed parse(const std::string& text, std::span<const InputSpec> inputs = kInputs,
-             const generate::Settings& base = {}) {
+             const order::Settings& base = {}) {
   report::Problems problems;
   Parsed parsed;
   parsed.jobs = parse_sample_prompts(text, "prompts.txt", base, inputs, problems);
@@ -82,7 +82,7 @@ TEST_CASE("Each line is a prompt with its switches", "[sample_prompts]") {
       "  last --H 512  --W\t256  ");
   REQUIRE(message.empty());
   REQUIRE(jobs.size() == 3);
-  const generate::Settings& first = jobs[0].settings;
+  const order::Settings& first = jobs[0].settings;
   REQUIRE(jobs[0].place.file == "prompts.txt");
   REQUIRE(jobs[0].place.line == 2);
   REQUIRE(first.prompt == "a red fox, 雪");
@@ -104,7 +104,7 @@ TEST_CASE("Each line is a prompt with its switches", "[sample_prompts]") {
 }
 
 TEST_CASE("Switches say where guidance ends and how long it makes things", "[sample_prompts]") {
-  generate::Settings base;
+  order::Settings base;
   base.cfg_renorm = "row";
   const auto [jobs, message] =
       parse("a --ctr 0.25 --rcfg 0.9\nb --rcfg 0\nc --rcfg much\nd", kInputs, base);
@@ -154,7 +154,7 @@ TEST_CASE("Pictures to go by are the family's list of them, in their order", "[s
 }
 
 TEST_CASE("What a line leaves out is as in the base", "[sample_prompts]") {
-  generate::Settings base;
+  order::Settings base;
   base.seed = 42;
   base.height = 640;
   base.negative_prompt = "blurry";

@@ -31,7 +31,7 @@ Training parse(const Arguments& arguments, std::string_view command = "train") {
   const test::ToyFamily family;
   report::Problems problems;
   Training config =
-      parse_config({arguments, train_command(nullptr), problems}, &family, problems, command);
+      read_training({arguments, train_command(nullptr), problems}, &family, problems, command);
   problems.throw_if_any();
   return config;
 }
@@ -311,7 +311,7 @@ TEST_CASE("Without a family the rest of a command line is checked", "[config]") 
   const Arguments arguments = {"--learning_rate",   "much", "--batch_size",        "0",
                                "--lora_rnk",        "4",    "--dataset_base_path", "absent",
                                "--lora_base_model", "dit"};
-  parse_config({arguments, train_command(nullptr), problems}, nullptr, problems);
+  read_training({arguments, train_command(nullptr), problems}, nullptr, problems);
   test::expect_error(ErrorCode::kInvalidArgument,
                      {"--learning_rate: \"much\" is no number", "--batch_size: 0 is less than 1",
                       "--lora_rnk is not known to train; did you mean --lora_rank?",

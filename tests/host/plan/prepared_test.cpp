@@ -31,8 +31,8 @@ struct PreparedWorkshop {
     test::write_bytes(folder / "data/metadata.csv", "image,prompt\n0.png,red\n1.png,blue\n");
   }
 
-  generate::Order images(std::vector<std::string> outputs) const {
-    generate::Order order = {
+  order::Generation images(std::vector<std::string> outputs) const {
+    order::Generation order = {
         .plugin = &plugin,
         .load = model::LoadRequest{
             .model_paths = folder / "model", .dtype = "float32", .device = "cpu"}};
@@ -47,7 +47,7 @@ struct PreparedWorkshop {
     return order;
   }
 
-  TrainingOrder training(std::vector<std::string> more, std::string_view command = "train") {
+  order::Training training(std::vector<std::string> more, std::string_view command = "train") {
     std::vector<std::string> arguments = {"--plugin",
                                           "toy",
                                           "--model_paths",
@@ -63,10 +63,9 @@ struct PreparedWorkshop {
     if (std::ranges::find(more, "--trainable_models") == more.end())
       arguments.insert(arguments.end(), {"--lora_base_model", "dit"});
     arguments.insert(arguments.end(), more.begin(), more.end());
-    TrainingOrder order = {
-        .family = test::image_toy(),
-        .config = order::parse_config({arguments, order::train_command(nullptr), problems},
-                                      &test::image_toy(), problems, command)};
+    order::Training order =
+        order::read_training({arguments, order::train_command(nullptr), problems},
+                             &test::image_toy(), problems, command);
     problems.throw_if_any();
     return order;
   }
@@ -81,7 +80,7 @@ struct PreparedWorkshop {
 
 TEST_CASE("What is wrong with any job is told before a weight is read", "[prepared]") {
   PreparedWorkshop shop;
-  generate::Order order = shop.images({"a.png", "model/transformer/model.safetensors/b.png"});
+  order::Generation order = shop.images({"a.png", "model/transformer/model.safetensors/b.png"});
   order.jobs[0].settings.height = 15;
   order.jobs[1].settings.loras = {{"style", shop.folder / "style.safetensors", 1.0}};
   order.is_tiled = true;
@@ -97,7 +96,7 @@ TEST_CASE("A job that comes later is checked as those before", "[prepared]") {
   PreparedWorkshop shop;
   PreparedGeneration prepared(shop.images({"a.png"}), shop.progress, shop.problems);
   REQUIRE(shop.problems.empty());
-  generate::Job job = shop.images({"b.png"}).jobs.front();
+  order::Job job = shop.images({"b.png"}).jobs.front();
   prepared.check(job, shop.problems);
   CHECK(shop.problems.empty());
   job.settings.prompt = std::string(test::kToyLongestText + 1, 'a');
@@ -107,7 +106,7 @@ TEST_CASE("A job that comes later is checked as those before", "[prepared]") {
 
 TEST_CASE("Nothing is planned on the CPU without a limit, and all stays there", "[prepared]") {
   PreparedWorkshop shop;
-  generate::Order order = shop.images({"a.png"});
+  order::Generation order = shop.images({"a.png"});
   order.prompts_file = "jobs.jsonl";
   order.cfg_batch = false;
   PreparedGeneration prepared(order, shop.progress, shop.problems);
@@ -128,7 +127,7 @@ TEST_CASE("Nothing is planned on the CPU without a limit, and all stays there", 
 
 TEST_CASE("A limit makes a plan, which a session follows", "[prepared]") {
   PreparedWorkshop shop;
-  generate::Order order = shop.images({"a.png"});
+  order::Generation order = shop.images({"a.png"});
   order.limits.vram = int64_t{1} << 30;
   PreparedGeneration prepared(order, shop.progress, shop.problems);
   REQUIRE(shop.problems.empty());
@@ -217,10 +216,8 @@ TEST_CASE("Training without a denoiser is refused, and nothing is sized", "[prep
                                               "cpu",
                                               "--trainable_models",
                                               "text_encoder"};
-  TrainingOrder order = {
-      .family = toy,
-      .config = order::parse_config({arguments, order::train_command(nullptr), shop.problems}, &toy,
-                                    shop.problems, "train")};
+  order::Training order = order::read_training(
+      {arguments, order::train_command(nullptr), shop.problems}, &toy, shop.problems, "train");
   shop.problems.throw_if_any();
   test::expect_error(ErrorCode::kNotFound, {"there is no denoiser to train with", "--model_paths"},
                      [&] { prepare_training(std::move(order), shop.progress, shop.problems); });
@@ -230,8 +227,8 @@ TEST_CASE("Everything that is wrong with a run is one error", "[prepared]") {
   PreparedWorkshop shop;
   test::write_bytes(shop.folder / "data/metadata.csv", "image,prompt\nnone.png,red\n");
   test::write_bytes(shop.folder / "prompts.txt", "a fox --w 15\n");
-  TrainingOrder order = shop.training({"--lora_target_modules", "blocks.9.q", "--sample_prompts",
-                                       shop.folder / "prompts.txt", "--sample_at_first"});
+  order::Training order = shop.training({"--lora_target_modules", "blocks.9.q", "--sample_prompts",
+                                         shop.folder / "prompts.txt", "--sample_at_first"});
   test::expect_error(ErrorCode::kInvalidArgument,
                      {"blocks.9.q", "none.png", "prompts.txt:1: width", "mistakes"},
                      [&] { prepare_training(std::move(order), shop.progress, shop.problems); });

@@ -36,7 +36,7 @@ report::Problems check_image(const ModelFamily& family, int64_t side, std::strin
   std::FILE* file = std::tmpfile();
   progress::Progress progress({.quiet = true, .out = file});
   const SizeGuard guard(*model, request, limits);
-  generate::Settings settings;
+  order::Settings settings;
   settings.num_frames = 1;
   settings.height = settings.width = side;
   report::Problems problems;
@@ -73,12 +73,12 @@ TEST_CASE("A model that cannot be run without values is told once", "[size_guard
   const UntriableToy family;
   plugins::Plugin plugin;
   plugin.family = &family;
-  generate::Order order = {
+  order::Generation order = {
       .plugin = &plugin,
       .load = model::LoadRequest{
           .model_paths = folder / "model", .dtype = "float32", .device = "simulated:1GiB:4GB/s"}};
   order.jobs.emplace_back().settings.prompt = "a lighthouse";
-  generate::Settings& settings = order.jobs.front().settings;
+  order::Settings& settings = order.jobs.front().settings;
   settings.negative_prompt = "grey";
   settings.num_frames = 1;
   settings.height = settings.width = 16;

@@ -106,7 +106,6 @@ struct SizesWorkshop {
   GenerationBasis generation;
   order::Training config;
   parameters::Selection selection;
-  distributed::Ranks ranks;  // that train
 
   SizesWorkshop() {
     test::write_toy_model(folder / "model");
@@ -142,8 +141,7 @@ struct SizesWorkshop {
                          {.config = &config,
                           .selection = &selection,
                           .target = {1, 32, 32},
-                          .distillation_steps = std::max<int64_t>(1, distillation_steps),
-                          .ranks = ranks},
+                          .distillation_steps = std::max<int64_t>(1, distillation_steps)},
                          basis);
   }
 };
@@ -165,7 +163,7 @@ Names names_of(const SizedRun& sized) {
 
 TEST_CASE("Processes of a machine share its host memory", "[plan]") {
   SizesWorkshop shop;
-  shop.ranks = {.size = 4, .local_size = 4};
+  shop.config.ranks = {.size = 4, .local_size = 4};
   const SizedRun sized = shop.train({"dit"});
   REQUIRE_FALSE(sized.run.components.empty());
   for (const memory::PlannedComponent& component : sized.run.components)
@@ -330,9 +328,9 @@ TEST_CASE("A process plans its own rows, and its own batches of a step", "[plan]
   const Strategy alone = step();
   CHECK(alone.repeats == 3);
   report::Problems problems;
-  shop.ranks.size = 4;
+  shop.config.ranks.size = 4;
   shop.config.sequence_parallel = 2;
-  train::share_batch(shop.config, shop.ranks.size / shop.config.sequence_parallel, problems);
+  train::share_batch(shop.config, shop.config.ranks.size / shop.config.sequence_parallel, problems);
   REQUIRE(shop.config.order.gradient_accumulation_steps == 6);  // of all processes
   const Strategy shared = step();
   CHECK(shared.repeats == 3);

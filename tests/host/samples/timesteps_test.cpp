@@ -10,8 +10,8 @@
 
 #include "atelier/error.h"
 
-#include "host/generate/sigma_schedule.h"
 #include "host/random/counter.h"
+#include "host/sampling/sigma_schedule.h"
 #include "support/catch.h"
 
 namespace atelier::samples {
@@ -251,13 +251,13 @@ TEST_CASE("Dynamic shifts are on the line of the family", "[timesteps]") {
   const SigmaShift line = {.kind = SigmaShift::Kind::kByTokens, .max = 0.9, .max_tokens = 8192};
   const ScheduleDefaults schedules[] = {kStretched, {.shift = line}, {}};
   const Timesteps timesteps(kPlain, {.sampling = TimestepSampling::kUniformDynamicShift},
-                            generate::dynamic_shift(schedules));
+                            sampling::dynamic_shift(schedules));
   for (const auto& [tokens, mu] : {std::pair(256, 0.5), std::pair(8192, 0.9)}) {
     const auto expected = [shift = std::exp(mu)](double s) { return s / (s + shift * (1.0 - s)); };
     CHECK(distance(timesteps, expected, tokens) < 2.0);
   }
   // A family without one has the usual line.
-  CHECK(generate::shift_factor(generate::dynamic_shift({&kStretched, 1}), 4096) ==
+  CHECK(sampling::shift_factor(sampling::dynamic_shift({&kStretched, 1}), 4096) ==
         Approx(std::exp(1.15)));
 }
 

@@ -238,7 +238,7 @@ TEST_CASE("A validation that does not fit has a way out", "[monitor]") {
 
 TEST_CASE("Images are not worth a run, and what else goes wrong with them is", "[monitor]") {
   MonitorBench bench;
-  generate::Settings settings;
+  order::Settings settings;
   settings.prompt = "a lighthouse";
   settings.num_frames = 1;
   settings.height = settings.width = 16;

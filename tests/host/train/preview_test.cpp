@@ -22,8 +22,8 @@ struct PreviewBench : test::TrainToy {
     listener =
         model->on_loaded([this](std::string_view component) { loaded.emplace_back(component); });
   }
-  static generate::Settings settings(const std::string& prompt, uint64_t seed) {
-    generate::Settings s;
+  static order::Settings settings(const std::string& prompt, uint64_t seed) {
+    order::Settings s;
     s.prompt = prompt;
     s.seed = seed;
     s.num_frames = 1;
@@ -33,7 +33,7 @@ struct PreviewBench : test::TrainToy {
     s.cfg_scale = 1.0;
     return s;
   }
-  Preview preview(std::vector<generate::Settings> prompts, std::set<std::string> stays = {"dit"},
+  Preview preview(std::vector<order::Settings> prompts, std::set<std::string> stays = {"dit"},
                   PreviewShare share = {}) {
     return {*model, std::move(prompts), folder / "samples", std::move(stays), progress, share};
   }
@@ -71,7 +71,7 @@ TEST_CASE("Every prompt is drawn to a file of its step and shown", "[preview]") 
 
 TEST_CASE("Of several processes each draws its prompts, to the files of one", "[preview]") {
   PreviewBench bench;
-  std::vector<generate::Settings> prompts;
+  std::vector<order::Settings> prompts;
   for (uint64_t seed = 0; seed < 5; ++seed)
     prompts.push_back(PreviewBench::settings("number " + std::to_string(seed), seed));
   Preview all = bench.preview(prompts);

@@ -13,8 +13,8 @@
 
 #include "host/files/checkpoint.h"
 #include "host/files/safetensors_writer.h"
-#include "host/generate/sigma_schedule.h"
-#include "host/generate/solvers.h"
+#include "host/sampling/sigma_schedule.h"
+#include "host/sampling/solvers.h"
 
 namespace {
 
@@ -25,13 +25,13 @@ void walk(const std::vector<std::string>& words) {
       .shift = {.kind = SigmaShift::Kind::kConstant, .value = std::stod(words.at(4))},
       .grid = {.high = std::stod(words.at(2)), .low = std::stod(words.at(3))},
       .whole_timesteps = true};
-  const std::vector<float> sigmas = generate::keep_last_steps(
-      generate::make_sigmas(schedule, {.num_steps = std::stoi(words.at(1))}),
+  const std::vector<float> sigmas = sampling::keep_last_steps(
+      sampling::make_sigmas(schedule, {.num_steps = std::stoi(words.at(1))}),
       std::stod(words.at(5)));
   const auto file = files::Checkpoint::open(words.at(6), {words.at(6)});
   at::Tensor x = file.read("latents").clone();
   const at::Tensor velocities = file.read("velocities");
-  const auto solver = generate::find_solver(words.at(0)).make(sigmas, x);
+  const auto solver = sampling::find_solver(words.at(0)).make(sigmas, x);
   std::vector<at::Tensor> walked;
   for (int64_t i = 0; i + 1 < std::ssize(sigmas); ++i) {
     solver->step(x, velocities[i]);
@@ -39,7 +39,7 @@ void walk(const std::vector<std::string>& words) {
   }
   files::write_safetensors(
       words.at(7), {{"sigmas", at::tensor(sigmas, at::kFloat)},
-                    {"timesteps", at::tensor(generate::whole_timesteps(sigmas), at::kFloat) * 1000},
+                    {"timesteps", at::tensor(sampling::whole_timesteps(sigmas), at::kFloat) * 1000},
                     {"latents", at::stack(walked)}});
 }
 

@@ -1,4 +1,4 @@
-#include "host/generate/output_paths.h"
+#include "host/order/output_paths.h"
 
 #include <algorithm>
 #include <cctype>
@@ -15,7 +15,7 @@
 #include "host/report/error_line.h"
 #include "host/report/text.h"
 
-namespace atelier::generate {
+namespace atelier::order {
 namespace {
 
 // Position and length of the one %d or %03d of a pattern.
@@ -214,4 +214,4 @@ void check_output(const Settings& s, const Origin& place, report::Problems& prob
   check_folder(path.parent_path(), place.of("output"), problems);
 }
 
-}  // namespace atelier::generate
+}  // namespace atelier::order

@@ -1,4 +1,4 @@
-#include "host/generate/solvers.h"
+#include "host/sampling/solvers.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,10 +11,10 @@
 
 #include "atelier/error.h"
 
-#include "host/generate/sigma_schedule.h"
+#include "host/sampling/sigma_schedule.h"
 #include "support/files.h"
 
-namespace atelier::generate {
+namespace atelier::sampling {
 namespace {
 
 // Noise walked to the end: velocity(x, sigma) says where to.
@@ -111,4 +111,4 @@ TEST_CASE("A solver that there is not is answered with the nearest one", "[gener
                      [] { find_solver("heun"); });
 }
 
-}  // namespace atelier::generate
+}  // namespace atelier::sampling

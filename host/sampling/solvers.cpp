@@ -1,4 +1,4 @@
-#include "host/generate/solvers.h"
+#include "host/sampling/solvers.h"
 
 #include <algorithm>
 #include <array>
@@ -14,7 +14,7 @@
 #include "formats/escape.h"
 #include "host/report/problems.h"
 
-namespace atelier::generate {
+namespace atelier::sampling {
 namespace {
 
 // Half the logarithm of the signal-to-noise ratio: -inf at 1 (noise), inf at 0 (clean).
@@ -196,4 +196,4 @@ const SolverSpec& find_solver(std::string_view name) {
               nearest.empty() ? "choose one of them" : "did you mean " + nearest + "?");
 }
 
-}  // namespace atelier::generate
+}  // namespace atelier::sampling

@@ -10,26 +10,14 @@
 
 #include "atelier/input.h"
 
-#include "host/generate/settings.h"
+#include "host/order/settings.h"
 #include "host/report/problems.h"
 
-namespace atelier::generate {
+namespace atelier::order {
 
 struct Job {
   Origin place;
   Settings settings;
-};
-
-// What became of one job; one JSON line on stdout.
-struct JobResult {
-  std::vector<std::string> output;  // files that are finished
-  std::optional<uint64_t> seed;     // of the first image; none when the job never began
-  double seconds = 0.0;
-  std::string error;  // empty: done
-  uint64_t line = 0;
-
-  // {"error":…,"line":3,"output":["out_3.png"],"seed":0,"seconds":1.5}
-  std::string to_json() const;
 };
 
 // Reads one line, without its end; `settings` of a job without "output" name their file after the
@@ -42,4 +30,4 @@ std::optional<Job> parse_job(std::string_view text, const Origin& place, const S
 std::vector<Job> parse_jobs(std::string_view text, const std::string& name, const Settings& base,
                             std::span<const InputSpec> inputs, report::Problems& problems);
 
-}  // namespace atelier::generate
+}  // namespace atelier::order

@@ -1,30 +1,25 @@
-#include "host/cli/generate_flags.h"
+#include "host/order/generation.h"
 
 #include <filesystem>
 
-#include "atelier/error.h"
-
-#include "host/cli/commands.h"
-#include "host/cli/process.h"
 #include "host/files/file_reader.h"
 #include "host/flags/compat_flags.h"
-#include "host/generate/settings.h"
+#include "host/flags/table.h"
 #include "host/model/model_flags.h"
 #include "host/model/stages.h"
 #include "host/run/memory_timeline.h"
 
-namespace atelier::cli {
-
+namespace atelier::order {
 namespace {
 
 // How several processes make each picture together.
-void add_together(flags::Table& table, generate::Processes& processes) {
+void add_together(flags::Table& table, Processes& processes) {
   constexpr double kDay = 86'400, kMostRanks = 1024;
   table.group("Several processes")
       .flag(
-          "cfg_parallel", processes.shares.cfg_parallel,
+          "cfg_parallel", processes.cfg_parallel,
           "two processes make each picture: one goes by the prompt, the other by the negative one")
-      .number("sequence_parallel", processes.shares.sequence,
+      .number("sequence_parallel", processes.sequence,
               "processes that make each picture, with a part of the denoiser's rows each",
               flags::between(1, kMostRanks))
       .choice("dist_backend", processes.dist_backend,
@@ -36,16 +31,16 @@ void add_together(flags::Table& table, generate::Processes& processes) {
               flags::between(0, kDay));
 }
 
-}  // namespace
-
-flags::Table generate_table(generate::Order& order, const ModelFamily* family) {
+// All flags of the command, with the values of `order` as presets. Those of the model, of settings
+// and the LoRAs are read by read_generation().
+flags::Table generation_table(Generation& order, const ModelFamily* family) {
   flags::Table table;
   table.add({.name = "config",
              .help = "TOML file with these names; the command line wins",
              .value_name = "FILE"});
   table.add(model::model_flags());
   model::add_memory_flags(table, order.limits);
-  table.add(generate::settings_flags(family ? family->inputs() : std::span<const InputSpec>()))
+  table.add(settings_flags(family ? family->inputs() : std::span<const InputSpec>()))
       .text("prompts_file", order.prompts_file,
             "one JSON object a line, with these flags' names as keys; - reads them from stdin",
             "FILE")
@@ -96,15 +91,16 @@ flags::Table generate_table(generate::Order& order, const ModelFamily* family) {
   return table;
 }
 
+}  // namespace
+
 flags::CommandSpec generate_command(const ModelFamily* family) {
-  generate::Order presets;
+  Generation presets;
   flags::CommandSpec command{"generate", "Makes images from prompts."};
-  command.flags = generate_table(presets, family).specs();
+  command.flags = generation_table(presets, family).specs();
   command.lacks_family = family == nullptr;
   command.others = flags::compat_answers(flags::kSampler);
   if (family != nullptr && model::start_input(family->inputs()) == nullptr)
-    command.others.push_back(
-        {generate::kStartName, true, std::string(generate::kNoStart) + ": leave it out"});
+    command.others.push_back({kStartName, true, std::string(kNoStart) + ": leave it out"});
   return command;
 }
 
@@ -118,30 +114,29 @@ void check_lora_dir(const std::string& folder, report::Problems& problems) {
 }
 
 // The jobs of --prompts_file, or the one of the command line.
-void read_jobs(generate::Order& order, std::span<const InputSpec> inputs,
-               report::Problems& problems) {
+void read_jobs(Generation& order, std::span<const InputSpec> inputs, report::Problems& problems) {
   if (!order.has_prompts_file()) {
     order.jobs.emplace_back().settings = order.base;
   } else if (!order.reads_stdin()) {
     problems.collect([&] {
-      order.jobs = generate::parse_jobs(files::read_text_file(order.prompts_file),
-                                        order.prompts_file, order.base, inputs, problems);
+      order.jobs = parse_jobs(files::read_text_file(order.prompts_file), order.prompts_file,
+                              order.base, inputs, problems);
     });
   }
 }
 
 }  // namespace
 
-generate::Order read_order(const order::Words& words, const plugins::Plugin* plugin, bool computes,
+Generation read_generation(const Words& words, const plugins::Plugin* plugin,
                            report::Problems& problems) {
-  generate::Order order = {.plugin = plugin};
+  Generation order = {.plugin = plugin};
   const ModelFamily* const family = order.family();
   const auto command = generate_command(family);
   const flags::ParsedFlags parsed = flags::parse_flags(
       command, words.command_line(), words.below(command, problems).values, problems);
   const auto inputs = family ? family->inputs() : std::span<const InputSpec>();
-  order.base = generate::settings_of(parsed, inputs, problems);
-  generate_table(order, family).read(parsed, problems);
+  order.base = settings_of(parsed, inputs, problems);
+  generation_table(order, family).read(parsed, problems);
   check_lora_dir(order.base.lora_dir, problems);
   try {
     order.base.loras = lora::parse_flags(parsed.texts("lora"));
@@ -156,10 +151,7 @@ generate::Order read_order(const order::Words& words, const plugins::Plugin* plu
   load.cuts_texts = parsed.flag("truncate_captions");
   if (problems.size() == before) order.load = std::move(load);
   if (parsed.is_given("prefetch")) order.prefetch = parsed.integer("prefetch");
-  const std::string device = parsed.find_text("device").value_or("auto");
-  set_up(order.process, {.device = device, .is_quiet = order.is_quiet, .computes = computes},
-         problems);
   return order;
 }
 
-}  // namespace atelier::cli
+}  // namespace atelier::order

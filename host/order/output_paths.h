@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "host/generate/settings.h"
 #include "host/media/clip_writer.h"
+#include "host/order/settings.h"
 #include "host/report/problems.h"
 
-namespace atelier::generate {
+namespace atelier::order {
 
 // The file of each image: a pattern such as "out_%03d.png" counts from 0; without one, several
 // images become out_0.png, out_1.png, …
@@ -40,4 +40,4 @@ void check_output(const Settings& settings, const Origin& place, report::Problem
 void check_rate(const Settings& settings, const media::ClipFormat& format, const Origin& place,
                 report::Problems& problems);
 
-}  // namespace atelier::generate
+}  // namespace atelier::order

@@ -7,27 +7,32 @@
 #include <string>
 #include <vector>
 
+#include "host/flags/flags.h"
 #include "host/flags/process_flags.h"
-#include "host/generate/jobs.h"
-#include "host/generate/picture_ranks.h"
-#include "host/generate/tiling.h"
 #include "host/lora/registry.h"
 #include "host/model/memory_limits.h"
 #include "host/model/model_loader.h"
+#include "host/order/jobs.h"
+#include "host/order/words.h"
 #include "host/plugins/plugin_loader.h"
+#include "host/report/problems.h"
 #include "memory/graph_runner.h"
 
-namespace atelier::generate {
+namespace atelier::order {
 
-// How several processes share the work. Of --cfg_parallel and the flags beside it.
+// How several processes share the work: --cfg_parallel and the flags beside it.
 struct Processes {
-  PictureShares shares = {};
+  bool cfg_parallel = false;  // two of them make the halves of guidance
+  int sequence = 1;           // those that have a part of the denoiser's rows each
   std::string dist_backend = "auto";
   int dist_timeout = 0;  // seconds that one exchange between processes may take; 0: half an hour
+
+  // How many make one picture.
+  int per_picture() const { return (cfg_parallel ? 2 : 1) * sequence; }
 };
 
 // Plain data; std::optional where a plan or the model decides what the user left open.
-struct Order {
+struct Generation {
   // ---- the model
   const plugins::Plugin* plugin = nullptr;      // null: not known, which is a problem already
   std::optional<model::LoadRequest> load = {};  // nullopt: its flags are malformed, the same
@@ -62,11 +67,12 @@ struct Order {
   bool reads_stdin() const { return prompts_file == "-"; }
 };
 
-// How a run carries out an order: what the plan decided, or what holds where nothing is planned.
-struct Layout {
-  bool batches_cfg = true;  // both halves of guidance in one call of the denoiser
-  bool keeps_all = false;   // components stay beside each other; see Engine
-  int64_t graph_rows = 0;   // see memory::graph_rows()
-};
+// All flags of `atelier generate`; `family` may be null.
+flags::CommandSpec generate_command(const ModelFamily* family);
 
-}  // namespace atelier::generate
+// What the words order from the family of `plugin`; null: it is not known, which is a problem
+// already. Mistakes become problems.
+Generation read_generation(const Words& words, const plugins::Plugin* plugin,
+                           report::Problems& problems);
+
+}  // namespace atelier::order

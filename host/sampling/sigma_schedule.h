@@ -9,7 +9,7 @@
 
 #include "atelier/schedule.h"
 
-namespace atelier::generate {
+namespace atelier::sampling {
 
 struct ScheduleRequest {
   int num_steps = 30;
@@ -54,4 +54,4 @@ const ScheduleDefaults& find_schedule(std::span<const ScheduleDefaults> schedule
                                       std::string_view name, std::string_view variant = {},
                                       std::string_view solver = {});
 
-}  // namespace atelier::generate
+}  // namespace atelier::sampling

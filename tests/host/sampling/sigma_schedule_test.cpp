@@ -1,4 +1,4 @@
-#include "host/generate/sigma_schedule.h"
+#include "host/sampling/sigma_schedule.h"
 
 #include <cmath>
 
@@ -6,7 +6,7 @@
 
 #include "support/catch.h"
 
-namespace atelier::generate {
+namespace atelier::sampling {
 namespace {
 
 // Log-linear between 256 and 8192 tokens, terminal 0.02: as published with a family of large
@@ -186,4 +186,4 @@ TEST_CASE("A schedule is looked up among those for the variant", "[schedule]") {
 }
 
 }  // namespace
-}  // namespace atelier::generate
+}  // namespace atelier::sampling

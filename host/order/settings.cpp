@@ -1,4 +1,4 @@
-#include "host/generate/settings.h"
+#include "host/order/settings.h"
 
 #include <charconv>
 #include <functional>
@@ -10,12 +10,12 @@
 #include "formats/escape.h"
 #include "formats/json.h"
 #include "formats/list.h"
-#include "host/generate/solvers.h"
 #include "host/inputs/input_flags.h"
 #include "host/inputs/parse.h"
 #include "host/model/stages.h"
+#include "host/sampling/solvers.h"
 
-namespace atelier::generate {
+namespace atelier::order {
 namespace {
 
 using flags::FlagKind;
@@ -106,7 +106,7 @@ void read(const json& value, std::vector<double>& to) {
 
 flags::FlagSpec solver_flag() {
   flags::FlagSpec flag = {.name = "solver", .help = "how a step goes on"};
-  for (const SolverSpec& solver : solvers()) {
+  for (const sampling::SolverSpec& solver : sampling::solvers()) {
     flag.help += c10::str(flag.choices.empty() ? ": " : "; ", solver.name, ", ", solver.help);
     flag.choices.emplace_back(solver.name);
   }
@@ -370,4 +370,4 @@ Settings settings_of(const json& line, const Settings& base, std::span<const Inp
   return settings;
 }
 
-}  // namespace atelier::generate
+}  // namespace atelier::order

@@ -15,7 +15,7 @@
 #include "host/lora/selection.h"
 #include "host/report/problems.h"
 
-namespace atelier::generate {
+namespace atelier::order {
 
 // Images, or clips, of one prompt.
 struct Settings {
@@ -47,6 +47,13 @@ struct Settings {
   std::string lora_dir;  // where lines of a prompts file find theirs
   // Inputs of the family, by name, as inputs::parse_value() gives them.
   nlohmann::json family_inputs = nlohmann::json::object();
+};
+
+// Tiles that the VAE works in, in pixels; both are multiples of its stride. Neighbours overlap by
+// at least size - stride.
+struct Tiling {
+  int64_t size = 256;
+  int64_t stride = 192;
 };
 
 inline constexpr double kDefaultStrength = 0.6;
@@ -93,4 +100,4 @@ Settings settings_of(const nlohmann::json& line, const Settings& base,
                      std::span<const InputSpec> inputs, const Origin& place,
                      report::Problems& problems);
 
-}  // namespace atelier::generate
+}  // namespace atelier::order

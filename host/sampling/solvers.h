@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace atelier::generate {
+namespace atelier::sampling {
 
 // Walks one batch of latents through the levels it was made for. What it remembers of earlier steps
 // is on the latents' device, and is allocated when it is made. Steps wait for nothing. Not
@@ -37,4 +37,4 @@ std::span<const SolverSpec> solvers();
 // Throws Error{kNotFound} naming the solvers there are.
 const SolverSpec& find_solver(std::string_view name);
 
-}  // namespace atelier::generate
+}  // namespace atelier::sampling

@@ -1,4 +1,4 @@
-#include "host/generate/sigma_schedule.h"
+#include "host/sampling/sigma_schedule.h"
 
 #include <algorithm>
 #include <array>
@@ -12,7 +12,7 @@
 #include "formats/glob.h"
 #include "host/report/problems.h"
 
-namespace atelier::generate {
+namespace atelier::sampling {
 namespace {
 
 bool is_for(const ScheduleDefaults& schedule, std::string_view variant) {
@@ -166,4 +166,4 @@ const ScheduleDefaults& find_schedule(std::span<const ScheduleDefaults> schedule
               nearest.empty() ? "choose one of them" : "did you mean " + nearest + "?");
 }
 
-}  // namespace atelier::generate
+}  // namespace atelier::sampling

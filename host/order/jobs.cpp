@@ -1,7 +1,6 @@
-#include "host/generate/jobs.h"
+#include "host/order/jobs.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -9,10 +8,9 @@
 
 #include "formats/escape.h"
 #include "formats/json.h"
-#include "host/generate/output_paths.h"
-#include "host/report/error_line.h"
+#include "host/order/output_paths.h"
 
-namespace atelier::generate {
+namespace atelier::order {
 namespace {
 
 bool is_blank(std::string_view text) {
@@ -35,16 +33,6 @@ bool has_objects(std::string_view text) {
 }
 
 }  // namespace
-
-std::string JobResult::to_json() const {
-  nlohmann::json line_json = {
-      {"output", output}, {"seconds", std::round(seconds * 1000.0) / 1000.0}, {"line", line}};
-  if (seed) line_json["seed"] = *seed;
-  if (!error.empty()) line_json["error"] = error;
-  // Messages may quote bytes of files: what is no UTF-8 is replaced.
-  return report::printable_json(
-      line_json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
-}
 
 std::optional<Job> parse_job(std::string_view text, const Origin& place, const Settings& base,
                              std::span<const InputSpec> inputs, report::Problems& problems) {
@@ -101,4 +89,4 @@ std::vector<Job> parse_jobs(std::string_view text, const std::string& name, cons
   return jobs;
 }
 
-}  // namespace atelier::generate
+}  // namespace atelier::order
