@@ -1,7 +1,8 @@
 #include "host/cli/process.h"
 
+#include "atelier/host/device_traits.h"
+
 #include "host/cli/built_kernels.h"
-#include "host/device/cuda.h"
 #include "host/report/say_once.h"
 #include "host/tune/kernel_table.h"
 
@@ -15,7 +16,8 @@ void set_up(const flags::ProcessSettings& settings, std::string_view device, boo
   if (kinds.empty()) return;
   const auto tables = tune::read_tables(tune::cache_folder(), kinds);
   if (tables) {
-    if (settings.kernels == ops::Kernels::kAuto) device::run_by_default(tune::on_all(*tables));
+    if (settings.kernels == ops::Kernels::kAuto)
+      ops::set_proven_kernels(at::kCUDA, tune::on_all(*tables));
     ops::set_proven_attention(tune::attention_of(*tables, kinds));
   } else if (settings.kernels == ops::Kernels::kAuto && !is_quiet) {
     report::say_once(

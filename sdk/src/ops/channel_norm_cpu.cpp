@@ -30,9 +30,10 @@ void channel_norm_backward(const Tensor& grad, const Tensor& x, const Tensor& ga
   put_gradient(sums.total(chunks, 1, 0, width), grad_gamma);
 }
 
+const DeviceKernels channel_norm(at::kCPU, channel_norm_kernels,
+                                 {.forward = channel_norm_forward,
+                                  .backward = channel_norm_backward,
+                                  .limits = kNoLimits});
+
 }  // namespace
-
-const ChannelNormKernels channel_norm = {
-    .forward = channel_norm_forward, .backward = channel_norm_backward, .limits = kNoLimits};
-
 }  // namespace atelier::ops::cpu

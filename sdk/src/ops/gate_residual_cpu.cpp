@@ -34,9 +34,10 @@ void gate_residual_backward(const Tensor& grad, const Tensor& y, const Tensor& g
   put_gradient(sums.total(chunks, rows.count(), 0, width), grad_gate);
 }
 
+const DeviceKernels gate_residual(at::kCPU, gate_residual_kernels,
+                                  {.forward = gate_residual_forward,
+                                   .backward = gate_residual_backward,
+                                   .limits = kNoLimits});
+
 }  // namespace
-
-const GateResidualKernels gate_residual = {
-    .forward = gate_residual_forward, .backward = gate_residual_backward, .limits = kNoLimits};
-
 }  // namespace atelier::ops::cpu

@@ -23,9 +23,10 @@ void gelu_tanh_backward(const Tensor& grad, const Tensor& x, Tensor& grad_x) {
   });
 }
 
+const DeviceKernels gelu_tanh(at::kCPU, gelu_tanh_kernels,
+                              {.forward = gelu_tanh_forward,
+                               .backward = gelu_tanh_backward,
+                               .limits = kNoLimits});
+
 }  // namespace
-
-const GeluTanhKernels gelu_tanh = {
-    .forward = gelu_tanh_forward, .backward = gelu_tanh_backward, .limits = kNoLimits};
-
 }  // namespace atelier::ops::cpu

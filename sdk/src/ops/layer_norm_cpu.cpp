@@ -77,13 +77,17 @@ void gate_residual_norm_modulate_forward(const Tensor& x, const Tensor& y, const
   });
 }
 
+const DeviceKernels layer_norm(at::kCPU, layer_norm_kernels,
+                               {.forward = layer_norm_forward,
+                                .backward = layer_norm_backward,
+                                .limits = kNoLimits});
+const DeviceKernels norm_modulate(at::kCPU, norm_modulate_kernels,
+                                  {.forward = norm_modulate_forward,
+                                   .backward = norm_modulate_backward,
+                                   .limits = kNoLimits});
+const DeviceKernels gate_residual_norm_modulate(at::kCPU, gate_residual_norm_modulate_kernels,
+                                                {.forward = gate_residual_norm_modulate_forward,
+                                                 .limits = kNoLimits});
+
 }  // namespace
-
-const LayerNormKernels layer_norm = {
-    .forward = layer_norm_forward, .backward = layer_norm_backward, .limits = kNoLimits};
-const NormModulateKernels norm_modulate = {
-    .forward = norm_modulate_forward, .backward = norm_modulate_backward, .limits = kNoLimits};
-const GateResidualNormModulateKernels gate_residual_norm_modulate = {
-    .forward = gate_residual_norm_modulate_forward, .limits = kNoLimits};
-
 }  // namespace atelier::ops::cpu

@@ -51,9 +51,10 @@ void norm_rope_backward(const Tensor& grad, const Tensor& x, const Tensor& weigh
   put_gradient(sums.total(chunks, 1, 0, width), grad_weight);
 }
 
+const DeviceKernels norm_rope(at::kCPU, norm_rope_kernels,
+                              {.forward = norm_rope_forward,
+                               .backward = norm_rope_backward,
+                               .limits = kNoLimits});
+
 }  // namespace
-
-const NormRopeKernels norm_rope = {
-    .forward = norm_rope_forward, .backward = norm_rope_backward, .limits = kNoLimits};
-
 }  // namespace atelier::ops::cpu

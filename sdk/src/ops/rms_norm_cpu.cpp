@@ -172,19 +172,23 @@ void rms_gate_residual_norm_modulate_backward(const Tensor& grad, const Tensor& 
   scaled.put_scale_gradient(scale_sums, to.scale);
 }
 
+const DeviceKernels rms_norm(at::kCPU, rms_norm_kernels,
+                             {.forward = rms_norm_forward,
+                              .backward = rms_norm_backward,
+                              .limits = kNoLimits});
+const DeviceKernels rms_norm_modulate(at::kCPU, rms_norm_modulate_kernels,
+                                      {.forward = rms_norm_modulate_forward,
+                                       .backward = rms_norm_modulate_backward,
+                                       .limits = kNoLimits});
+const DeviceKernels rms_gate_residual(at::kCPU, rms_gate_residual_kernels,
+                                      {.forward = rms_gate_residual_forward,
+                                       .backward = rms_gate_residual_backward,
+                                       .limits = kNoLimits});
+const DeviceKernels rms_gate_residual_norm_modulate(
+    at::kCPU, rms_gate_residual_norm_modulate_kernels,
+    {.forward = rms_gate_residual_norm_modulate_forward,
+     .backward = rms_gate_residual_norm_modulate_backward,
+     .limits = kNoLimits});
+
 }  // namespace
-
-const RmsNormKernels rms_norm = {
-    .forward = rms_norm_forward, .backward = rms_norm_backward, .limits = kNoLimits};
-const RmsNormModulateKernels rms_norm_modulate = {.forward = rms_norm_modulate_forward,
-                                                  .backward = rms_norm_modulate_backward,
-                                                  .limits = kNoLimits};
-const RmsGateResidualKernels rms_gate_residual = {.forward = rms_gate_residual_forward,
-                                                  .backward = rms_gate_residual_backward,
-                                                  .limits = kNoLimits};
-const RmsGateResidualNormModulateKernels rms_gate_residual_norm_modulate = {
-    .forward = rms_gate_residual_norm_modulate_forward,
-    .backward = rms_gate_residual_norm_modulate_backward,
-    .limits = kNoLimits};
-
 }  // namespace atelier::ops::cpu

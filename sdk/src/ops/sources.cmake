@@ -28,7 +28,6 @@ set(ATELIER_CUDA_HOST_HALVES
   ${CMAKE_CURRENT_LIST_DIR}/rms_norm_cuda.cpp
   ${CMAKE_CURRENT_LIST_DIR}/row_codes_cuda.cpp
   ${CMAKE_CURRENT_LIST_DIR}/swiglu_cuda.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/cuda/register_kernels.cpp
   ${CMAKE_CURRENT_LIST_DIR}/cuda/rms_scale.cpp
   ${CMAKE_CURRENT_LIST_DIR}/cuda/row_call.cpp
   ${CMAKE_CURRENT_LIST_DIR}/cuda/row_plan.cpp)

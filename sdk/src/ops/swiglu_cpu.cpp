@@ -28,9 +28,10 @@ void swiglu_backward(const Tensor& grad, const Tensor& gate, const Tensor& up, T
   });
 }
 
+const DeviceKernels swiglu(at::kCPU, swiglu_kernels,
+                           {.forward = swiglu_forward,
+                            .backward = swiglu_backward,
+                            .limits = kNoLimits});
+
 }  // namespace
-
-const SwigluKernels swiglu = {
-    .forward = swiglu_forward, .backward = swiglu_backward, .limits = kNoLimits};
-
 }  // namespace atelier::ops::cpu
