@@ -176,14 +176,6 @@ std::string backend_identity() {
          "." + std::to_string(status.st_mtim.tv_nsec);
 }
 
-void run_by_default(const std::vector<std::string>& ops) {
-  std::vector<const char*> names;
-  for (const std::string& op : ops) names.push_back(op.c_str());
-  const auto run = reinterpret_cast<void (*)(const char* const*, int)>(
-      cuda_function("atelier_cuda_run_by_default"));
-  run(names.data(), static_cast<int>(names.size()));
-}
-
 std::string gpu_identity(int index) {
   using GetDevice = int (*)(int*, int);
   using GetUuid = int (*)(unsigned char*, int);

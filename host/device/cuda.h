@@ -39,10 +39,6 @@ GpuFacts gpu_facts(int index);
 // What tells this build's libatelier_cuda.so from others: its size and when it was written.
 std::string backend_identity();
 
-// From now on the kernels of these operators of ours run by default, and no others. Called before
-// other threads run operators. Throws as cuda_function() does.
-void run_by_default(const std::vector<std::string>& ops);
-
 // What tells a GPU from every other one, whichever of them this process sees.
 std::string gpu_identity(int index);
 

@@ -24,7 +24,7 @@ using Noise = std::function<at::Tensor(at::IntArrayRef)>;  // normal values
 // An operator of kernels of our own, and expressions in which they run, those of the backward pass
 // too.
 struct KernelProof {
-  std::string_view op;  // the name of its kernels, see ops::cuda::register_kernels()
+  std::string_view op;  // the name of its KernelTable in sdk/src/ops
   std::vector<Operator> (*cases)(const Sizes&, const Noise&);
   bool is_of_halves = false;  // there are none of float32
 };

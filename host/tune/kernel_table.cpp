@@ -11,6 +11,7 @@
 #include <torch/headeronly/version.h>
 
 #include "atelier/error.h"
+#include "atelier/host/device_traits.h"
 
 #include "host/device/cuda.h"
 #include "host/files/content_hash.h"
@@ -145,7 +146,7 @@ std::vector<ops::ProvenAttention> attention_of(const std::vector<std::string>& n
 }
 
 void use(const std::vector<std::string>& names) {
-  if (device::open_cuda().usable) device::run_by_default(names);
+  ops::set_proven_kernels(at::kCUDA, names);
   ops::set_proven_attention(attention_of(names));
 }
 

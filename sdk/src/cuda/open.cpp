@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <functional>
 #include <string>
-#include <string_view>
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
@@ -15,9 +14,6 @@
 #include "atelier/host/device_traits.h"
 
 #include "cuda/graph_recorder.h"
-#ifdef ATELIER_HAS_CUDA_KERNELS
-#include "ops/cuda/register_kernels.h"
-#endif
 
 namespace {
 
@@ -47,9 +43,6 @@ int attribute(cudaDeviceAttr which, int device) {
 extern "C" ATELIER_API const char* atelier_cuda_open() noexcept {
   return problem_of([] {
     at::globalContext().lazyInitDevice(at::kCUDA);
-#ifdef ATELIER_HAS_CUDA_KERNELS
-    atelier::ops::cuda::register_kernels(at::kCUDA, [](std::string_view) { return false; });
-#endif
     atelier::ops::register_graph_recorder(at::kCUDA, &atelier::ops::cuda::make_cuda_graph_recorder);
     for (int device = 0;
          device < at::globalContext().getAcceleratorHooksInterface(at::kCUDA).deviceCount();
@@ -60,17 +53,6 @@ extern "C" ATELIER_API const char* atelier_cuda_open() noexcept {
                                            10 * major + minor);
     }
   });
-}
-
-// Kernels of these operators run by default from now on, of no others. Before other threads run
-// any.
-extern "C" ATELIER_API void atelier_cuda_run_by_default([[maybe_unused]] const char* const* ops,
-                                                        [[maybe_unused]] int count) noexcept {
-#ifdef ATELIER_HAS_CUDA_KERNELS
-  atelier::ops::cuda::register_kernels(at::kCUDA, [&](std::string_view op) {
-    return std::find(ops, ops + count, op) != ops + count;
-  });
-#endif
 }
 
 // LibTorch's allocator gives no more than `bytes` of the device's memory from now on.

@@ -15,6 +15,10 @@ void check(int error) {
 
 }  // namespace
 
+at::DeviceType row_device() {
+  return at::kCUDA;
+}
+
 void run_rows(const RowKernel& kernel, Element element, const RowGrid& grid,
               const RowArguments& arguments, c10::Device device) {
   const c10::cuda::CUDAGuard guard(device);

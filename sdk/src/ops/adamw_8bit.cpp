@@ -2,7 +2,7 @@
 
 namespace atelier::ops {
 
-KernelTable<AdamW8BitKernels> adamw_8bit_kernels;
+constinit KernelTable<AdamW8BitKernels> adamw_8bit_kernels("adamw_8bit");
 
 bool has_adamw_8bit(const at::Tensor& leaf) {
   return adamw_8bit_kernels.in_use(leaf) != nullptr;

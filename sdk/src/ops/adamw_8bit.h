@@ -13,8 +13,4 @@ struct AdamW8BitKernels {
 };
 extern ATELIER_API KernelTable<AdamW8BitKernels> adamw_8bit_kernels;
 
-namespace cuda {
-extern const AdamW8BitKernels adamw_8bit;
-}
-
 }  // namespace atelier::ops

@@ -64,8 +64,7 @@ void take_step(const AdamW8BitStep& step) {
   call.run();
 }
 
+const DeviceKernels adamw_8bit(row_device(), adamw_8bit_kernels, {.step = take_step, .limits = {}});
+
 }  // namespace
-
-const AdamW8BitKernels adamw_8bit = {.step = take_step, .limits = {}};
-
 }  // namespace atelier::ops::cuda

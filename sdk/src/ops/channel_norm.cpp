@@ -13,7 +13,7 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-KernelTable<ChannelNormKernels> channel_norm_kernels(cpu::channel_norm);
+constinit KernelTable<ChannelNormKernels> channel_norm_kernels("channel_norm");
 
 namespace {
 

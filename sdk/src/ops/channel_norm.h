@@ -16,11 +16,4 @@ struct ChannelNormKernels {
 };
 extern ATELIER_API KernelTable<ChannelNormKernels> channel_norm_kernels;
 
-namespace cpu {
-extern const ChannelNormKernels channel_norm;
-}
-namespace cuda {
-extern const ChannelNormKernels channel_norm;
-}
-
 }  // namespace atelier::ops

@@ -25,10 +25,10 @@ void channel_norm_backward(const Tensor& grad, const Tensor& x, const Tensor& ga
   factor.put_weight_gradient(sums, grad_gamma);
 }
 
+const DeviceKernels channel_norm(row_device(), channel_norm_kernels,
+                                 {.forward = channel_norm_forward,
+                                  .backward = channel_norm_backward,
+                                  .limits = {.widest_row_bytes = kWidestRowBytes}});
+
 }  // namespace
-
-const ChannelNormKernels channel_norm = {.forward = channel_norm_forward,
-                                         .backward = channel_norm_backward,
-                                         .limits = {.widest_row_bytes = kWidestRowBytes}};
-
 }  // namespace atelier::ops::cuda

@@ -19,7 +19,7 @@ namespace atelier::ops {
 
 using at::Tensor;
 
-KernelTable<RowCodesKernels> row_codes_kernels;
+constinit KernelTable<RowCodesKernels> row_codes_kernels("row_codes");
 
 namespace {
 

@@ -12,7 +12,7 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-KernelTable<GateResidualKernels> gate_residual_kernels(cpu::gate_residual);
+constinit KernelTable<GateResidualKernels> gate_residual_kernels("gate_residual");
 
 Tensor composed_gate_residual(const Tensor& x, const Tensor& y, const Tensor& gate,
                               const Segments& rows) {

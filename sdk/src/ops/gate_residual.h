@@ -19,13 +19,6 @@ struct GateResidualKernels {
 };
 extern ATELIER_API KernelTable<GateResidualKernels> gate_residual_kernels;
 
-namespace cpu {
-extern const GateResidualKernels gate_residual;
-}
-namespace cuda {
-extern const GateResidualKernels gate_residual;
-}
-
 at::Tensor composed_gate_residual(const at::Tensor& x, const at::Tensor& y, const at::Tensor& gate,
                                   const Segments& rows);
 

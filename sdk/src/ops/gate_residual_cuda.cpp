@@ -31,9 +31,10 @@ void gate_residual_backward(const Tensor& grad, const Tensor& y, const Tensor& g
   put_sum(call.run(), 0, grad_gate);
 }
 
+const DeviceKernels gate_residual(row_device(), gate_residual_kernels,
+                                  {.forward = gate_residual_forward,
+                                   .backward = gate_residual_backward,
+                                   .limits = {}});
+
 }  // namespace
-
-const GateResidualKernels gate_residual = {
-    .forward = gate_residual_forward, .backward = gate_residual_backward, .limits = {}};
-
 }  // namespace atelier::ops::cuda

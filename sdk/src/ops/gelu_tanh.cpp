@@ -12,7 +12,7 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-KernelTable<GeluTanhKernels> gelu_tanh_kernels(cpu::gelu_tanh);
+constinit KernelTable<GeluTanhKernels> gelu_tanh_kernels("gelu_tanh");
 
 namespace {
 

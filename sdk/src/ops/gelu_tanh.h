@@ -20,11 +20,4 @@ struct GeluTanhKernels {
 };
 extern ATELIER_API KernelTable<GeluTanhKernels> gelu_tanh_kernels;
 
-namespace cpu {
-extern const GeluTanhKernels gelu_tanh;
-}
-namespace cuda {
-extern const GeluTanhKernels gelu_tanh;
-}
-
 }  // namespace atelier::ops

@@ -40,12 +40,12 @@ void gelu_tanh_codes(const Tensor& x, Tensor& out, RowCodes& codes) {
   call.run();
 }
 
+const DeviceKernels gelu_tanh(row_device(), gelu_tanh_kernels,
+                              {.forward = gelu_tanh_forward,
+                               .backward = gelu_tanh_backward,
+                               .limits = {},
+                               .forward_codes = gelu_tanh_codes,
+                               .widest_codes_bytes = kWidestCodesBytes});
+
 }  // namespace
-
-const GeluTanhKernels gelu_tanh = {.forward = gelu_tanh_forward,
-                                   .backward = gelu_tanh_backward,
-                                   .limits = {},
-                                   .forward_codes = gelu_tanh_codes,
-                                   .widest_codes_bytes = kWidestCodesBytes};
-
 }  // namespace atelier::ops::cuda

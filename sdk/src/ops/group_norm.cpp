@@ -11,7 +11,7 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-KernelTable<GroupNormKernels> group_norm_kernels;
+constinit KernelTable<GroupNormKernels> group_norm_kernels("group_norm");
 
 namespace {
 

@@ -7,16 +7,14 @@ namespace atelier::ops::cuda {
 // Writes no rows. Column sums: of what x is above `by_sample`, a value of the same channel, and of
 // the squares of that, so that a mean far from zero does not swallow the deviation.
 template <typename T>
-struct ChannelSums : RowFunctor<T, 2> {
-  using Base = RowFunctor<T, 2>;
-  static constexpr int kElements = Base::kElements, kReductions = 0, kSums = 0, kColumnSums = 2;
-  static constexpr int kMostRegisters = 64;
-  struct Lane {};
+struct ChannelSums : PlainFunctor<T> {
+  using Base = PlainFunctor<T>;
+  static constexpr int kElements = Base::kElements, kColumnSums = 2;
 
   template <int kPhase, typename ColumnSums>
-  static ATELIER_LANE void phase(const RowArguments& a, const Place& place, Lane&,
+  static ATELIER_LANE void phase(const RowArguments& a, const Place& place, NoLane&,
                                  ColumnSums& column_sums, float (&)[kMostSums]) {
-    Pack packs[2];
+    typename Base::Packs packs;
     Base::load(a.x, place, packs);
     Base::for_packs([&](int p) {
       float x[kElements], origin[kElements];
@@ -41,16 +39,14 @@ struct ChannelSums : RowFunctor<T, 2> {
 
 // x * weight + shift, both of a sample; silu may follow.
 template <typename T>
-struct ScaleChannels : RowFunctor<T, 2> {
-  using Base = RowFunctor<T, 2>;
-  static constexpr int kElements = Base::kElements, kReductions = 0, kSums = 0, kColumnSums = 0;
-  static constexpr int kMostRegisters = 64;
-  struct Lane {};
+struct ScaleChannels : PlainFunctor<T> {
+  using Base = PlainFunctor<T>;
+  static constexpr int kElements = Base::kElements;
 
   template <int kPhase, typename ColumnSums>
-  static ATELIER_LANE void phase(const RowArguments& a, const Place& place, Lane&, ColumnSums&,
+  static ATELIER_LANE void phase(const RowArguments& a, const Place& place, NoLane&, ColumnSums&,
                                  float (&)[kMostSums]) {
-    Pack packs[2];
+    typename Base::Packs packs;
     Base::load(a.x, place, packs);
     Base::for_packs([&](int p) {
       float x[kElements], factor[kElements], shift[kElements];
@@ -92,16 +88,14 @@ ATELIER_LANE void load_gradient(const RowArguments& a, const Place& place, int p
 
 // Writes no rows. Column sums: of the gradient, and of it times x above the mean.
 template <typename T>
-struct ChannelGradientSums : RowFunctor<T, 2> {
-  using Base = RowFunctor<T, 2>;
-  static constexpr int kElements = Base::kElements, kReductions = 0, kSums = 0, kColumnSums = 2;
-  static constexpr int kMostRegisters = 112;
-  struct Lane {};
+struct ChannelGradientSums : PlainFunctor<T> {
+  using Base = PlainFunctor<T>;
+  static constexpr int kElements = Base::kElements, kColumnSums = 2, kMostRegisters = 112;
 
   template <int kPhase, typename ColumnSums>
-  static ATELIER_LANE void phase(const RowArguments& a, const Place& place, Lane&,
+  static ATELIER_LANE void phase(const RowArguments& a, const Place& place, NoLane&,
                                  ColumnSums& column_sums, float (&)[kMostSums]) {
-    Pack x[2], grads[2];
+    typename Base::Packs x, grads;
     Base::load(a.x, place, x);
     Base::load(a.grad, place, grads);
     Base::for_packs([&](int p) {
@@ -121,16 +115,14 @@ struct ChannelGradientSums : RowFunctor<T, 2> {
 // The gradient of x: that of x * weight + shift times weight, less `next_by_sample`, and less
 // `next_weight` times x above the mean.
 template <typename T>
-struct ChannelGradients : RowFunctor<T, 2> {
-  using Base = RowFunctor<T, 2>;
-  static constexpr int kElements = Base::kElements, kReductions = 0, kSums = 0, kColumnSums = 0;
-  static constexpr int kMostRegisters = 80;
-  struct Lane {};
+struct ChannelGradients : PlainFunctor<T> {
+  using Base = PlainFunctor<T>;
+  static constexpr int kElements = Base::kElements, kMostRegisters = 80;
 
   template <int kPhase, typename ColumnSums>
-  static ATELIER_LANE void phase(const RowArguments& a, const Place& place, Lane&, ColumnSums&,
+  static ATELIER_LANE void phase(const RowArguments& a, const Place& place, NoLane&, ColumnSums&,
                                  float (&)[kMostSums]) {
-    Pack x[2], grads[2];
+    typename Base::Packs x, grads;
     Base::load(a.x, place, x);
     Base::load(a.grad, place, grads);
     Base::for_packs([&](int p) {

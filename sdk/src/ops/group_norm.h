@@ -21,8 +21,4 @@ struct GroupNormKernels {
 };
 extern ATELIER_API KernelTable<GroupNormKernels> group_norm_kernels;
 
-namespace cuda {
-extern const GroupNormKernels group_norm;
-}
-
 }  // namespace atelier::ops

@@ -111,9 +111,10 @@ void group_norm_backward(const Tensor& grad, const Tensor& rows, const Tensor& w
   call.run();
 }
 
+const DeviceKernels group_norm(row_device(), group_norm_kernels,
+                               {.forward = group_norm_forward,
+                                .backward = group_norm_backward,
+                                .limits = {}});
+
 }  // namespace
-
-const GroupNormKernels group_norm = {
-    .forward = group_norm_forward, .backward = group_norm_backward, .limits = {}};
-
 }  // namespace atelier::ops::cuda

@@ -1,5 +1,6 @@
 #include "ops/kernel_choice.h"
 
+#include <algorithm>
 #include <atomic>
 
 #include <ATen/ATen.h>
@@ -27,11 +28,16 @@ bool is_within(const KernelLimits& limits, const Tensor& x, int64_t row_width) {
   return is_narrow && (limits.takes_float64 || x.scalar_type() != at::kDouble);
 }
 
-// Null unless kernels of this entry run.
-const void* chosen(const KernelEntry& entry) {
+// Whether kernels run that are there.
+bool runs(bool are_proven) {
   const Kernels choice = chosen_kernels;
-  const bool runs = choice == Kernels::kFused || (choice == Kernels::kAuto && entry.are_proven);
-  return runs ? entry.kernels : nullptr;
+  return choice == Kernels::kFused || (choice == Kernels::kAuto && are_proven);
+}
+
+// The tables of operators that some device has kernels of.
+std::vector<KernelEntries*>& tables() {
+  static std::vector<KernelEntries*> all;
+  return all;
 }
 
 }  // namespace
@@ -43,26 +49,41 @@ Kernels kernels() {
   return chosen_kernels;
 }
 
-const void* kernels_in_use(const KernelEntries& entries, const Tensor& x, int64_t row_width) {
-  if (x.is_meta()) return nullptr;
-  const KernelEntry& entry = entries[static_cast<size_t>(x.device().type())];
-  const void* kernels = chosen(entry);
-  return kernels != nullptr && is_within(*entry.limits, x, row_width) ? kernels : nullptr;
+void set_proven_kernels(at::DeviceType device, const std::vector<std::string>& ops) {
+  for (KernelEntries* table : tables()) {
+    table->entries_[static_cast<size_t>(device)].are_proven =
+        std::find(ops.begin(), ops.end(), table->op_) != ops.end();
+  }
 }
 
-const void* kernels_taking(const KernelEntries& entries, const Tensor& x, int64_t row_width) {
+void KernelEntries::add(at::DeviceType device, const void* kernels, const KernelLimits& limits) {
+  entries_[static_cast<size_t>(device)] = {kernels, &limits, device == at::kCPU};
+  tables().push_back(this);
+}
+
+const void* KernelEntries::of(const Tensor& x) const {
+  return entries_[static_cast<size_t>(x.device().type())].kernels;
+}
+
+const void* KernelEntries::in_use(const Tensor& x, int64_t row_width) const {
+  if (x.is_meta()) return nullptr;
+  const Entry& entry = entries_[static_cast<size_t>(x.device().type())];
+  const bool may_run = entry.kernels != nullptr && runs(entry.are_proven);
+  return may_run && is_within(*entry.limits, x, row_width) ? entry.kernels : nullptr;
+}
+
+const void* KernelEntries::taking(const Tensor& x, int64_t row_width) const {
   const auto type = x.scalar_type();
   const bool is_known =
       type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf;
-  const KernelEntry& entry = entries[static_cast<size_t>(kind_of_device(x))];
-  const void* kernels = is_known ? chosen(entry) : nullptr;
-  if (kernels == nullptr) {
+  const Entry& entry = entries_[static_cast<size_t>(kind_of_device(x))];
+  if (!is_known || entry.kernels == nullptr || !runs(entry.are_proven)) {
     if (chosen_kernels != Kernels::kFused) return nullptr;
     throw Error(ErrorCode::kUnsupported,
                 c10::str("kernels: no fused ones for ", toString(type), " on ", x.device().str()),
                 "pass --kernels auto or --kernels composed");
   }
-  return is_within(*entry.limits, x, row_width) ? kernels : nullptr;
+  return is_within(*entry.limits, x, row_width) ? entry.kernels : nullptr;
 }
 
 }  // namespace atelier::ops

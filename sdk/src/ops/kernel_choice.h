@@ -3,10 +3,14 @@
 #pragma once
 
 #include <array>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "atelier/export.h"
+#include "atelier/host/device_traits.h"
 
 namespace atelier::ops {
 
@@ -16,49 +20,49 @@ struct KernelLimits {
   int64_t widest_row_bytes = 0;  // of a row that is added up; 0: any
 };
 
-// What one device has of an operator.
-struct KernelEntry {
-  const void* kernels = nullptr;
-  const KernelLimits* limits = nullptr;
-  bool are_proven = false;
-};
-// By at::DeviceType.
-using KernelEntries = std::array<KernelEntry, at::COMPILE_TIME_MAX_DEVICE_TYPES>;
+// What devices have of one operator, whatever its functions are; see KernelTable.
+class ATELIER_API KernelEntries {
+ protected:
+  constexpr explicit KernelEntries(std::string_view op) : op_(op) {}
 
-// See KernelTable.
-ATELIER_API const void* kernels_taking(const KernelEntries& entries, const at::Tensor& x,
-                                       int64_t row_width);
-ATELIER_API const void* kernels_in_use(const KernelEntries& entries, const at::Tensor& x,
-                                       int64_t row_width);
+  void add(at::DeviceType device, const void* kernels, const KernelLimits& limits);
+  const void* taking(const at::Tensor& x, int64_t row_width) const;
+  const void* in_use(const at::Tensor& x, int64_t row_width) const;
+  const void* of(const at::Tensor& x) const;
+
+ private:
+  friend void set_proven_kernels(at::DeviceType device, const std::vector<std::string>& ops);
+
+  struct Entry {
+    const void* kernels = nullptr;
+    const KernelLimits* limits = nullptr;
+    bool are_proven = false;
+  };
+  std::string_view op_;
+  std::array<Entry, at::COMPILE_TIME_MAX_DEVICE_TYPES> entries_ = {};  // by at::DeviceType
+};
 
 // The kernels of one operator, by device. `Kernels`: a struct of functions and their KernelLimits,
-// `limits`, that lives as long as the process. Arguments have been checked, and results are
-// allocated: one that is undefined is not wanted. Tensors are contiguous, but of modulations and
-// where a struct says so only the last axis need be dense.
+// `limits`. Arguments have been checked, and results are allocated: one that is undefined is not
+// wanted. Tensors are contiguous, but of modulations and where a struct says so only the last axis
+// need be dense.
 template <typename Kernels>
-class KernelTable {
+class KernelTable : KernelEntries {
  public:
-  // Kernels of the CPU, where it has any, are there from the start, and proven.
-  KernelTable() = default;
-  explicit KernelTable(const Kernels& cpu) { add(at::kCPU, cpu, /*are_proven=*/true); }
-
-  // Called before other threads run operators. Under Kernels::kFused all kernels run, under
-  // Kernels::kAuto those that are proven.
-  void add(at::DeviceType device, const Kernels& kernels, bool are_proven) {
-    entries_[static_cast<size_t>(device)] = {&kernels, &kernels.limits, are_proven};
-  }
+  // op: the operator's name among those that are proven.
+  constexpr explicit KernelTable(std::string_view op) : KernelEntries(op) {}
 
   // Whether kernels run on tensors like `x` as things stand; otherwise the composed form does. A
   // dry run is told what its device would do. row_width: of a row that is added up. Throws
   // Error{kUnsupported} where kernels are forced that the device has not.
   bool takes(const at::Tensor& x, int64_t row_width = 0) const {
-    return kernels_taking(entries_, x, row_width) != nullptr;
+    return taking(x, row_width) != nullptr;
   }
 
   // Kernels that stand in on `x` for what runs without them: null where there are none, and in a
   // dry run.
   const Kernels* in_use(const at::Tensor& x, int64_t row_width = 0) const {
-    return static_cast<const Kernels*>(kernels_in_use(entries_, x, row_width));
+    return static_cast<const Kernels*>(KernelEntries::in_use(x, row_width));
   }
 
   // Runs a kernel of the device that has `x`, its first argument, where takes() held for the
@@ -71,11 +75,28 @@ class KernelTable {
 
   // Kernels of the device that has `x`; null in a dry run.
   const Kernels* of(const at::Tensor& x) const {
-    return static_cast<const Kernels*>(entries_[static_cast<size_t>(x.device().type())].kernels);
+    return static_cast<const Kernels*>(KernelEntries::of(x));
   }
 
  private:
-  KernelEntries entries_;
+  template <typename>
+  friend class DeviceKernels;
+};
+
+// A device's kernels of an operator, in its table once the library that has them is loaded: a
+// static object of the file that defines them. Under Kernels::kFused all kernels run, under
+// Kernels::kAuto those of the CPU, which tests prove, and what set_proven_kernels() names.
+template <typename Kernels>
+class DeviceKernels {
+ public:
+  DeviceKernels(at::DeviceType device, KernelTable<Kernels>& table, const Kernels& kernels)
+      : kernels_(kernels) {
+    table.add(device, &kernels_, kernels_.limits);
+  }
+  DeviceKernels(const DeviceKernels&) = delete;
+
+ private:
+  Kernels kernels_;
 };
 
 }  // namespace atelier::ops

@@ -14,10 +14,10 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-KernelTable<LayerNormKernels> layer_norm_kernels(cpu::layer_norm);
-KernelTable<NormModulateKernels> norm_modulate_kernels(cpu::norm_modulate);
-KernelTable<GateResidualNormModulateKernels> gate_residual_norm_modulate_kernels(
-    cpu::gate_residual_norm_modulate);
+constinit KernelTable<LayerNormKernels> layer_norm_kernels("layer_norm");
+constinit KernelTable<NormModulateKernels> norm_modulate_kernels("norm_modulate");
+constinit KernelTable<GateResidualNormModulateKernels> gate_residual_norm_modulate_kernels(
+    "gate_residual_norm_modulate");
 
 namespace {
 

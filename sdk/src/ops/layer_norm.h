@@ -52,15 +52,4 @@ struct GateResidualNormModulateKernels {
 };
 extern ATELIER_API KernelTable<GateResidualNormModulateKernels> gate_residual_norm_modulate_kernels;
 
-namespace cpu {
-extern const LayerNormKernels layer_norm;
-extern const NormModulateKernels norm_modulate;
-extern const GateResidualNormModulateKernels gate_residual_norm_modulate;
-}  // namespace cpu
-namespace cuda {
-extern const LayerNormKernels layer_norm;
-extern const NormModulateKernels norm_modulate;
-extern const GateResidualNormModulateKernels gate_residual_norm_modulate;
-}  // namespace cuda
-
 }  // namespace atelier::ops

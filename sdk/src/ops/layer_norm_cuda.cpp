@@ -112,20 +112,21 @@ void gate_residual_norm_modulate_forward(const Tensor& x, const Tensor& y, const
   call.run();
 }
 
+const DeviceKernels layer_norm(row_device(), layer_norm_kernels,
+                               {.forward = layer_norm_forward,
+                                .backward = layer_norm_backward,
+                                .limits = {.widest_row_bytes = kWidestRowBytes}});
+const DeviceKernels norm_modulate(row_device(), norm_modulate_kernels,
+                                  {.forward = norm_modulate_forward,
+                                   .backward = norm_modulate_backward,
+                                   .limits = {.widest_row_bytes = kWidestRowBytes},
+                                   .forward_codes = norm_modulate_codes,
+                                   .widest_codes_bytes = kWidestCodesBytes});
+const DeviceKernels gate_residual_norm_modulate(row_device(), gate_residual_norm_modulate_kernels,
+                                                {.forward = gate_residual_norm_modulate_forward,
+                                                 .limits = {.widest_row_bytes = kWidestRowBytes},
+                                                 .forward_codes = gate_residual_norm_modulate_codes,
+                                                 .widest_codes_bytes = kWidestCodesBytes});
+
 }  // namespace
-
-const LayerNormKernels layer_norm = {.forward = layer_norm_forward,
-                                     .backward = layer_norm_backward,
-                                     .limits = {.widest_row_bytes = kWidestRowBytes}};
-const NormModulateKernels norm_modulate = {.forward = norm_modulate_forward,
-                                           .backward = norm_modulate_backward,
-                                           .limits = {.widest_row_bytes = kWidestRowBytes},
-                                           .forward_codes = norm_modulate_codes,
-                                           .widest_codes_bytes = kWidestCodesBytes};
-const GateResidualNormModulateKernels gate_residual_norm_modulate = {
-    .forward = gate_residual_norm_modulate_forward,
-    .limits = {.widest_row_bytes = kWidestRowBytes},
-    .forward_codes = gate_residual_norm_modulate_codes,
-    .widest_codes_bytes = kWidestCodesBytes};
-
 }  // namespace atelier::ops::cuda

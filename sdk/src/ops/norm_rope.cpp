@@ -9,7 +9,7 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-KernelTable<NormRopeKernels> norm_rope_kernels(cpu::norm_rope);
+constinit KernelTable<NormRopeKernels> norm_rope_kernels("norm_rope");
 
 namespace {
 

@@ -34,11 +34,4 @@ struct NormRopeKernels {
 };
 extern ATELIER_API KernelTable<NormRopeKernels> norm_rope_kernels;
 
-namespace cpu {
-extern const NormRopeKernels norm_rope;
-}
-namespace cuda {
-extern const NormRopeKernels norm_rope;
-}
-
 }  // namespace atelier::ops

@@ -84,10 +84,10 @@ void norm_rope_backward(const Tensor& grad, const Tensor& x, const Tensor& weigh
   grad_weight.copy_(channels.reshape({width}));
 }
 
+const DeviceKernels norm_rope(row_device(), norm_rope_kernels,
+                              {.forward = norm_rope_forward,
+                               .backward = norm_rope_backward,
+                               .limits = {.widest_row_bytes = kWidestRowBytes}});
+
 }  // namespace
-
-const NormRopeKernels norm_rope = {.forward = norm_rope_forward,
-                                   .backward = norm_rope_backward,
-                                   .limits = {.widest_row_bytes = kWidestRowBytes}};
-
 }  // namespace atelier::ops::cuda

@@ -13,11 +13,11 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-KernelTable<RmsNormKernels> rms_norm_kernels(cpu::rms_norm);
-KernelTable<RmsNormModulateKernels> rms_norm_modulate_kernels(cpu::rms_norm_modulate);
-KernelTable<RmsGateResidualKernels> rms_gate_residual_kernels(cpu::rms_gate_residual);
-KernelTable<RmsGateResidualNormModulateKernels> rms_gate_residual_norm_modulate_kernels(
-    cpu::rms_gate_residual_norm_modulate);
+constinit KernelTable<RmsNormKernels> rms_norm_kernels("rms_norm");
+constinit KernelTable<RmsNormModulateKernels> rms_norm_modulate_kernels("rms_norm_modulate");
+constinit KernelTable<RmsGateResidualKernels> rms_gate_residual_kernels("rms_gate_residual");
+constinit KernelTable<RmsGateResidualNormModulateKernels> rms_gate_residual_norm_modulate_kernels(
+    "rms_gate_residual_norm_modulate");
 
 namespace {
 

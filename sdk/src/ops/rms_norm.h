@@ -66,17 +66,4 @@ struct RmsGateResidualNormModulateKernels {
 extern ATELIER_API KernelTable<RmsGateResidualNormModulateKernels>
     rms_gate_residual_norm_modulate_kernels;
 
-namespace cpu {
-extern const RmsNormKernels rms_norm;
-extern const RmsNormModulateKernels rms_norm_modulate;
-extern const RmsGateResidualKernels rms_gate_residual;
-extern const RmsGateResidualNormModulateKernels rms_gate_residual_norm_modulate;
-}  // namespace cpu
-namespace cuda {
-extern const RmsNormKernels rms_norm;
-extern const RmsNormModulateKernels rms_norm_modulate;
-extern const RmsGateResidualKernels rms_gate_residual;
-extern const RmsGateResidualNormModulateKernels rms_gate_residual_norm_modulate;
-}  // namespace cuda
-
 }  // namespace atelier::ops

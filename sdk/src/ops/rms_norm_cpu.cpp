@@ -1,3 +1,144 @@
+// Norms by the root of the mean square.
+#include "ops/cpu/loops.h"
+
+namespace atelier::ops::cpu {
+
+struct RmsNormLoops {
+  void (*rms_norm)(const void* x, const void* weight, void* out, int64_t n, int64_t width,
+                   double eps);
+  void (*rms_norm_backward)(const void* grad, const void* x, const void* weight, void* grad_x,
+                            void* sums, int64_t n, int64_t width, double eps);
+  // [added +] x / rms(x) * factor. `added` may be null.
+  void (*rms_scale)(const void* x, const void* added, const void* factor, void* out, int64_t n,
+                    int64_t width, double eps);
+  // sums: of factor. `added` is added to the gradient of x and may be null.
+  void (*rms_scale_backward)(const void* grad, const void* x, const void* factor, const void* added,
+                             void* grad_x, void* sums, int64_t n, int64_t width, double eps);
+
+  static const RmsNormLoops baseline[], avx2[], avx512[];
+};
+
+}  // namespace atelier::ops::cpu
+
+#ifdef ATELIER_INSTRUCTION_SET  // the loops
+
+namespace atelier::ops::cpu {
+namespace {
+
+template <typename T>
+void rms_norm(const void* x_, const void* weight_, void* out_, Index n, Index width, double eps) {
+  using A = Accum<T>;
+  const T *x = static_cast<const T*>(x_), *weight = static_cast<const T*>(weight_);
+  T* out = static_cast<T*>(out_);
+  for (Index r = 0; r < n; ++r, x += width, out += width) {
+    const A inverse = inverse_rms(x, width, eps);
+    ATELIER_SIMD
+    for (Index i = 0; i < width; ++i) {
+      store(out[i], rounded<T>(load(x[i]) * inverse) * load(weight[i]));
+    }
+  }
+}
+
+template <typename T>
+void rms_norm_backward(const void* grad_, const void* x_, const void* weight_, void* grad_x_,
+                       void* sums_, Index n, Index width, double eps) {
+  using A = Accum<T>;
+  const T *grad = static_cast<const T*>(grad_), *x = static_cast<const T*>(x_);
+  const T* weight = static_cast<const T*>(weight_);
+  T* grad_x = static_cast<T*>(grad_x_);
+  A* sums = static_cast<A*>(sums_);
+  for (Index r = 0; r < n; ++r, grad += width, x += width, grad_x += width) {
+    const A inverse = inverse_rms(x, width, eps);
+    A dot = 0;
+    ATELIER_SIMD_SUM(dot)
+    for (Index i = 0; i < width; ++i) {
+      dot += load(grad[i]) * load(weight[i]) * (load(x[i]) * inverse);
+    }
+    dot /= A(width);
+    ATELIER_SIMD
+    for (Index i = 0; i < width; ++i) {
+      const A g = load(grad[i]) * load(weight[i]);
+      store(grad_x[i], inverse * (g - load(x[i]) * inverse * dot));
+    }
+    if (sums != nullptr) {
+      ATELIER_SIMD
+      for (Index i = 0; i < width; ++i) sums[i] += load(grad[i]) * (load(x[i]) * inverse);
+    }
+  }
+}
+
+template <typename T>
+void rms_scale(const void* x_, const void* added_, const void* factor_, void* out_, Index n,
+               Index width, double eps) {
+  using A = Accum<T>;
+  const T *x = static_cast<const T*>(x_), *added = static_cast<const T*>(added_);
+  const A* factor = static_cast<const A*>(factor_);
+  T* out = static_cast<T*>(out_);
+  for (Index r = 0; r < n; ++r, x += width, out += width) {
+    const A inverse = inverse_rms(x, width, eps);
+    if (added != nullptr) {
+      ATELIER_SIMD
+      for (Index i = 0; i < width; ++i)
+        store(out[i], load(added[i]) + load(x[i]) * inverse * factor[i]);
+      added += width;
+    } else {
+      ATELIER_SIMD
+      for (Index i = 0; i < width; ++i) store(out[i], load(x[i]) * inverse * factor[i]);
+    }
+  }
+}
+
+template <typename T>
+void rms_scale_backward(const void* grad_, const void* x_, const void* factor_, const void* added_,
+                        void* grad_x_, void* sums_, Index n, Index width, double eps) {
+  using A = Accum<T>;
+  const T *grad = static_cast<const T*>(grad_), *x = static_cast<const T*>(x_);
+  const A* factor = static_cast<const A*>(factor_);
+  const T* added = static_cast<const T*>(added_);
+  T* grad_x = static_cast<T*>(grad_x_);
+  A* sums = static_cast<A*>(sums_);
+  for (Index r = 0; r < n; ++r, grad += width, x += width, grad_x += width) {
+    const A inverse = inverse_rms(x, width, eps);
+    A dot = 0;
+    ATELIER_SIMD_SUM(dot)
+    for (Index i = 0; i < width; ++i) dot += load(grad[i]) * factor[i] * (load(x[i]) * inverse);
+    dot /= A(width);
+    if (sums != nullptr) {
+      ATELIER_SIMD
+      for (Index i = 0; i < width; ++i) sums[i] += load(grad[i]) * (load(x[i]) * inverse);
+    }
+    if (added != nullptr) {
+      ATELIER_SIMD
+      for (Index i = 0; i < width; ++i) {
+        const A g = load(grad[i]) * factor[i];
+        store(grad_x[i], load(added[i]) + inverse * (g - load(x[i]) * inverse * dot));
+      }
+      added += width;
+    } else {
+      ATELIER_SIMD
+      for (Index i = 0; i < width; ++i) {
+        const A g = load(grad[i]) * factor[i];
+        store(grad_x[i], inverse * (g - load(x[i]) * inverse * dot));
+      }
+    }
+  }
+}
+
+template <typename T>
+constexpr RmsNormLoops kRmsNorm = {.rms_norm = rms_norm<T>,
+                                   .rms_norm_backward = rms_norm_backward<T>,
+                                   .rms_scale = rms_scale<T>,
+                                   .rms_scale_backward = rms_scale_backward<T>};
+
+}  // namespace
+
+constinit const RmsNormLoops RmsNormLoops::ATELIER_INSTRUCTION_SET[] = {
+    kRmsNorm<float>, kRmsNorm<double>, kRmsNorm<BFloat16>, kRmsNorm<Half>};
+
+}  // namespace atelier::ops::cpu
+
+#else  // tensors become pointers
+
 #include "ops/autograd_support.h"
 #include "ops/cpu/rows.h"
 #include "ops/rms_norm.h"
@@ -9,7 +150,7 @@ using at::Tensor;
 
 void rms_norm_forward(const Tensor& x, const Tensor& weight, double eps, Tensor& out) {
   const int64_t width = x.size(-1);
-  const RowKernels& loops = loops_for(x);
+  const auto& loops = loops_for<RmsNormLoops>(x);
   for_each_chunk(chunks_of(one_sample(row_count(x)), width), [&](const Chunk& c, int64_t) {
     loops.rms_norm(at_element(x, c.first * width), weight.const_data_ptr(),
                    at_element(out, c.first * width), c.count, width, eps);
@@ -19,7 +160,7 @@ void rms_norm_forward(const Tensor& x, const Tensor& weight, double eps, Tensor&
 void rms_norm_backward(const Tensor& grad, const Tensor& x, const Tensor& weight, double eps,
                        Tensor& grad_x, Tensor& grad_weight) {
   const int64_t width = x.size(-1);
-  const RowKernels& loops = loops_for(x);
+  const auto& loops = loops_for<RmsNormLoops>(x);
   const auto chunks = chunks_of(one_sample(row_count(x)), width);
   SampleSums sums(grad_weight.defined(), x, chunks, width);
   for_each_chunk(chunks, [&](const Chunk& c, int64_t i) {
@@ -63,7 +204,7 @@ struct RmsFactor {
 void rms_scale(const Tensor& x, const Tensor& added, const RmsFactor& factor, const Segments& rows,
                double eps, Tensor& out) {
   const int64_t width = x.size(1);
-  const RowKernels& loops = loops_for(x);
+  const auto& loops = loops_for<RmsNormLoops>(x);
   for_each_chunk(chunks_of(rows, width), [&](const Chunk& c, int64_t) {
     const int64_t first = c.first * width;
     loops.rms_scale(at_element(x, first), at_element_or_null(added, first), factor.row(c.sample),
@@ -75,7 +216,7 @@ void rms_scale(const Tensor& x, const Tensor& added, const RmsFactor& factor, co
 Tensor rms_scale_backward(const Tensor& grad, const Tensor& x, const RmsFactor& factor,
                           const Segments& rows, double eps, bool wanted, Tensor& grad_x) {
   const int64_t width = x.size(1);
-  const RowKernels& loops = loops_for(x);
+  const auto& loops = loops_for<RmsNormLoops>(x);
   const auto chunks = chunks_of(rows, width);
   SampleSums sums(wanted, x, chunks, width);
   for_each_chunk(chunks, [&](const Chunk& c, int64_t i) {
@@ -122,7 +263,7 @@ void rms_gate_residual_norm_modulate_forward(const Tensor& x, const Tensor& y, c
                                              const Tensor& scale, const Segments& rows, double eps,
                                              Tensor& sum, Tensor& out) {
   const int64_t width = x.size(1);
-  const RowKernels& loops = loops_for(x);
+  const auto& loops = loops_for<RmsNormLoops>(x);
   const RmsFactor gated = RmsFactor::of_gate(weight, gate, rows);
   const RmsFactor scaled = RmsFactor::of_scale(next_weight, scale, rows);
   for_each_chunk(chunks_of(rows, width), [&](const Chunk& c, int64_t) {
@@ -143,7 +284,7 @@ void rms_gate_residual_norm_modulate_backward(const Tensor& grad, const Tensor& 
                                               const Segments& rows, double eps,
                                               RmsGateResidualNormModulateGradients& to) {
   const int64_t width = x.size(1);
-  const RowKernels& loops = loops_for(x);
+  const auto& loops = loops_for<RmsNormLoops>(x);
   const RmsFactor gated = RmsFactor::of_gate(weight, gate, rows);
   const RmsFactor scaled = RmsFactor::of_scale(next_weight, scale, rows);
   const auto chunks = chunks_of(rows, width);
@@ -172,19 +313,25 @@ void rms_gate_residual_norm_modulate_backward(const Tensor& grad, const Tensor& 
   scaled.put_scale_gradient(scale_sums, to.scale);
 }
 
+const DeviceKernels rms_norm(at::kCPU, rms_norm_kernels,
+                             {.forward = rms_norm_forward,
+                              .backward = rms_norm_backward,
+                              .limits = kNoLimits});
+const DeviceKernels rms_norm_modulate(at::kCPU, rms_norm_modulate_kernels,
+                                      {.forward = rms_norm_modulate_forward,
+                                       .backward = rms_norm_modulate_backward,
+                                       .limits = kNoLimits});
+const DeviceKernels rms_gate_residual(at::kCPU, rms_gate_residual_kernels,
+                                      {.forward = rms_gate_residual_forward,
+                                       .backward = rms_gate_residual_backward,
+                                       .limits = kNoLimits});
+const DeviceKernels rms_gate_residual_norm_modulate(
+    at::kCPU, rms_gate_residual_norm_modulate_kernels,
+    {.forward = rms_gate_residual_norm_modulate_forward,
+     .backward = rms_gate_residual_norm_modulate_backward,
+     .limits = kNoLimits});
+
 }  // namespace
-
-const RmsNormKernels rms_norm = {
-    .forward = rms_norm_forward, .backward = rms_norm_backward, .limits = kNoLimits};
-const RmsNormModulateKernels rms_norm_modulate = {.forward = rms_norm_modulate_forward,
-                                                  .backward = rms_norm_modulate_backward,
-                                                  .limits = kNoLimits};
-const RmsGateResidualKernels rms_gate_residual = {.forward = rms_gate_residual_forward,
-                                                  .backward = rms_gate_residual_backward,
-                                                  .limits = kNoLimits};
-const RmsGateResidualNormModulateKernels rms_gate_residual_norm_modulate = {
-    .forward = rms_gate_residual_norm_modulate_forward,
-    .backward = rms_gate_residual_norm_modulate_backward,
-    .limits = kNoLimits};
-
 }  // namespace atelier::ops::cpu
+
+#endif

@@ -105,20 +105,23 @@ void rms_gate_residual_norm_modulate_backward(const Tensor& grad, const Tensor& 
   scaled.put_sample_gradient(of_scale, to.scale);
 }
 
+const DeviceKernels rms_norm(row_device(), rms_norm_kernels,
+                             {.forward = rms_norm_forward,
+                              .backward = rms_norm_backward,
+                              .limits = {.widest_row_bytes = kWidestRowBytes}});
+const DeviceKernels rms_norm_modulate(row_device(), rms_norm_modulate_kernels,
+                                      {.forward = rms_norm_modulate_forward,
+                                       .backward = rms_norm_modulate_backward,
+                                       .limits = {.widest_row_bytes = kWidestRowBytes}});
+const DeviceKernels rms_gate_residual(row_device(), rms_gate_residual_kernels,
+                                      {.forward = rms_gate_residual_forward,
+                                       .backward = rms_gate_residual_backward,
+                                       .limits = {.widest_row_bytes = kWidestRowBytes}});
+const DeviceKernels rms_gate_residual_norm_modulate(
+    row_device(), rms_gate_residual_norm_modulate_kernels,
+    {.forward = rms_gate_residual_norm_modulate_forward,
+     .backward = rms_gate_residual_norm_modulate_backward,
+     .limits = {.widest_row_bytes = kWidestRowBytes}});
+
 }  // namespace
-
-const RmsNormKernels rms_norm = {.forward = rms_norm_forward,
-                                 .backward = rms_norm_backward,
-                                 .limits = {.widest_row_bytes = kWidestRowBytes}};
-const RmsNormModulateKernels rms_norm_modulate = {.forward = rms_norm_modulate_forward,
-                                                  .backward = rms_norm_modulate_backward,
-                                                  .limits = {.widest_row_bytes = kWidestRowBytes}};
-const RmsGateResidualKernels rms_gate_residual = {.forward = rms_gate_residual_forward,
-                                                  .backward = rms_gate_residual_backward,
-                                                  .limits = {.widest_row_bytes = kWidestRowBytes}};
-const RmsGateResidualNormModulateKernels rms_gate_residual_norm_modulate = {
-    .forward = rms_gate_residual_norm_modulate_forward,
-    .backward = rms_gate_residual_norm_modulate_backward,
-    .limits = {.widest_row_bytes = kWidestRowBytes}};
-
 }  // namespace atelier::ops::cuda

@@ -41,14 +41,12 @@ struct QuantizeRows : RowFunctor<T, 4> {
 
 // What codes stand for: code * scale, rounded once.
 template <typename T>
-struct DrawCodes : RowFunctor<T, 8> {
-  using Base = RowFunctor<T, 8>;
-  static constexpr int kElements = Base::kElements, kReductions = 0, kSums = 0, kColumnSums = 0;
-  static constexpr int kMostRegisters = 64;
-  struct Lane {};
+struct DrawCodes : PlainFunctor<T, 8> {
+  using Base = PlainFunctor<T, 8>;
+  static constexpr int kElements = Base::kElements;
 
   template <int kPhase, typename ColumnSums>
-  static ATELIER_LANE void phase(const RowArguments& a, const Place& place, Lane&, ColumnSums&,
+  static ATELIER_LANE void phase(const RowArguments& a, const Place& place, NoLane&, ColumnSums&,
                                  float (&)[kMostSums]) {
     Codes<T> codes[Base::kLanePacks];
     Base::for_packs([&](int p) { codes[p] = load_codes<T>(a.x, place, p); });
@@ -66,14 +64,12 @@ struct DrawCodes : RowFunctor<T, 8> {
 // int32 sums of products of codes, x, times the scales of their row and of their column, `weight`;
 // the result is rounded before a bias, `shift`, is added to it, as it would be without this kernel.
 template <typename T>
-struct ScaleSums : RowFunctor<T, 2> {
-  using Base = RowFunctor<T, 2>;
-  static constexpr int kElements = Base::kElements, kReductions = 0, kSums = 0, kColumnSums = 0;
-  static constexpr int kMostRegisters = 64;
-  struct Lane {};
+struct ScaleSums : PlainFunctor<T> {
+  using Base = PlainFunctor<T>;
+  static constexpr int kElements = Base::kElements;
 
   template <int kPhase, typename ColumnSums>
-  static ATELIER_LANE void phase(const RowArguments& a, const Place& place, Lane&, ColumnSums&,
+  static ATELIER_LANE void phase(const RowArguments& a, const Place& place, NoLane&, ColumnSums&,
                                  float (&)[kMostSums]) {
     Pack sums[2][kElements / 4];
     Base::for_packs([&](int p) { load_sums(a.x, place, p, sums[p]); });

@@ -24,8 +24,4 @@ struct RowCodesKernels {
 };
 extern ATELIER_API KernelTable<RowCodesKernels> row_codes_kernels;
 
-namespace cuda {
-extern const RowCodesKernels row_codes;
-}
-
 }  // namespace atelier::ops

@@ -42,11 +42,11 @@ void scale_sums(const Tensor& sums, const Tensor& row_scales, const Tensor& colu
   call.run();
 }
 
+const DeviceKernels row_codes(row_device(), row_codes_kernels,
+                              {.quantize = quantize_rows,
+                               .draw = draw_codes,
+                               .scale_sums = scale_sums,
+                               .limits = {.widest_row_bytes = kWidestCodesBytes}});
+
 }  // namespace
-
-const RowCodesKernels row_codes = {.quantize = quantize_rows,
-                                   .draw = draw_codes,
-                                   .scale_sums = scale_sums,
-                                   .limits = {.widest_row_bytes = kWidestCodesBytes}};
-
 }  // namespace atelier::ops::cuda

@@ -1,44 +1,37 @@
-# Operators by name: those that kernels of our own run, on the CPU with those kernels.
-set(ATELIER_ROW_OPERATORS
-  ${CMAKE_CURRENT_LIST_DIR}/adamw_8bit.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/channel_norm.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/channel_norm_cpu.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/gate_residual.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/gate_residual_cpu.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/gelu_tanh.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/gelu_tanh_cpu.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/group_norm.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/layer_norm.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/layer_norm_cpu.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/norm_rope.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/norm_rope_cpu.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/rms_norm.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/rms_norm_cpu.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/swiglu.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/swiglu_cpu.cpp)
-# The kernels of GPUs, which tests compile as well: their host halves and what they need, and the kernels themselves.
+# Operators by name: atelier_row_operator(<name> <ending>...), with the ending of each of its files.
+#
+# Sets ATELIER_ROW_OPERATORS, what the SDK has of them; ATELIER_ROW_LOOPS, their files with loops for the CPU;
+# ATELIER_ROW_KERNELS, the kernels of GPUs, and ATELIER_CUDA_HOST_HALVES, what calls them, which tests compile as well.
+set(ATELIER_ROW_OPERATORS)
+set(ATELIER_ROW_LOOPS)
+set(ATELIER_ROW_KERNELS)
 set(ATELIER_CUDA_HOST_HALVES
-  ${CMAKE_CURRENT_LIST_DIR}/adamw_8bit_cuda.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/channel_norm_cuda.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/gate_residual_cuda.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/gelu_tanh_cuda.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/group_norm_cuda.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/layer_norm_cuda.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/norm_rope_cuda.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/rms_norm_cuda.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/row_codes_cuda.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/swiglu_cuda.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/cuda/register_kernels.cpp
   ${CMAKE_CURRENT_LIST_DIR}/cuda/rms_scale.cpp
   ${CMAKE_CURRENT_LIST_DIR}/cuda/row_call.cpp
   ${CMAKE_CURRENT_LIST_DIR}/cuda/row_plan.cpp)
-set(ATELIER_ROW_KERNELS
-  ${CMAKE_CURRENT_LIST_DIR}/adamw_8bit.cu
-  ${CMAKE_CURRENT_LIST_DIR}/gate_residual.cu
-  ${CMAKE_CURRENT_LIST_DIR}/gelu_tanh.cu
-  ${CMAKE_CURRENT_LIST_DIR}/group_norm.cu
-  ${CMAKE_CURRENT_LIST_DIR}/layer_norm.cu
-  ${CMAKE_CURRENT_LIST_DIR}/norm_rope.cu
-  ${CMAKE_CURRENT_LIST_DIR}/rms_norm.cu
-  ${CMAKE_CURRENT_LIST_DIR}/row_codes.cu
-  ${CMAKE_CURRENT_LIST_DIR}/swiglu.cu)
+macro(atelier_row_operator name)
+  foreach(ending ${ARGN})
+    set(file ${CMAKE_CURRENT_LIST_DIR}/${name}${ending})
+    if(ending STREQUAL ".cu")
+      list(APPEND ATELIER_ROW_KERNELS ${file})
+    elseif(ending STREQUAL "_cuda.cpp")
+      list(APPEND ATELIER_CUDA_HOST_HALVES ${file})
+    else()
+      list(APPEND ATELIER_ROW_OPERATORS ${file})
+    endif()
+    if(ending STREQUAL "_cpu.cpp")
+      list(APPEND ATELIER_ROW_LOOPS ${file})
+    endif()
+  endforeach()
+endmacro()
+
+atelier_row_operator(adamw_8bit .cpp _cuda.cpp .cu)
+atelier_row_operator(channel_norm .cpp _cpu.cpp _cuda.cpp)
+atelier_row_operator(gate_residual .cpp _cpu.cpp _cuda.cpp .cu)
+atelier_row_operator(gelu_tanh .cpp _cpu.cpp _cuda.cpp .cu)
+atelier_row_operator(group_norm .cpp _cuda.cpp .cu)
+atelier_row_operator(layer_norm .cpp _cpu.cpp _cuda.cpp .cu)
+atelier_row_operator(norm_rope .cpp _cpu.cpp _cuda.cpp .cu)
+atelier_row_operator(rms_norm .cpp _cpu.cpp _cuda.cpp .cu)
+atelier_row_operator(row_codes _cuda.cpp .cu)
+atelier_row_operator(swiglu .cpp _cpu.cpp _cuda.cpp .cu)

@@ -11,7 +11,7 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-KernelTable<SwigluKernels> swiglu_kernels(cpu::swiglu);
+constinit KernelTable<SwigluKernels> swiglu_kernels("swiglu");
 
 namespace {
 

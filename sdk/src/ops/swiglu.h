@@ -16,11 +16,4 @@ struct SwigluKernels {
 };
 extern ATELIER_API KernelTable<SwigluKernels> swiglu_kernels;
 
-namespace cpu {
-extern const SwigluKernels swiglu;
-}
-namespace cuda {
-extern const SwigluKernels swiglu;
-}
-
 }  // namespace atelier::ops

@@ -31,8 +31,8 @@ void swiglu_backward(const Tensor& grad, const Tensor& gate, const Tensor& up, T
   call.run();
 }
 
+const DeviceKernels swiglu(row_device(), swiglu_kernels,
+                           {.forward = swiglu_forward, .backward = swiglu_backward, .limits = {}});
+
 }  // namespace
-
-const SwigluKernels swiglu = {.forward = swiglu_forward, .backward = swiglu_backward, .limits = {}};
-
 }  // namespace atelier::ops::cuda

@@ -6,7 +6,6 @@
 #include "atelier/ops/linear.h"
 #include "atelier/ops/pointwise.h"
 
-#include "ops/cuda/register_kernels.h"
 #include "ops/gelu_tanh.h"
 #include "ops/layer_norm.h"
 #include "ops/row_codes.h"
@@ -38,7 +37,7 @@ RowCodes room_for_codes(const Tensor& rows, at::ScalarType type) {
 
 RowCodes quantized(const Tensor& rows, const Tensor& factor, at::ScalarType type) {
   RowCodes codes = room_for_codes(rows, type);
-  cuda::row_codes.quantize(rows, factor, codes);
+  row_codes_kernels.of(rows)->quantize(rows, factor, codes);
   return codes;
 }
 
@@ -130,17 +129,17 @@ TEST_CASE("Norms and GELU write codes of what they give", "[ops][cuda]") {
       for (const at::ScalarType type : kCodes) {
         INFO("width " << width << ", " << toString(dtype) << ", " << toString(type));
         RowCodes codes = room_for_codes(x, type);
-        cuda::norm_modulate.forward_codes(x, a, b, rows, 1e-6, coded, codes);
-        cuda::norm_modulate.forward(x, a, b, rows, 1e-6, out);
+        norm_modulate_kernels.of(x)->forward_codes(x, a, b, rows, 1e-6, coded, codes);
+        norm_modulate_kernels.of(x)->forward(x, a, b, rows, 1e-6, out);
         CHECK(same_bits({coded}, {out}));
         check_same(codes, composed_codes(coded, {}, type));
-        const auto& gated = cuda::gate_residual_norm_modulate;
+        const auto& gated = *gate_residual_norm_modulate_kernels.of(x);
         gated.forward_codes(x, y, c, a, b, rows, 1e-6, coded_sum, coded, codes);
         gated.forward(x, y, c, a, b, rows, 1e-6, sum, out);
         CHECK(same_bits({coded_sum, coded}, {sum, out}));
         check_same(codes, composed_codes(coded, {}, type));
-        cuda::gelu_tanh.forward_codes(x, coded, codes);
-        cuda::gelu_tanh.forward(x, out);
+        gelu_tanh_kernels.of(x)->forward_codes(x, coded, codes);
+        gelu_tanh_kernels.of(x)->forward(x, out);
         CHECK(same_bits({coded}, {out}));
         check_same(codes, composed_codes(coded, {}, type));
       }
@@ -157,7 +156,7 @@ TEST_CASE("Every code is drawn as its value, in one pass", "[ops][cuda]") {
       for (const at::ScalarType dtype : kTypes) {
         const Tensor want = (codes.codes.to(at::kFloat) * codes.scales.unsqueeze(1)).to(dtype);
         Tensor given = at::empty(want.sizes(), want.options());
-        cuda::row_codes.draw(codes, given);
+        row_codes_kernels.of(given)->draw(codes, given);
         CHECK(at::equal(given.isnan(), want.isnan()));
         CHECK(at::equal(given.nan_to_num(0), want.nan_to_num(0)));
       }
@@ -178,9 +177,9 @@ TEST_CASE("Sums of products are scaled in one pass", "[ops][cuda]") {
                         .mul_(column_scales.unsqueeze(0))
                         .to(dtype);
       Tensor given = at::empty({6, width}, dtype);
-      cuda::row_codes.scale_sums(sums, row_scales, column_scales, {}, given);
+      row_codes_kernels.of(sums)->scale_sums(sums, row_scales, column_scales, {}, given);
       CHECK(same_bits({given}, {want}));
-      cuda::row_codes.scale_sums(sums, row_scales, column_scales, bias, given);
+      row_codes_kernels.of(sums)->scale_sums(sums, row_scales, column_scales, bias, given);
       CHECK(same_bits({given}, {want.add_(bias)}));
     }
   }

@@ -8,28 +8,34 @@ namespace atelier::ops::cpu {
 
 using at::Tensor;
 
-const RowKernels& loops_for(const Tensor& x) {
-  static const RowKernels* const table = [] {
+InstructionSet instruction_set() {
 #if defined(__x86_64__)
+  static const InstructionSet best = [] {
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                       __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (avx512) return avx512_row_kernels();
-    if (avx2) return avx2_row_kernels();
-#endif
-    return baseline_row_kernels();
+    return avx512 ? InstructionSet::kAvx512
+           : avx2 ? InstructionSet::kAvx2
+                  : InstructionSet::kBaseline;
   }();
+  return best;
+#else
+  return InstructionSet::kBaseline;
+#endif
+}
+
+int element_of(const Tensor& x) {
   switch (x.scalar_type()) {
     case at::kDouble:
-      return table[kFloat64];
+      return 1;
     case at::kBFloat16:
-      return table[kBFloat16];
+      return 2;
     case at::kHalf:
-      return table[kFloat16];
+      return 3;
     default:
-      return table[kFloat32];
+      return 0;
   }
 }
 

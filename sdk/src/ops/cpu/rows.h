@@ -1,4 +1,4 @@
-// Rows of tensors for the loops of cpu/row_kernels.h, which are shared out to threads.
+// Rows of tensors for the loops of operators, which are shared out to threads.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,6 @@
 
 #include "atelier/segments.h"
 
-#include "ops/cpu/row_kernels.h"
 #include "ops/kernel_choice.h"
 
 namespace atelier::ops::cpu {
@@ -16,8 +15,21 @@ namespace atelier::ops::cpu {
 // Kernels of the CPU take rows of any width and float64.
 inline constexpr KernelLimits kNoLimits = {.takes_float64 = true};
 
-// The loops for the type of `x` and the best instruction set of this machine.
-const RowKernels& loops_for(const at::Tensor& x);
+enum class InstructionSet { kBaseline, kAvx2, kAvx512 };
+InstructionSet instruction_set();  // the best of this machine
+
+// The place of a dtype in tables of loops: float32, float64, bfloat16, float16.
+int element_of(const at::Tensor& x);
+
+// An operator's loops for the type of `x` and the best instruction set of this machine.
+template <typename Loops>
+const Loops& loops_for(const at::Tensor& x) {
+#if defined(__x86_64__)
+  if (instruction_set() == InstructionSet::kAvx512) return Loops::avx512[element_of(x)];
+  if (instruction_set() == InstructionSet::kAvx2) return Loops::avx2[element_of(x)];
+#endif
+  return Loops::baseline[element_of(x)];
+}
 
 inline const char* at_element(const at::Tensor& t, int64_t element) {
   return static_cast<const char*>(t.const_data_ptr()) + element * t.element_size();

@@ -2,7 +2,6 @@
 
 #include "atelier/host/upload.h"
 
-#include "ops/cuda/row_device.h"
 #include "ops/cuda/row_plan.h"
 
 namespace atelier::ops::cuda {

@@ -6,7 +6,7 @@
 #include "atelier/host/weight_state.h"
 #include "atelier/segments.h"
 
-#include "ops/cuda/row_grid.h"
+#include "ops/cuda/row_device.h"
 
 namespace atelier::ops::cuda {
 

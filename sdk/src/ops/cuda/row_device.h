@@ -8,6 +8,9 @@
 
 namespace atelier::ops::cuda {
 
+// The kind of device that the kernels are registered for.
+at::DeviceType row_device();
+
 // Queues the kernel on the device's current stream. Throws what the device says against it.
 void run_rows(const RowKernel& kernel, Element element, const RowGrid& grid,
               const RowArguments& arguments, c10::Device device);

@@ -68,11 +68,10 @@ struct RowFunctor {
 
 struct NoLane {};
 
-// Two packs of a lane, and nothing to add up.
-template <typename T>
-struct PlainFunctor : RowFunctor<T, 2> {
-  using Base = RowFunctor<T, 2>;
-  using Packs = Pack[2];
+// Nothing to add up along a row, so that there is one phase.
+template <typename T, int kOfLane = 2>
+struct PlainFunctor : RowFunctor<T, kOfLane> {
+  using Packs = Pack[kOfLane];
   static constexpr int kMostRegisters = 64;
   static constexpr int kReductions = 0, kSums = 0, kColumnSums = 0;
   using Lane = NoLane;

@@ -1,8 +1,20 @@
-// The loops of row_kernels.h: what they share, and those of each operator. Included by one source
-// file for each instruction set, which defines ATELIER_ROW_KERNELS, the name of the function to
-// make. Nothing else is included here: an inline function of a library, compiled with these flags,
-// could be linked in everywhere.
-#include "ops/cpu/row_kernels.h"
+// What an operator's loops over rows are written with.
+//
+// The file of an operator for the CPU is compiled several times: once as it stands, where tensors
+// become pointers, and once for each instruction set, which ATELIER_INSTRUCTION_SET then names,
+// where a struct of loops, declared above both, gets its table. Pointers are to elements of the
+// table's type, `sums` to its accumulation type (float, or double for double). Rows are dense; `n`
+// of them, `width` elements each, one after another unless strides say otherwise. `sums` are added
+// to and may be null where they are not wanted. Factors, shifts and gates of a sample: accumulation
+// type, one row each.
+//
+// Loops include nothing else: an inline function of a library, compiled with the flags of an
+// instruction set, could be linked in everywhere.
+#pragma once
+
+#include <cstdint>
+
+#ifdef ATELIER_INSTRUCTION_SET
 
 #define ATELIER_SIMD _Pragma("omp simd")
 #define ATELIER_SIMD_SUM(...) _Pragma(ATELIER_TEXT(omp simd reduction(+ : __VA_ARGS__)))
@@ -140,44 +152,4 @@ inline Accum<T> inverse_rms(const T* x, Index width, double eps) {
 }  // namespace
 }  // namespace atelier::ops::cpu
 
-#include "ops/layer_norm_loops.inc"
-#include "ops/gate_residual_loops.inc"
-#include "ops/rms_norm_loops.inc"
-#include "ops/norm_rope_loops.inc"
-#include "ops/swiglu_loops.inc"
-#include "ops/gelu_tanh_loops.inc"
-#include "ops/channel_norm_loops.inc"
-
-namespace atelier::ops::cpu {
-namespace {
-
-template <typename T>
-constexpr RowKernels kernels_of() {
-  return {.norm_scale = norm_scale<T>,
-          .norm_scale_backward = norm_scale_backward<T>,
-          .gate_residual = gate_residual<T>,
-          .gate_residual_backward = gate_residual_backward<T>,
-          .gate_residual_norm_scale = gate_residual_norm_scale<T>,
-          .rms_norm = rms_norm<T>,
-          .rms_norm_backward = rms_norm_backward<T>,
-          .rms_scale = rms_scale<T>,
-          .rms_scale_backward = rms_scale_backward<T>,
-          .norm_rope = norm_rope<T>,
-          .norm_rope_backward = norm_rope_backward<T>,
-          .swiglu = swiglu<T>,
-          .swiglu_backward = swiglu_backward<T>,
-          .gelu_tanh = gelu_tanh<T>,
-          .gelu_tanh_backward = gelu_tanh_backward<T>,
-          .channel_norm = channel_norm<T>,
-          .channel_norm_backward = channel_norm_backward<T>};
-}
-
-}  // namespace
-
-const RowKernels* ATELIER_ROW_KERNELS() {
-  static constexpr RowKernels table[kElementCount] = {kernels_of<float>(), kernels_of<double>(),
-                                                      kernels_of<BFloat16>(), kernels_of<Half>()};
-  return table;
-}
-
-}  // namespace atelier::ops::cpu
+#endif
