@@ -9,7 +9,6 @@
 
 #include "atelier/host/weight_state.h"
 
-#include "host/distributed/gradients.h"
 #include "host/model/sequence_check.h"
 #include "host/model/stages.h"
 #include "host/order/training_checks.h"
@@ -332,9 +331,9 @@ class TrainingSizes {
     const auto passes = exchange.sends_each_pass() ? batches_of_rank(config(), mode_) : 1;
     sent.bucket = static_cast<double>(layout.most_bytes(1));
     sent.at_once = static_cast<double>(
-        layout.most_bytes(distributed::kBucketsUnderWay, static_cast<size_t>(passes)));
+        layout.most_bytes(parameters::kBucketsUnderWay, static_cast<size_t>(passes)));
     sent.in_step = static_cast<double>(passes * layout.most_bytes(layout.buckets().size()));
-    sent.returned = static_cast<double>(layout.most_bytes(distributed::kBucketsUnderWay));
+    sent.returned = static_cast<double>(layout.most_bytes(parameters::kBucketsUnderWay));
     sent.come_ahead = exchange.brings_ahead();
     return sent;
   }
