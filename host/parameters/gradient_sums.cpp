@@ -244,6 +244,8 @@ void GradientSums::settle(Lane& lane, size_t left) {
     Sending sending = std::move(lane.under_way.front());
     lane.under_way.pop_front();
     sending.sent.wait();
+    // Where processes leave, nothing has come, and an exchange may still read what it was given.
+    if (world_.is_called_off()) continue;
     if (!is_shared()) {
       give_back(sending);
       continue;
