@@ -1,7 +1,9 @@
 #include "host/distributed/shards.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
+#include <utility>
 
 #include <ATen/ATen.h>
 
@@ -21,13 +23,37 @@ int64_t round_up(int64_t number, int64_t multiple) {
 }  // namespace
 
 FlatLayout::FlatLayout(const std::vector<at::Tensor>& tensors, int parts)
-    : parts_(parts), bucket_of_(tensors.size()), begin_(tensors.size()), size_(tensors.size()) {
+    : parts_(parts), bucket_of_(tensors.size()), extents_(tensors.size()) {
   for (size_t tensor = tensors.size(); tensor-- > 0;) add(tensor, tensors[tensor]);
-  if (parts == 1) return;
   for (Bucket& bucket : buckets_) {
     const auto itemsize = static_cast<int64_t>(bucket.options.dtype().itemsize());
-    bucket.count = round_up(bucket.count, parts * (kPartBytes / itemsize));
+    if (parts > 1) bucket.count = round_up(bucket.count, parts * (kPartBytes / itemsize));
+    for (const Place& place : bucket.places) cut(place, tensors[place.tensor].numel());
   }
+}
+
+FlatLayout::FlatLayout(const std::vector<Cut>& tensors)
+    : parts_(tensors.empty() ? 1 : static_cast<int>(tensors.front().extents.size())) {
+  std::map<std::pair<const Block*, at::ScalarType>, size_t> known;
+  std::vector<std::vector<int64_t>> ends;  // by bucket, of each part
+  for (const Cut& tensor : tensors) {
+    const auto [found, is_new] =
+        known.try_emplace({tensor.block, tensor.options.dtype().toScalarType()}, buckets_.size());
+    const size_t bucket = found->second;
+    if (is_new) {
+      buckets_.push_back({.places = {}, .options = tensor.options, .block = tensor.block});
+      ends.emplace_back(tensor.extents.size());
+    }
+    buckets_[bucket].places.push_back({bucket_of_.size(), 0});
+    bucket_of_.push_back(bucket);
+    std::vector<Extent>& extents = extents_.emplace_back(tensor.extents);
+    for (size_t part = 0; part < extents.size(); ++part) {
+      extents[part].at = ends[bucket][part];
+      ends[bucket][part] += round_up(extents[part].count, kSmallBlockNumbers);
+    }
+  }
+  for (size_t bucket = 0; bucket < buckets_.size(); ++bucket)
+    buckets_[bucket].count = parts_ * std::ranges::max(ends[bucket]);
 }
 
 void FlatLayout::add(size_t tensor, const at::Tensor& value) {
@@ -42,22 +68,18 @@ void FlatLayout::add(size_t tensor, const at::Tensor& value) {
         round_up(bucket.count, value.numel() < kLeastInBlocks ? kSmallBlockNumbers : kBlockNumbers);
   bucket.places.push_back({tensor, bucket.count});
   bucket_of_[tensor] = buckets_.size() - 1;
-  begin_[tensor] = bucket.count;
-  size_[tensor] = value.numel();
   bucket.count += value.numel();
 }
 
-FlatLayout::Extent FlatLayout::extent(size_t tensor, int part) const {
-  const int64_t length = buckets_[bucket_of_[tensor]].count / parts_;
-  const int64_t first = begin_[tensor], end = first + size_[tensor];
-  const int64_t from = std::max(first, part * length), to = std::min(end, (part + 1) * length);
-  if (from >= to) return {};
-  return {.begin = from - first, .at = from - part * length, .count = to - from};
-}
-
-at::Tensor FlatLayout::part_of(const at::Tensor& bucket, int part) const {
-  const int64_t length = bucket.numel() / parts_;
-  return bucket.narrow(0, part * length, length);
+// Finds what each part has of a tensor of `size` numbers that lies in one piece.
+void FlatLayout::cut(const Place& place, int64_t size) {
+  const int64_t length = buckets_[bucket_of_[place.tensor]].count / parts_;
+  const int64_t first = place.begin, end = first + size;
+  for (int64_t part = 0; part < parts_; ++part) {
+    const int64_t from = std::max(first, part * length), to = std::min(end, (part + 1) * length);
+    Extent& extent = extents_[place.tensor].emplace_back();
+    if (from < to) extent = {.begin = from - first, .at = from - part * length, .count = to - from};
+  }
 }
 
 int64_t FlatLayout::most_bytes(size_t count, size_t passes) const {

@@ -12,6 +12,10 @@
 
 #include "host/distributed/group.h"
 
+namespace atelier {
+class Block;
+}
+
 namespace atelier::distributed {
 
 // Parts are made up of so many bytes. A tensor begins at a multiple of so many numbers, a small one
@@ -33,6 +37,7 @@ class FlatLayout {
     std::vector<Place> places;
     int64_t count = 0;  // of numbers, with those between tensors and behind the last one
     at::TensorOptions options;
+    const Block* block = nullptr;  // of tensors that were cut already
   };
   // Numbers of a tensor that lie in one part.
   struct Extent {
@@ -41,25 +46,36 @@ class FlatLayout {
     int64_t count = 0;  // 0: none do
   };
 
+  // A tensor of a block that is cut already: extents[p] is what part p has of it, whose `at` is not
+  // read. Tensors of one block and dtype have a bucket.
+  struct Cut {
+    const Block* block;
+    at::TensorOptions options;
+    std::vector<Extent> extents;
+  };
+
   // Buckets have 25 MiB at most where no tensor is larger. Of one part nothing is aligned.
   FlatLayout(const std::vector<at::Tensor>& tensors, int parts);
+  explicit FlatLayout(const std::vector<Cut>& tensors);
 
   int parts() const { return parts_; }
+  size_t tensors() const { return bucket_of_.size(); }
   const std::vector<Bucket>& buckets() const { return buckets_; }
   size_t bucket_of(size_t tensor) const { return bucket_of_[tensor]; }
-  Extent extent(size_t tensor, int part) const;
-  // What of `bucket`, flat, is the part.
-  at::Tensor part_of(const at::Tensor& bucket, int part) const;
+  Extent extent(size_t tensor, int part) const {
+    return extents_[tensor][static_cast<size_t>(part)];
+  }
   // Bytes of the largest `count` buckets that follow each other, where all come `passes` times.
   int64_t most_bytes(size_t count, size_t passes = 1) const;
 
  private:
   void add(size_t tensor, const at::Tensor& value);
+  void cut(const Place& place, int64_t size);
 
   int parts_;
   std::vector<Bucket> buckets_;
-  std::vector<size_t> bucket_of_;      // by tensor
-  std::vector<int64_t> begin_, size_;  // of each tensor in its bucket
+  std::vector<size_t> bucket_of_;             // by tensor
+  std::vector<std::vector<Extent>> extents_;  // by tensor and part
 };
 
 // The ranks of a run in groups that each have all parts.

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "host/distributed/gradients.h"
-
 namespace atelier::parameters {
 
 ArrivingValues::ArrivingValues(ArrivalOrder order, Bring bring)
@@ -35,7 +33,7 @@ void ArrivingValues::await(const Block* block) {
 // A few at a time, so that not all of them are there twice.
 void ArrivingValues::complete() {
   while (arrived_ < order_.buckets.size()) {
-    begin_until(std::min(order_.buckets.size(), arrived_ + distributed::kBucketsUnderWay));
+    begin_until(std::min(order_.buckets.size(), arrived_ + kBucketsUnderWay));
     await_until(arrived_ + 1);
   }
 }

@@ -16,7 +16,7 @@
 namespace atelier::parameters {
 
 using at::Tensor;
-using distributed::BlockGradients;
+using distributed::FlatLayout;
 
 static_assert(memory::kPartBytes % (optim::kQuantizedBlock * sizeof(float)) == 0 &&
               memory::kLeastInBlocks <= optim::kLeastQuantized &&
@@ -26,11 +26,11 @@ namespace {
 
 class Sink final : public GradientSink {
  public:
-  Sink(BlockGradients& gradients, size_t place) : gradients_(gradients), place_(place) {}
-  void add(const Tensor& gradient) override { gradients_.take(place_, gradient); }
+  Sink(GradientSums& sums, size_t place) : sums_(sums), place_(place) {}
+  void add(const Tensor& gradient) override { sums_.take(place_, gradient); }
 
  private:
-  BlockGradients& gradients_;
+  GradientSums& sums_;
   size_t place_;
 };
 
@@ -40,16 +40,8 @@ bool is_divided(const model::LoadedModel& model, const Selection::TrainedWeight&
   return model.is_divided(trained.component) && model.is_streamed(*trained.weight);
 }
 
-DividedWeights::DividedWeights(model::LoadedModel& model, distributed::Group& world,
-                               const distributed::ShardGroups& groups, bool on_host)
-    : model_(model),
-      on_host_(on_host),
-      rank_(groups.shards->rank()),
-      size_(groups.shards->size()),
-      gradients_(world,
-                 {.shards = world.neighbours(groups.shards->size(), "gradients of blocks"),
-                  .replicas = groups.replicas},
-                 on_host) {}
+DividedWeights::DividedWeights(model::LoadedModel& model, int rank, int size, bool on_host)
+    : model_(model), on_host_(on_host), rank_(rank), size_(size) {}
 
 DividedWeights::~DividedWeights() {
   for (const Divided& divided : divided_) divided.weight->state().set_sink(nullptr);
@@ -58,8 +50,8 @@ DividedWeights::~DividedWeights() {
 optim::Parameter DividedWeights::add(const Selection::TrainedWeight& trained, const Block& block) {
   Weight& weight = *trained.weight;
   memory::Residency& residency = *model_.residency(trained.component);
-  std::vector<distributed::FlatLayout::Extent> extents;
-  for (int64_t rank = 0; rank < size_; ++rank) {
+  std::vector<FlatLayout::Extent> extents;
+  for (int rank = 0; rank < size_; ++rank) {
     const auto [begin, count] = residency.extent(weight, rank);
     extents.push_back({.begin = begin, .count = count});
   }
@@ -71,11 +63,10 @@ optim::Parameter DividedWeights::add(const Selection::TrainedWeight& trained, co
   divided.moved = is_there ? divided.resting : copy_on_host(*model_.transfer(), divided.resting);
   trained_blocks_[&block] = &residency;
   const at::TensorOptions options = divided.resting.options();
-  const size_t place = gradients_.add(block, std::move(extents), options.device(model_.device()));
-  weight.state().set_sink(std::make_shared<Sink>(gradients_, place));
+  cuts_.push_back({&block, options.device(model_.device()), std::move(extents)});
   optim::Parameter parameter = {trained.component + "." + trained.path,
                                 at::empty(weight.sizes(), options.device(at::kMeta))};
-  places_.emplace(parameter.name, place);
+  places_.emplace(parameter.name, divided_.size());
   divided_.push_back(std::move(divided));
   return parameter;
 }
@@ -91,15 +82,14 @@ std::string DividedWeights::note() const {
          "optimizer state are divided among " + std::to_string(size_) + " processes";
 }
 
-void DividedWeights::take_gradients() {
-  gradients_.finish();
+void DividedWeights::send_gradients(GradientSums& sums) {
   for (size_t place = 0; place < divided_.size(); ++place)
-    divided_[place].moved.mutable_grad() = gradients_.piece(place);
+    divided_[place].weight->state().set_sink(std::make_shared<Sink>(sums, place));
 }
 
-void DividedWeights::clear_gradients() {
-  for (Divided& divided : divided_) divided.moved.mutable_grad() = Tensor();
-  gradients_.clear();
+void DividedWeights::take_gradients(const GradientSums& sums) {
+  for (size_t place = 0; place < divided_.size(); ++place)
+    divided_[place].moved.mutable_grad() = sums.divided_piece(place);
 }
 
 void DividedWeights::publish() {

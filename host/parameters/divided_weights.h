@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "host/distributed/block_gradients.h"
 #include "host/distributed/shards.h"
 #include "host/model/model_loader.h"
 #include "host/optim/optimizer.h"
+#include "host/parameters/gradient_sums.h"
 #include "host/parameters/selection.h"
 
 namespace atelier::parameters {
@@ -20,10 +20,9 @@ bool is_divided(const model::LoadedModel& model, const Selection::TrainedWeight&
 // was moved comes with the next gather. Not thread-safe.
 class DividedWeights {
  public:
-  // `on_host`: where the optimizer works. All processes of `world` call this; it and `model`
-  // outlive this.
-  DividedWeights(model::LoadedModel& model, distributed::Group& world,
-                 const distributed::ShardGroups& groups, bool on_host);
+  // `rank`: of the `size` processes that have a part. `on_host`: where the optimizer works. `model`
+  // outlives this.
+  DividedWeights(model::LoadedModel& model, int rank, int size, bool on_host);
   ~DividedWeights();
   DividedWeights(const DividedWeights&) = delete;
   DividedWeights& operator=(const DividedWeights&) = delete;
@@ -36,11 +35,12 @@ class DividedWeights {
   void cut(optim::Parameter& parameter) const;
   std::string note() const;
 
-  distributed::BlockGradients& gradients() { return gradients_; }
-  const distributed::BlockGradients& gradients() const { return gradients_; }
-  // Gives each part its sum. All processes come here.
-  void take_gradients();
-  void clear_gradients();
+  // What parts have of the weights, in the order of their sums.
+  const std::vector<distributed::FlatLayout::Cut>& cuts() const { return cuts_; }
+  // Gradients go to `sums` from now on, which outlives this.
+  void send_gradients(GradientSums& sums);
+  // Gives each part its sum.
+  void take_gradients(const GradientSums& sums);
   // Blocks come as they were moved the next time that they come.
   void publish();
 
@@ -54,11 +54,11 @@ class DividedWeights {
 
   model::LoadedModel& model_;
   const bool on_host_;
-  int64_t rank_, size_;
-  distributed::BlockGradients gradients_;
+  const int rank_, size_;
   std::map<const Block*, memory::Residency*> trained_blocks_;
-  std::vector<Divided> divided_;          // by place in gradients_
-  std::map<std::string, size_t> places_;  // of parameters, by name
+  std::vector<Divided> divided_;
+  std::vector<distributed::FlatLayout::Cut> cuts_;  // as divided_
+  std::map<std::string, size_t> places_;            // of parameters, by name
 };
 
 }  // namespace atelier::parameters

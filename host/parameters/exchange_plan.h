@@ -79,13 +79,18 @@ struct ArrivalOrder {
 ArrivalOrder arrival_order(const TrainedBlocks& blocks, const distributed::FlatLayout& layout,
                            const std::vector<std::string>& names);
 
-// Tensors that are whole on each rank, in the optimizer's order. Blocks that are divided exchange
-// their gradients one by one beside these: see DividedWeights.
+// Buckets of gradients, or of moved values that come back, at one time, at most.
+inline constexpr size_t kBucketsUnderWay = 4;
+
 struct ExchangePlan {
-  ExchangePlan(const RankMode& summing, bool rest_on_host, const std::vector<at::Tensor>& tensors)
+  // `tensors`: whole on each rank, in the optimizer's order. `divided`: of blocks that are divided,
+  // which exchange their gradients beside these, one block behind the other.
+  ExchangePlan(const RankMode& summing, bool rest_on_host, const std::vector<at::Tensor>& tensors,
+               const std::vector<distributed::FlatLayout::Cut>& divided = {})
       : mode(summing),
         wholes_on_host(rest_on_host),
-        layout(tensors, mode.zero_stage == 0 ? 1 : static_cast<int>(mode.group)) {}
+        layout(tensors, mode.zero_stage == 0 ? 1 : static_cast<int>(mode.group)),
+        divided(divided) {}
 
   // Parts of sums are all that is kept of gradients: they are sent in each backward pass, and not
   // once in a step. What gathers on the host is whole there anyway.
@@ -97,6 +102,7 @@ struct ExchangePlan {
   RankMode mode;                   // see summing_mode()
   bool wholes_on_host;             // see has_wholes_on_host()
   distributed::FlatLayout layout;  // buckets as they are sent, and the pieces of all ranks in them
+  distributed::FlatLayout divided;
 };
 
 }  // namespace atelier::parameters

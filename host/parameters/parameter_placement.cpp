@@ -11,6 +11,7 @@
 #include "atelier/host/weight_state.h"
 
 #include "host/distributed/handshake.h"
+#include "host/order/training_checks.h"
 
 namespace atelier::parameters {
 
@@ -83,7 +84,9 @@ ParameterPlacement::ParameterPlacement(LoadedModel& model, const Selection& sele
   const auto shards = static_cast<int>(mode_.group);
   distributed::require_same(*group, {{"ranks of one --zero_group", std::to_string(shards)}});
   shards_ = distributed::ShardGroups::make(*group, shards);
-  if (divides) divided_ = std::make_unique<DividedWeights>(model, *group, shards_, is_on_host());
+  if (divides)
+    divided_ =
+        std::make_unique<DividedWeights>(model, shards_.shards->rank(), shards, is_on_host());
 }
 
 ParameterPlacement::~ParameterPlacement() = default;
@@ -126,20 +129,24 @@ void ParameterPlacement::share_out(std::vector<optim::Group> wholes) {
   if (group_ != nullptr) exchange(exchanged);
 }
 
-// Makes the plan of tensors that are whole on each rank, and what carries it out.
+// Makes the plan of `tensors`, which are whole on each rank, and of those that are divided, and
+// what carries it out.
 void ParameterPlacement::exchange(const std::vector<optim::Parameter*>& tensors) {
-  std::vector<Tensor> leaves;
-  for (const optim::Parameter* parameter : tensors) leaves.push_back(parameter->leaf);
-  if (!is_shared()) {
-    sums_ = &whole_sums_.emplace(*group_, leaves, /*keeps_memory=*/host_ != nullptr);
-    return;
-  }
   std::set<std::string> denoisers;
   for (const auto& denoiser : running_denoisers(model_, selection_))
     denoisers.insert(denoiser.name());
-  shared_.emplace(*group_, shards_, ExchangePlan(mode_, host_ != nullptr, leaves), blocks_, tensors,
-                  piece_memory_, std::move(denoisers));
-  sums_ = &shared_->sums();
+  std::vector<Tensor> leaves;
+  GradientSums::Options options = {.on_host = is_on_host()};
+  for (const optim::Parameter* parameter : tensors) {
+    const std::string component = order::component_of(parameter->name);
+    leaves.push_back(parameter->leaf);
+    options.denoisers.push_back(denoisers.contains(component) ? component : "");
+  }
+  plan_.emplace(mode_, host_ != nullptr, leaves,
+                divided_ ? divided_->cuts() : std::vector<distributed::FlatLayout::Cut>());
+  sums_.emplace(*group_, shards_, *plan_, std::move(leaves), std::move(options));
+  if (divided_) divided_->send_gradients(*sums_);
+  if (is_shared()) shared_.emplace(shards_, *plan_, blocks_, tensors, piece_memory_);
 }
 
 std::unique_ptr<memory::HostScope> ParameterPlacement::allocate_beside() const {
@@ -180,7 +187,8 @@ BlockRunner& ParameterPlacement::runner(BlockRunner& inner) {
 
 void ParameterPlacement::require(std::initializer_list<State> states, const char* call) const {
   if (std::ranges::find(states, state_) != states.end()) return;
-  static constexpr const char* kNames[] = {"kWhole", "kComing", "kPasses", "kSent", "kMoving"};
+  static constexpr const char* kNames[] = {"kWhole", "kComing", "kPasses",
+                                           "kSent",  "kTold",   "kMoving"};
   throw Error(ErrorCode::kInternal, std::string(call) + "() of trained parameters is called in " +
                                         kNames[static_cast<size_t>(state_)]);
 }
@@ -198,20 +206,19 @@ void ParameterPlacement::begin_pass() {
 }
 
 void ParameterPlacement::end_block(const Block& block) {
-  if (divided_) divided_->gradients().send(block);
+  if (divided_) sums_->send(block);
 }
 
 void ParameterPlacement::backward(const Tensor& loss, const Tensor& total, bool is_last,
                                   const std::optional<HostGradients::Move>& move) {
   require({State::kPasses}, "backward");
   complete();  // also where blocks did not run
-  if (sums_) sums_->begin_pass(is_last);
-  if (host_) {
-    host_->backward(loss, total, sums_ ? std::nullopt : move);
-  } else {
+  const auto pass = [&] {
+    if (host_) return host_->backward(loss, total, sums_ ? std::nullopt : move);
     loss.backward();
-  }
-  if (sums_ && !is_last) sums_->end_pass();
+  };
+  if (!sums_) return pass();
+  sums_->pass(is_last, pass);
 }
 
 void ParameterPlacement::end_passes() {
@@ -226,16 +233,17 @@ void ParameterPlacement::end_passes() {
 
 Tensor ParameterPlacement::tell(const Tensor& loss, const std::vector<double>& words) {
   require({State::kSent, State::kWhole}, "tell");
+  if (state_ == State::kSent) state_ = State::kTold;
   return sums_->tell(loss, words);
 }
 
 optim::GradientNorm ParameterPlacement::take_gradients(Tensor& loss, double max_norm) {
-  require({State::kSent}, "take_gradients");
+  require({sums_ ? State::kTold : State::kSent}, "take_gradients");
   const at::NoGradGuard no_grad;
   const auto beside = allocate_beside();
   if (sums_) loss = sums_->finish().to(loss.device());
-  if (shared_) shared_->take_gradients();
-  if (divided_) divided_->take_gradients();
+  if (shared_) shared_->take_gradients(*sums_);
+  if (divided_) divided_->take_gradients(*sums_);
   const optim::GradientNorm norm = optim::measure_gradients(
       moved_, loss, max_norm, host_ ? host_->gradients().norms() : NamedTensors(), sum());
   state_ = State::kMoving;
@@ -252,7 +260,6 @@ bool ParameterPlacement::end_step() {
 
 bool ParameterPlacement::give_up() {
   is_spoilt_ = is_spoilt_ || state_ == State::kMoving;
-  if (divided_) divided_->gradients().settle();
   complete();  // which the others come to, too, before anything else is exchanged
   if (host_) host_->gradients().give_up();
   if (sums_) {
@@ -267,12 +274,13 @@ bool ParameterPlacement::give_up() {
 
 void ParameterPlacement::clear_gradients() {
   if (host_) host_->clear_gradients();
-  if (shared_) shared_->clear_gradients();
-  if (divided_) divided_->clear_gradients();
-  for (const optim::Group& group : wholes_) {
-    for (const optim::Parameter& parameter : group.parameters)
-      Tensor(parameter.leaf).mutable_grad() = Tensor();
+  for (const auto* groups : {&wholes_, &moved_}) {
+    for (const optim::Group& group : *groups) {
+      for (const optim::Parameter& parameter : group.parameters)
+        Tensor(parameter.leaf).mutable_grad() = Tensor();
+    }
   }
+  if (sums_) sums_->clear();
 }
 
 void ParameterPlacement::publish() {
@@ -287,7 +295,7 @@ void ParameterPlacement::publish() {
 }
 
 void ParameterPlacement::publish_ahead() {
-  if (!shared_ || !shared_->plan().brings_ahead()) return publish();
+  if (!shared_ || !plan_->brings_ahead()) return publish();
   require({State::kWhole, State::kComing, State::kMoving}, "publish_ahead");
   shared_->send_values();
   state_ = State::kComing;
@@ -315,13 +323,9 @@ ParameterPlacement::Bytes ParameterPlacement::gradient_bytes() const {
     }
   }
   if (host_) bytes.host += host_->gradients().buffer_bytes();
-  if (shared_) {
-    of_parts += shared_->sums().sum_bytes();
-    of_wholes += shared_->sums().bytes_under_way();
-  }
-  if (divided_) {
-    of_parts += divided_->gradients().sum_bytes();
-    bytes.device += divided_->gradients().bytes_under_way();
+  if (is_shared()) {
+    of_parts += sums_->sum_bytes();
+    of_wholes += sums_->bytes_under_way();
   }
   return bytes;
 }

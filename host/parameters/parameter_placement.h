@@ -10,12 +10,12 @@
 
 #include "atelier/block.h"
 
-#include "host/distributed/gradients.h"
 #include "host/model/model_loader.h"
 #include "host/optim/optimizer.h"
 #include "host/order/training.h"
 #include "host/parameters/divided_weights.h"
 #include "host/parameters/exchange_plan.h"
+#include "host/parameters/gradient_sums.h"
 #include "host/parameters/host_parameters.h"
 #include "host/parameters/piece_files.h"
 #include "host/parameters/selection.h"
@@ -34,7 +34,8 @@ namespace atelier::parameters {
 //   kWhole     the model computes with what the optimizer moved     begin_step() -> kPasses
 //   kComing    the same, but that of others comes as blocks run     begin_step() -> kPasses
 //   kPasses    begin_pass() and backward(), for each batch          end_passes() -> kSent
-//   kSent      tell(), what all ranks have                          take_gradients() -> kMoving
+//   kSent      of several processes, what all have                  tell() -> kTold
+//   kTold      the same, and of one process kSent                   take_gradients() -> kMoving
 //   kMoving    the optimizer works                                  end_step() -> kWhole, kComing
 //
 // Not thread-safe, but that end_block() may be called by the thread of a backward pass.
@@ -88,7 +89,7 @@ class ParameterPlacement {
                 const std::optional<HostGradients::Move>& move);
   // No more passes come.
   void end_passes();
-  // Where there are several processes, in kSent and behind give_up(): see GradientSums::tell().
+  // Where there are several processes, once in a step and behind give_up(): see GradientSums.
   at::Tensor tell(const at::Tensor& loss, const std::vector<double>& words);
   // What the optimizer moves has the gradients of all processes, and `loss` becomes theirs. What
   // the move needs to know of them: see optim::measure_gradients().
@@ -120,7 +121,7 @@ class ParameterPlacement {
   Bytes gradient_bytes() const;
 
  private:
-  enum class State { kWhole, kComing, kPasses, kSent, kMoving };
+  enum class State { kWhole, kComing, kPasses, kSent, kTold, kMoving };
   void require(std::initializer_list<State> states, const char* call) const;
   void exchange(const std::vector<optim::Parameter*>& tensors);
   void clear_gradients();
@@ -136,9 +137,9 @@ class ParameterPlacement {
   distributed::ShardGroups shards_;          // of what is shared out
   std::unique_ptr<DividedWeights> divided_;  // null: nothing trained is divided
   std::vector<optim::Group> wholes_, moved_;
+  std::optional<ExchangePlan> plan_;  // nullopt, as sums_: this process is alone
+  std::optional<GradientSums> sums_;
   std::optional<SharedPieces> shared_;
-  std::optional<distributed::GradientSums> whole_sums_;  // where nothing is shared out
-  distributed::GradientSums* sums_ = nullptr;            // null: this process is alone
   std::unique_ptr<BlockRunner> runner_;
   State state_ = State::kWhole;
   bool is_spoilt_ = false;  // a step that was given up had moved parameters

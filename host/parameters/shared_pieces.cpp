@@ -7,7 +7,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include "host/optim/blockwise.h"
-#include "host/order/training_checks.h"
 #include "host/parameters/host_parameters.h"
 
 namespace atelier::parameters {
@@ -20,11 +19,10 @@ static_assert(distributed::kBlockNumbers % optim::kQuantizedBlock == 0 &&
               distributed::kLeastInBlocks <= optim::kLeastQuantized &&
               distributed::kSmallBlockNumbers % 8 == 0);
 
-SharedPieces::SharedPieces(Group& world, distributed::ShardGroups groups, ExchangePlan plan,
+SharedPieces::SharedPieces(distributed::ShardGroups groups, const ExchangePlan& plan,
                            const TrainedBlocks& blocks,
-                           const std::vector<optim::Parameter*>& tensors, PieceMemory memory,
-                           std::set<std::string> denoisers)
-    : plan_(std::move(plan)), groups_(std::move(groups)), memory_(memory) {
+                           const std::vector<optim::Parameter*>& tensors, PieceMemory memory)
+    : plan_(plan), groups_(std::move(groups)), memory_(memory) {
   std::vector<std::string> names;
   for (optim::Parameter* tensor : tensors) {
     Shared& shared = shared_.emplace_back();
@@ -36,7 +34,6 @@ SharedPieces::SharedPieces(Group& world, distributed::ShardGroups groups, Exchan
     tensor->piece = optim::Piece{shared.whole.leaf.sizes().vec(), shared.extent.begin};
     names.push_back(tensor->name);
   }
-  make_sums(world, std::move(denoisers));
   values_.emplace(arrival_order(blocks, plan_.layout, names),
                   [this](size_t bucket) { return bring(plan_.layout.buckets()[bucket]); });
 }
@@ -49,34 +46,13 @@ Tensor SharedPieces::make_piece(const Tensor& own_part) const {
   return copy_on_host(*memory_.transfer, own_part);
 }
 
-void SharedPieces::make_sums(Group& world, std::set<std::string> denoisers) {
-  std::vector<Tensor> leaves;
-  for (const Shared& shared : shared_) leaves.push_back(shared.whole.leaf);
-  // In a step of one denoiser the others get no gradients.
-  const auto expects = [this, denoisers = std::move(denoisers)](size_t place,
-                                                                const std::string& denoiser) {
-    const std::string component = order::component_of(shared_[place].whole.name);
-    return plan_.mode.zero_stage > 1 &&
-           (denoiser.empty() || component == denoiser || !denoisers.contains(component));
-  };
-  sums_.emplace(world, groups_, std::move(leaves), plan_.layout,
-                distributed::ShardedGradients::Options{
-                    .each_pass = plan_.sends_each_pass(),
-                    .on_host = memory_.transfer != nullptr || plan_.wholes_on_host,
-                    .expects = expects});
-}
-
-void SharedPieces::take_gradients() {
+void SharedPieces::take_gradients(const GradientSums& sums) {
   is_moved_.emplace(plan_.layout.buckets().size());
   for (size_t place = 0; place < shared_.size(); ++place) {
-    const Tensor gradient = sums_->piece(place);
+    const Tensor gradient = sums.piece(place);
     shared_[place].piece.mutable_grad() = gradient;
     if (gradient.defined()) (*is_moved_)[plan_.layout.bucket_of(place)] = true;
   }
-}
-
-void SharedPieces::clear_gradients() {
-  for (Shared& shared : shared_) shared.piece.mutable_grad() = Tensor();
 }
 
 // Memory in which the values of `part` come together where pieces are: the part itself, or pinned.

@@ -3,15 +3,14 @@
 
 #include <functional>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
-#include "host/distributed/gradients.h"
 #include "host/distributed/shards.h"
 #include "host/optim/optimizer.h"
 #include "host/parameters/arriving_values.h"
 #include "host/parameters/exchange_plan.h"
+#include "host/parameters/gradient_sums.h"
 #include "memory/transfer_device.h"
 
 namespace atelier::parameters {
@@ -34,19 +33,15 @@ struct PieceMemory {
 class SharedPieces {
  public:
   // `tensors`: in the order of the plan. The optimizer moves this rank's pieces of them from now
-  // on. `denoisers`: of which a step may run one alone.
-  SharedPieces(distributed::Group& world, distributed::ShardGroups groups, ExchangePlan plan,
+  // on. `plan` outlives this.
+  SharedPieces(distributed::ShardGroups groups, const ExchangePlan& plan,
                const TrainedBlocks& blocks, const std::vector<optim::Parameter*>& tensors,
-               PieceMemory memory, std::set<std::string> denoisers);
+               PieceMemory memory);
   SharedPieces(const SharedPieces&) = delete;
   SharedPieces& operator=(const SharedPieces&) = delete;
 
-  const ExchangePlan& plan() const { return plan_; }
-  distributed::ShardedGradients& sums() { return *sums_; }
-  const distributed::ShardedGradients& sums() const { return *sums_; }
   // Gives each piece its sum.
-  void take_gradients();
-  void clear_gradients();
+  void take_gradients(const GradientSums& sums);
 
   // Moved pieces begin to come back into the wholes, in buckets that each block waits for.
   void send_values();
@@ -65,16 +60,14 @@ class SharedPieces {
     }
   };
   at::Tensor make_piece(const at::Tensor& own_part) const;
-  void make_sums(distributed::Group& world, std::set<std::string> denoisers);
   at::Tensor staging(const at::Tensor& part);
   std::function<void()> bring(const distributed::FlatLayout::Bucket& bucket);
 
-  const ExchangePlan plan_;
+  const ExchangePlan& plan_;
   const distributed::ShardGroups groups_;
   const PieceMemory memory_;
   std::vector<Shared> shared_;  // in the optimizer's order
   at::Tensor staging_;          // on the host, of pieces of a bucket on their way to the device
-  std::optional<distributed::ShardedGradients> sums_;
   // By bucket, whether the step has a gradient for it; nullopt: no step is under way.
   std::optional<std::vector<bool>> is_moved_;
   std::optional<ArrivingValues> values_;

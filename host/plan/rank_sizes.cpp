@@ -49,16 +49,25 @@ double sent_bytes(const RankMode& mode, const TrainedBytes& whole, double gather
   }
 }
 
-UnderWay under_way_bytes(const RankMode& mode, const SentGradients& sent) {
+UnderWay under_way_bytes(const parameters::ExchangePlan& exchange, int64_t passes, double block,
+                         bool through_host) {
+  const RankMode& mode = exchange.mode;
   if (mode.ranks == 1) return {};
-  if (mode.zero_stage == 0) return {.gradients = sent.at_once};
+  const int64_t sends = exchange.sends_each_pass() ? passes : 1;
+  const auto most_bytes = [&](size_t buckets, int64_t times) {
+    return static_cast<double>(exchange.layout.most_bytes(buckets, static_cast<size_t>(times)));
+  };
+  const double bucket = most_bytes(1, 1), at_once = most_bytes(parameters::kBucketsUnderWay, sends);
+  if (mode.zero_stage == 0) return {.gradients = at_once};
   // Beside a bucket this rank's part of its sum and, through host memory, what each rank has of it.
-  const double beside = 1.0 / static_cast<double>(mode.group) + (sent.through_host ? 1.0 : 0.0);
-  const double values = (1.0 + beside) * sent.returned;
+  const double beside = 1.0 / static_cast<double>(mode.group) + (through_host ? 1.0 : 0.0);
+  const double values = (1.0 + beside) * most_bytes(parameters::kBucketsUnderWay, 1);
   // In stage 1 gradients count whole until they are sent. Otherwise parts of sums alone do.
-  if (mode.zero_stage == 1) return {std::max(sent.bucket, beside * sent.at_once), values};
-  const double collected = std::min(sent.bucket, sent.in_step - sent.at_once);
-  return {collected + (1.0 + beside) * sent.at_once + (2.0 + beside) * sent.block, values};
+  if (mode.zero_stage == 1) return {std::max(bucket, beside * at_once), values};
+  const double in_step =
+      static_cast<double>(sends) * most_bytes(exchange.layout.buckets().size(), 1);
+  const double collected = std::min(bucket, in_step - at_once);
+  return {collected + (1.0 + beside) * at_once + (2.0 + beside) * block, values};
 }
 
 memory::RankGroup group_of(const RankMode& mode, const LinkProfile& links) {

@@ -30,21 +30,15 @@ HeldBytes held_bytes(const RankMode& mode, const TrainedBytes& whole);
 // stage 3 brings for each pass over them, trained and frozen.
 double sent_bytes(const RankMode& mode, const TrainedBytes& whole, double gathered, double batches);
 
-// Bytes of gradients that ranks send each other in a step.
-struct SentGradients {
-  double bucket = 0, at_once = 0;  // the largest bucket, and those that are under way at one time
-  double in_step = 0;              // all buckets, as often as they are sent
-  double returned = 0;             // under way at one time when moved values come back
-  bool come_ahead = false;         // while the next step runs
-  double block = 0;                // of the largest block that is divided
-  bool through_host = false;       // they are summed in the memory of the host
-};
-// What the device holds of it at one time, at most, beside what held_bytes() counts.
+// What the device holds of an exchange at one time, at most, beside what held_bytes() counts.
 struct UnderWay {
   double gradients = 0;  // while they are made
   double values = 0;     // of those that come back when they are moved
 };
-UnderWay under_way_bytes(const RankMode& mode, const SentGradients& sent);
+// `passes`: backward passes of a step. `block`: bytes of the largest block that is divided.
+// `through_host`: gradients are summed in the memory of the host.
+UnderWay under_way_bytes(const parameters::ExchangePlan& exchange, int64_t passes, double block,
+                         bool through_host);
 
 // The ranks that `mode` shares over.
 memory::RankGroup group_of(const RankMode& mode, const memory::LinkProfile& links);

@@ -9,7 +9,6 @@
 
 #include "atelier/host/weight_state.h"
 
-#include "host/distributed/gradients.h"
 #include "host/model/sequence_check.h"
 #include "host/model/stages.h"
 #include "host/order/training_checks.h"
@@ -64,13 +63,13 @@ class TrainingSizes {
                                      ? static_cast<int>(mode_.ranks_of_machine(*links_))
                                      : training_.config->ranks.local_size;
     }
-    sent_ = sent_gradients(sized.on_host);
     sized.run.phases = encoding_;
     for (PlannedPhase& phase : sized.run.phases)
       phase.passes = std::ceil(phase.passes / static_cast<double>(mode_.ranks));
     if (training_.config->stage == order::Stage::kDataProcess) return sized;
-    sized.run.phases.push_back(train_phase(sized, sized.on_host));
-    if (training_.preview) sized.run.phases.push_back(preview_phase(sized.on_host));
+    plan_exchange(sized.on_host);
+    sized.run.phases.push_back(train_phase(sized));
+    if (training_.preview) sized.run.phases.push_back(preview_phase());
     return sized;
   }
 
@@ -259,13 +258,6 @@ class TrainingSizes {
   };
   bool is_of_factors() const { return training_.selection->weights.empty(); }
 
-  // How one rank has its part of it. Factors are whole where the base is sharded.
-  RankMode holding_mode(bool on_host) const {
-    RankMode mode = summing_mode(mode_, is_of_factors());
-    mode.on_host = on_host;
-    return mode;
-  }
-
   // A step's gradients that are there at one time; by component.
   double gradients_of_step(const std::map<std::string, double>& by_component) const {
     double all = 0, of_denoisers = 0, of_one = 0;
@@ -302,11 +294,13 @@ class TrainingSizes {
     return sum;
   }
 
-  // Blocks whose weights are divided are sent as they are, all else in buckets.
-  SentGradients sent_gradients(bool on_host) const {
-    const RankMode mode = holding_mode(on_host);
-    SentGradients sent = {.through_host = basis_.like == at::kCPU};
+  // How ranks share what is trained, and factors whole where the base is sharded. Blocks whose
+  // weights are divided are sent as they are, all else in buckets.
+  void plan_exchange(bool on_host) {
+    RankMode mode = summing_mode(mode_, is_of_factors());
+    mode.on_host = on_host;
     std::set<const Weight*> divided;
+    largest_block_ = 0;
     for (const model::LoadedPart& part : model_.parts()) {
       const std::string& component = part.detection.component;
       if (mode.zero_stage < 3 || !trains_weights_of(component)) continue;
@@ -316,7 +310,7 @@ class TrainingSizes {
           divided.insert(&weight);
           bytes += static_cast<double>(bytes_of(weight, component));
         });
-        sent.block = std::max(sent.block, bytes);
+        largest_block_ = std::max(largest_block_, bytes);
       }
     }
     std::vector<Tensor> leaves;
@@ -327,49 +321,37 @@ class TrainingSizes {
           !divided.contains(training_.selection->weights[i - num_factors].weight))
         leaves.push_back(parameters[i].leaf);
     }
-    const parameters::ExchangePlan exchange(mode, trains_on_host(on_host), leaves);
-    const distributed::FlatLayout& layout = exchange.layout;
-    const auto passes = exchange.sends_each_pass() ? batches_of_rank(config(), mode_) : 1;
-    sent.bucket = static_cast<double>(layout.most_bytes(1));
-    sent.at_once = static_cast<double>(
-        layout.most_bytes(distributed::kBucketsUnderWay, static_cast<size_t>(passes)));
-    sent.in_step = static_cast<double>(passes * layout.most_bytes(layout.buckets().size()));
-    sent.returned = static_cast<double>(layout.most_bytes(distributed::kBucketsUnderWay));
-    sent.come_ahead = exchange.brings_ahead();
-    return sent;
-  }
-
-  bool trains_on_host(bool on_host) const {
-    const RankMode mode = holding_mode(on_host);
-    return parameters::has_wholes_on_host(mode, on_host,
-                                          mode.zero_stage < 3 && sends_away_trained());
+    const bool rest_on_host = mode.zero_stage < 3 && sends_away_trained();
+    exchange_.emplace(mode, parameters::has_wholes_on_host(mode, on_host, rest_on_host), leaves);
   }
 
   // The part of a step's gradients that this rank keeps on the device.
-  double part_of_gradients(bool on_host) const {
-    if (trained_.gradients == 0 || trains_on_host(on_host)) return 0.0;
-    if (on_host) return holding_mode(on_host).zero_stage == 1 ? 1.0 : 0.0;
+  double part_of_gradients() const {
+    const RankMode& mode = exchange_->mode;
+    if (trained_.gradients == 0 || exchange_->wholes_on_host) return 0.0;
+    if (mode.on_host) return mode.zero_stage == 1 ? 1.0 : 0.0;
     const TrainedBytes whole = {trained_.factors, trained_.gradients, trained_.state};
-    return held_bytes(holding_mode(on_host), whole).gradients / trained_.gradients;
+    return held_bytes(mode, whole).gradients / trained_.gradients;
   }
 
   // Gradients of blocks come while activations go: together they take `backward` bytes at most.
   // Those of earlier passes of a step meet all activations; then the optimizer works. Returns how
   // many bytes less the activations take than that.
-  int64_t add_trained(bool on_host, int64_t backward, Strategy& strategy) const {
-    const RankMode mode = holding_mode(on_host);
+  int64_t add_trained(int64_t backward, Strategy& strategy) const {
+    const RankMode& mode = exchange_->mode;
     const HeldBytes held = held_bytes(mode, {trained_.factors, trained_.gradients, trained_.state});
-    const UnderWay under_way = under_way_bytes(mode, sent_);
+    const int64_t batches = batches_of_rank(config(), mode_);
+    const UnderWay under_way = under_way_bytes(*exchange_, batches, largest_block_,
+                                               /*through_host=*/basis_.like == at::kCPU);
     const double sharing = mode.zero_stage == 0 ? 1.0 : static_cast<double>(mode.group);
     if (config().ema_decay > 0)
       strategy.host_bytes += std::llround(4.0 * trained_.numbers / sharing);
-    const bool is_accumulated = batches_of_rank(config(), mode_) > 1;
-    const double earlier = is_accumulated ? part_of_gradients(on_host) * trained_.gradients : 0.0;
-    const double sending = backward > 0 && !trains_on_host(on_host) ? under_way.gradients : 0.0;
+    const double earlier = batches > 1 ? part_of_gradients() * trained_.gradients : 0.0;
+    const double sending = backward > 0 && !exchange_->wholes_on_host ? under_way.gradients : 0.0;
     const double computing =
         sending + std::max(static_cast<double>(backward),
                            static_cast<double>(strategy.device_bytes) + earlier);
-    if (on_host) {
+    if (mode.on_host) {
       const double rest = trained_.factors + held.host;
       strategy.device_bytes = std::llround(held.device + computing);
       strategy.host_bytes += std::llround(rest);
@@ -384,7 +366,7 @@ class TrainingSizes {
     return std::llround(std::max(0.0, ending - computing));
   }
 
-  PlannedPhase train_phase(SizedRun& sized, bool on_host) {
+  PlannedPhase train_phase(SizedRun& sized) {
     PlannedPhase phase{.name = "train"};
     const auto components = parameters::running_components(model_, *training_.selection);
     phase.components = {components.begin(), components.end()};
@@ -396,13 +378,13 @@ class TrainingSizes {
         const memory::ActivationPlan plan = plan_of(pass, budget, offload_limits());
         planned_bytes = std::max(planned_bytes, plan.peak_bytes);
         strategies.push_back(strategy_of_budget(pass, plan, budget));
-        backward = std::max(backward, backward_of(pass, plan, on_host));
+        backward = std::max(backward, backward_of(pass, plan));
         if (is_part(budget) || budget.kind == ActivationBudget::Kind::kBytes) {
           strategies.back().device_bytes =
               std::max(strategies.back().device_bytes, pass.outside_bytes + measuring_bytes(pass));
           const ActivationBudget least = {.kind = ActivationBudget::Kind::kFraction};
-          backward = std::max(
-              backward, backward_of(pass, plan_of(pass, least), on_host) + trying_bytes(pass));
+          backward =
+              std::max(backward, backward_of(pass, plan_of(pass, least)) + trying_bytes(pass));
         }
         larger_bytes =
             std::max(larger_bytes,
@@ -417,7 +399,7 @@ class TrainingSizes {
         sized.exchanges.push_back(
             share_step(shared_step(), sized.run.components, mode_, *links_, strategy));
       }
-      sized.slack_bytes.push_back(add_trained(on_host, backward, strategy));
+      sized.slack_bytes.push_back(add_trained(backward, strategy));
       phase.strategies.push_back(std::move(strategy));
       sized.activations.push_back(budget);
       if (is_part(budget) && !says_activations(config()))
@@ -426,13 +408,13 @@ class TrainingSizes {
     return phase;
   }
 
-  int64_t backward_of(const DryModel::TrainingPass& pass, const memory::ActivationPlan& plan,
-                      bool on_host) const {
+  int64_t backward_of(const DryModel::TrainingPass& pass,
+                      const memory::ActivationPlan& plan) const {
     // Gradients of one block are on their way to the host while the next one makes its own.
     const int64_t leaving =
-        trains_on_host(on_host) && !pass.gradients.empty() ? std::ranges::max(pass.gradients) : 0;
+        exchange_->wholes_on_host && !pass.gradients.empty() ? std::ranges::max(pass.gradients) : 0;
     return pass.outside_bytes / mode_.sequence + leaving +
-           backward_bytes(pass, plan, part_of_gradients(on_host), mode_.sequence, sends_inputs());
+           backward_bytes(pass, plan, part_of_gradients(), mode_.sequence, sends_inputs());
   }
 
   SharedStep shared_step() const {
@@ -445,7 +427,7 @@ class TrainingSizes {
                        .is_of_factors = is_of_factors()};
     // Values have the gradients' dtype.
     std::map<std::string, double> at_end = trained_.gradients_of;
-    if (sent_.come_ahead) at_end.swap(step.awaited_of);
+    if (exchange_->brings_ahead()) at_end.swap(step.awaited_of);
     step.values_at_end = gradients_of_step(at_end);
     return step;
   }
@@ -519,7 +501,7 @@ class TrainingSizes {
   }
 
   // Images on the way, as train::Preview makes them: everything that training needs stays.
-  PlannedPhase preview_phase(bool on_host) {
+  PlannedPhase preview_phase() {
     const auto stays = parameters::running_components(model_, *training_.selection);
     DryGeneration generator(dry_, model_, stays);
     generate::Request request = *training_.preview;
@@ -540,7 +522,7 @@ class TrainingSizes {
     phase.components = {components.begin(), components.end()};
     Strategy strategy = strategy_of(dry_, model_, pass, model_.dtype(), basis_.profile);
     const double seconds = strategy.seconds;
-    add_trained(on_host, /*backward=*/0, strategy);
+    add_trained(/*backward=*/0, strategy);
     strategy.seconds = seconds;
     phase.strategies = {std::move(strategy)};
     return phase;
@@ -620,7 +602,8 @@ class TrainingSizes {
   std::vector<PlannedPhase> encoding_;
   std::vector<Passes> of_denoisers_;
   RankMode mode_;
-  SentGradients sent_;
+  std::optional<parameters::ExchangePlan> exchange_;
+  double largest_block_ = 0;  // bytes, of what is divided
   const memory::LinkProfile* links_ = nullptr;
   Trained trained_;       // as one rank alone has it
   Conditioning encoded_;  // what is made ahead, the target's latents left out

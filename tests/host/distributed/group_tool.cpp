@@ -21,14 +21,13 @@
 #include "atelier/ops/attention.h"
 #include "atelier/shared_rows.h"
 
-#include "host/distributed/block_gradients.h"
-#include "host/distributed/gradients.h"
 #include "host/distributed/group.h"
 #include "host/distributed/handshake.h"
 #include "host/distributed/launch.h"
 #include "host/distributed/peers.h"
 #include "host/distributed/sequence.h"
 #include "host/distributed/shards.h"
+#include "host/parameters/gradient_sums.h"
 #include "host/report/error_line.h"
 #include "memory/device_meter.h"
 
@@ -139,28 +138,36 @@ struct EmptyBlock final : Block {
 // alone, and the third one nowhere.
 void check_block_gradients(Group& group) {
   const distributed::ShardGroups groups = distributed::ShardGroups::make(group, 2);
-  distributed::BlockGradients gradients(group, groups, /*on_host=*/false);
   const EmptyBlock block;
-  const auto add = [&](at::ScalarType dtype) {
-    return gradients.add(block, {{.begin = 0, .count = 6}, {.begin = 6, .count = 4}}, dtype);
+  const auto cut = [&](at::ScalarType dtype) {
+    return distributed::FlatLayout::Cut{
+        &block, dtype, {{.begin = 0, .count = 6}, {.begin = 6, .count = 4}}};
   };
-  const size_t first = add(at::kFloat), second = add(at::kFloat), third = add(at::kBFloat16);
+  const parameters::ExchangePlan plan({.ranks = group.size(), .zero_stage = 3, .group = 2},
+                                      /*rest_on_host=*/false, {},
+                                      {cut(at::kFloat), cut(at::kFloat), cut(at::kBFloat16)});
+  const size_t first = 0, second = 1, third = 2;
+  parameters::GradientSums gradients(group, groups, plan, {}, {});
   const at::Tensor numbers = at::arange(10, at::kFloat).view({2, 5});
   for (int step = 0; step < 2; ++step) {
+    gradients.open("");
     for (int run = 0; run < 2; ++run) {
       gradients.take(first, numbers * (group.rank() + 1));
       if (group.rank() == group.size() - 1) gradients.take(second, at::ones({2, 5}));
       gradients.send(block);
     }
+    gradients.send_rest();
+    gradients.tell({}, {});
     gradients.finish();
     const bool is_first = groups.shards->rank() == 0;
     const auto own = [&](const at::Tensor& whole) {
       return is_first ? whole.view(-1).narrow(0, 0, 6) : whole.view(-1).narrow(0, 6, 4);
     };
     const int ranks_sum = group.size() * (group.size() + 1) / 2;
-    require(at::equal(gradients.piece(first), own(numbers * 2 * ranks_sum)), "sums of a block");
-    require(at::equal(gradients.piece(second), own(at::full({2, 5}, 2.0))), "of one rank");
-    require(!gradients.piece(third).defined(), "of no rank");
+    require(at::equal(gradients.divided_piece(first), own(numbers * 2 * ranks_sum)),
+            "sums of a block");
+    require(at::equal(gradients.divided_piece(second), own(at::full({2, 5}, 2.0))), "of one rank");
+    require(!gradients.divided_piece(third).defined(), "of no rank");
     gradients.clear();
   }
 }
@@ -210,12 +217,14 @@ void check_gradient_bytes(Group& group) {
   const int64_t size = group.size();
   const auto sum = static_cast<double>(size * (size + 1) / 2);
   {
-    distributed::GradientSums sums(group, leaves.tensors, /*keeps_memory=*/true);
+    const parameters::ExchangePlan plan({.ranks = group.size()}, /*rest_on_host=*/true,
+                                        leaves.tensors);
+    parameters::GradientSums sums(group, {}, plan, leaves.tensors, {});
     leaves.add(static_cast<double>(group.rank() + 1));
     std::vector<at::Tensor> buffers;  // which somebody keeps, as pinned memory is kept
     for (const at::Tensor& leaf : leaves.tensors) buffers.push_back(leaf.grad());
     sums.open("step");
-    sums.begin_pass(/*is_last=*/true);
+    sums.pass(/*is_last=*/true, [] {});
     sums.send_rest();
     sums.tell({}, {});
     sums.finish();
@@ -228,16 +237,16 @@ void check_gradient_bytes(Group& group) {
   }
   const auto groups = distributed::ShardGroups::make(group, group.size());
   for (const bool each_pass : {false, true}) {
-    const distributed::FlatLayout layout(leaves.tensors, group.size());
-    distributed::ShardedGradients sums(
-        group, groups, leaves.tensors, layout,
-        {.each_pass = each_pass, .expects = [](size_t, const std::string&) { return true; }});
+    const parameters::ExchangePlan plan(
+        {.ranks = group.size(), .zero_stage = 2, .group = group.size()},
+        /*rest_on_host=*/!each_pass, leaves.tensors);
+    parameters::GradientSums sums(group, groups, plan, leaves.tensors,
+                                  {.denoisers = std::vector<std::string>(leaves.tensors.size())});
     sums.open("step", /*passes=*/2);
     for (const bool is_last : {false, true}) {
       leaves.add(static_cast<double>(group.rank() + 1));
       if (is_last && !each_pass) require_bytes(held, Leaves::kBytes, "sums of passes");
-      sums.begin_pass(is_last);
-      if (!is_last) sums.end_pass();
+      sums.pass(is_last, [] {});
     }
     sums.send_rest();
     sums.tell({}, {});

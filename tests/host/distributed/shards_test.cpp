@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "atelier/block.h"
+
 #include "memory/live_bytes.h"
 #include "support/catch.h"
 
@@ -15,6 +17,12 @@ std::vector<at::Tensor> tensors(at::ScalarType dtype = at::kFloat) {
   for (const auto& sizes : kSizes) tensors.push_back(at::zeros(sizes, dtype));
   return tensors;
 }
+
+struct EmptyBlock final : Block {
+  EmptyBlock() : Block(nullptr, "block") {}
+  std::string_view kind() const override { return "empty"; }
+  Tensors forward(const Tensors& in) override { return in; }
+};
 
 TEST_CASE("Parts hold each number of each tensor once, in order", "[shards]") {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
@@ -62,6 +70,27 @@ TEST_CASE("Of one part tensors lie without gaps, the last one first", "[shards]"
     next += all[place.tensor].numel();
   }
   CHECK(layout.buckets().front().count == next);
+}
+
+TEST_CASE("Tensors that are cut already have a bucket for each block and dtype", "[shards]") {
+  const EmptyBlock one, other;
+  const auto cut = [](const Block& block, at::ScalarType dtype, int64_t first, int64_t second) {
+    return FlatLayout::Cut{
+        &block, dtype, {{.begin = 0, .count = first}, {.begin = first, .count = second}}};
+  };
+  const FlatLayout layout({cut(one, at::kFloat, 6, 4), cut(one, at::kHalf, 1, 0),
+                           cut(one, at::kFloat, 33, 90), cut(other, at::kFloat, 0, 5)});
+  CHECK(layout.parts() == 2);
+  CHECK(layout.tensors() == 4);
+  REQUIRE(layout.buckets().size() == 3);
+  CHECK(layout.bucket_of(2) == layout.bucket_of(0));
+  CHECK(layout.buckets()[0].block == &one);
+  CHECK(layout.buckets()[2].block == &other);
+  CHECK(layout.buckets()[0].count == 2 * (32 + 96));  // as long as the longest part
+  CHECK(layout.extent(2, 0).at == 32);
+  CHECK(layout.extent(2, 1).begin == 33);
+  CHECK(layout.extent(2, 1).at == 32);
+  CHECK(layout.extent(3, 0).count == 0);
 }
 
 TEST_CASE("Buckets hold one dtype each, and 25 MiB where no tensor is larger", "[shards]") {

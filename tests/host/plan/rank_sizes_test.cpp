@@ -1,6 +1,8 @@
 // What several ranks hold and send: by formula, and beside what others have published.
 #include "host/plan/rank_sizes.h"
 
+#include <ATen/ATen.h>
+
 #include "support/catch.h"
 
 namespace atelier::plan {
@@ -32,24 +34,30 @@ TEST_CASE("What ranks hold is what DeepSpeed estimates with its bytes of a numbe
   CHECK(gib(held_bytes(mode_of(3, 8), bytes), (2 + 2) * kLargest) == 6.09);
 }
 
-// Buckets of 25 bytes, four of which are under way, of 1000 bytes of gradients.
+// Buckets of 25 MiB, four of which are under way, of `count` of them.
+UnderWay under_way(const RankMode& mode, bool through_host = false, double block = 0,
+                   size_t count = 40) {
+  const std::vector<at::Tensor> tensors(
+      count, at::empty({25 << 18}, at::TensorOptions(at::kFloat).device(at::kMeta)));
+  const parameters::ExchangePlan exchange(mode, /*rest_on_host=*/false, tensors);
+  const UnderWay bytes = under_way_bytes(exchange, /*passes=*/1, block * (1 << 20), through_host);
+  return {bytes.gradients / (1 << 20), bytes.values / (1 << 20)};
+}
+
 TEST_CASE("What is under way follows the stage and the way that it is sent", "[ranks]") {
-  SentGradients sent = {.bucket = 25, .at_once = 100, .in_step = 1000, .returned = 100};
-  CHECK(under_way_bytes(mode_of(2, 1), sent).gradients == 0);
-  CHECK(under_way_bytes(mode_of(0, 4), sent).gradients == 100);
-  CHECK(under_way_bytes(mode_of(0, 4), sent).values == 0);
-  CHECK(under_way_bytes(mode_of(1, 4), sent).gradients == 25);
-  CHECK(under_way_bytes(mode_of(2, 4), sent).gradients == 25 + 100 + 25);
-  CHECK(under_way_bytes(mode_of(2, 4), sent).values == 100 + 25);
-  sent.through_host = true;
-  CHECK(under_way_bytes(mode_of(1, 4), sent).gradients == 100 + 25);
-  CHECK(under_way_bytes(mode_of(2, 4), sent).gradients == 25 + 200 + 25);
-  CHECK(under_way_bytes(mode_of(2, 4), sent).values == 200 + 25);
-  sent.block = 40;
-  CHECK(under_way_bytes(mode_of(3, 4), sent).gradients == 25 + 200 + 25 + 3 * 40 + 10);
+  CHECK(under_way(mode_of(2, 1)).gradients == 0);
+  CHECK(under_way(mode_of(0, 4)).gradients == 100);
+  CHECK(under_way(mode_of(0, 4)).values == 0);
+  CHECK(under_way(mode_of(1, 4)).gradients == 25);
+  CHECK(under_way(mode_of(2, 4)).gradients == 25 + 100 + 25);
+  CHECK(under_way(mode_of(2, 4)).values == 100 + 25);
+  CHECK(under_way(mode_of(1, 4), /*through_host=*/true).gradients == 100 + 25);
+  CHECK(under_way(mode_of(2, 4), /*through_host=*/true).gradients == 25 + 200 + 25);
+  CHECK(under_way(mode_of(2, 4), /*through_host=*/true).values == 200 + 25);
+  CHECK(under_way(mode_of(3, 4), /*through_host=*/true, /*block=*/40).gradients ==
+        25 + 200 + 25 + 3 * 40 + 10);
   // No more is collected than what is not sent yet.
-  CHECK(under_way_bytes(mode_of(2, 4), {.bucket = 25, .at_once = 25, .in_step = 25}).gradients ==
-        25 + 25 / 4.0);
+  CHECK(under_way(mode_of(2, 4), false, /*block=*/0, /*count=*/1).gradients == 25 + 25 / 4.0);
 }
 
 // s = 2 bytes of a value and of a gradient, K = 12 of the optimizer, A batches.
