@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <deque>
 #include <dlfcn.h>
-#include <exception>
 #include <functional>
+#include <future>
 #include <mutex>
 #include <string>
 #include <sys/mman.h>
@@ -94,44 +94,18 @@ std::shared_ptr<void> take_pages(int64_t bytes) {
   return {data, [size](void* pages) { munmap(pages, size); }};
 }
 
-struct EventState : Ticket::State {
+struct EventState final : Ticket::State {
   explicit EventState(at::DeviceType type) : event(type) {}
-  // Before the event is asked for.
-  virtual void complete() {}
+
   c10::Event event;
-};
-
-// The event is recorded when somebody first asks for it: what waits for the end of an exchange may
-// have to be called by the host.
-class ExchangeState final : public EventState {
- public:
-  ExchangeState(const c10::Stream& stream, std::function<void()> finish)
-      : EventState(stream.device_type()), stream_(stream), finish_(std::move(finish)) {}
-
-  void complete() override {
-    const std::lock_guard lock(mutex_);
-    if (failure_) std::rethrow_exception(failure_);
-    if (!finish_) return;
-    try {
-      const c10::StreamGuard guard(stream_);
-      std::exchange(finish_, nullptr)();
-      event.record(stream_);
-    } catch (...) {
-      failure_ = std::current_exception();
-      throw;
-    }
-  }
-
- private:
-  const c10::Stream stream_;
-  std::mutex mutex_;
-  std::function<void()> finish_;
-  std::exception_ptr failure_;
+  // Records the event when somebody first asks for it: what waits for the end of an exchange may
+  // have to be called by the host. Not valid: it is recorded.
+  std::shared_future<void> recorded;
 };
 
 const c10::Event& event_of(const Ticket& ticket) {
-  auto& state = static_cast<EventState&>(*ticket.state());
-  state.complete();
+  const auto& state = static_cast<const EventState&>(*ticket.state());
+  if (auto recorded = state.recorded; recorded.valid()) recorded.get();
   return state.event;
 }
 
@@ -258,7 +232,13 @@ class CudaTransferDevice final : public TransferDevice {
     const std::lock_guard lock(exchange_mutex_);
     if (after.state()) event_of(after).block(exchanges_);
     const c10::StreamGuard guard(exchanges_);
-    auto state = std::make_shared<ExchangeState>(exchanges_, begin());
+    auto state = std::make_shared<EventState>(device_.type());
+    state->recorded = std::async(std::launch::deferred, [event = &state->event, stream = exchanges_,
+                                                         finish = begin()]() mutable {
+      const c10::StreamGuard guard(stream);
+      std::exchange(finish, nullptr)();
+      event->record(stream);
+    });
     to.record_stream(exchanges_);
     return Ticket(std::move(state));
   }

@@ -8,6 +8,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <future>
 #include <optional>
 #include <thread>
 
@@ -28,62 +29,13 @@ namespace {
 constexpr int64_t kAllocationAlignment = 256;
 constexpr int kPoison = 0xFF;  // NaN in every floating dtype
 
-class WorkState : public Ticket::State {
- public:
-  explicit WorkState(double end) : end_(end) {}
+struct WorkState final : Ticket::State {
+  WorkState(double end, std::shared_future<void> done) : end(end), done(std::move(done)) {}
 
-  double end() const { return end_; }  // on the device's clock
-  virtual void wait() = 0;
+  void wait() { std::shared_future<void>(done).get(); }
 
- private:
-  const double end_;
-};
-
-class CopyState final : public WorkState {
- public:
-  using WorkState::WorkState;
-
-  void finish(const std::exception_ptr& failure) {
-    const std::lock_guard lock(mutex_);
-    is_done_ = true;
-    failure_ = failure;
-    changed_.notify_all();
-  }
-  void wait() override {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return is_done_; });
-    if (failure_) std::rethrow_exception(failure_);
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool is_done_ = false;
-  std::exception_ptr failure_;
-};
-
-class SimulatedExchange final : public WorkState {
- public:
-  SimulatedExchange(double end, bool is_on_wall, std::function<void()> finish)
-      : WorkState(end), is_on_wall_(is_on_wall), finish_(std::move(finish)) {}
-
-  void wait() override {
-    const std::lock_guard lock(mutex_);
-    try {
-      if (finish_) std::exchange(finish_, nullptr)();
-    } catch (...) {
-      failure_ = std::current_exception();
-    }
-    if (failure_) std::rethrow_exception(failure_);
-    if (is_on_wall_)
-      std::this_thread::sleep_for(std::chrono::duration<double>(end() - seconds_now()));
-  }
-
- private:
-  const bool is_on_wall_;
-  std::mutex mutex_;
-  std::function<void()> finish_;
-  std::exception_ptr failure_;
+  const double end;                     // on the device's clock
+  const std::shared_future<void> done;  // may have to be called by who waits
 };
 
 WorkState* state_of(const Ticket& ticket) {
@@ -130,17 +82,17 @@ class CopyQueue {
     const std::lock_guard lock(mutex_);
     if (options_.poison && !after.state()) poison(to);
     double begin = std::max(now(), free_at_);
-    if (after.state()) begin = std::max(begin, state_of(after)->end());
+    if (after.state()) begin = std::max(begin, state_of(after)->end);
     const double seconds = options_.bytes_per_second > 0
                                ? static_cast<double>(from.nbytes()) / options_.bytes_per_second
                                : 0.0;
     free_at_ = begin + seconds;
-    auto state = std::make_shared<CopyState>(free_at_);
-    copies_.push_back({from.detach(), to.detach(), after, state});
+    copies_.push_back({from.detach(), to.detach(), after, free_at_});
+    Ticket ticket(std::make_shared<WorkState>(free_at_, copies_.back().done.get_future()));
     bytes_ += static_cast<int64_t>(from.nbytes());
     if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
     changed_.notify_all();
-    return Ticket(state);
+    return ticket;
   }
 
   int64_t bytes() const {
@@ -153,7 +105,8 @@ class CopyQueue {
   struct Copy {
     at::Tensor from, to;
     Ticket after;
-    std::shared_ptr<CopyState> state;
+    double end;
+    std::promise<void> done = {};
   };
 
   void work() {
@@ -167,7 +120,7 @@ class CopyQueue {
         copy = std::move(copies_.front());
         copies_.pop_front();
       }
-      const std::shared_ptr<CopyState> state = copy->state;
+      std::promise<void> done = std::move(copy->done);
       std::exception_ptr failure;
       try {
         run(*copy);
@@ -175,7 +128,7 @@ class CopyQueue {
         failure = std::current_exception();
       }
       copy.reset();  // who waits may free the tensors
-      state->finish(failure);
+      failure ? done.set_exception(failure) : done.set_value();
     }
   }
 
@@ -186,9 +139,8 @@ class CopyQueue {
     }
     if (!options_.clock && options_.bytes_per_second > 0) {
       std::unique_lock lock(mutex_);
-      const double left = copy.state->end() - seconds_now();
-      changed_.wait_for(lock, std::chrono::duration<double>(left),
-                        [&] { return is_closing_ || seconds_now() >= copy.state->end(); });
+      changed_.wait_for(lock, std::chrono::duration<double>(copy.end - seconds_now()),
+                        [&] { return is_closing_ || seconds_now() >= copy.end; });
     }
     copy_values(copy.from, copy.to);
   }
@@ -271,8 +223,15 @@ class SimulatedDevice final : public TransferDevice {
     const std::lock_guard lock(mutex_);
     exchanged_at_ = std::max(in_.now(), exchanged_at_);
     if (takes_time) exchanged_at_ += static_cast<double>(to.nbytes()) / options_.bytes_per_second;
-    return Ticket(std::make_shared<SimulatedExchange>(exchanged_at_, takes_time && !options_.clock,
-                                                      std::move(finish)));
+    const auto end_on_wall =
+        takes_time && !options_.clock ? std::optional(exchanged_at_) : std::nullopt;
+    auto end = [finish = std::move(finish), end_on_wall]() mutable {
+      std::exchange(finish, nullptr)();
+      if (end_on_wall)
+        std::this_thread::sleep_for(std::chrono::duration<double>(*end_on_wall - seconds_now()));
+    };
+    return Ticket(std::make_shared<WorkState>(exchanged_at_,
+                                              std::async(std::launch::deferred, std::move(end))));
   }
 
   Ticket computed() override { return {}; }
@@ -281,7 +240,7 @@ class SimulatedDevice final : public TransferDevice {
     if (!ticket.state()) return;
     const double start = in_.now();
     state_of(ticket)->wait();
-    if (options_.clock) options_.clock->advance_to(state_of(ticket)->end());
+    if (options_.clock) options_.clock->advance_to(state_of(ticket)->end);
     const std::lock_guard lock(mutex_);
     waited_seconds_ += in_.now() - start;
   }

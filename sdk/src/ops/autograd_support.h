@@ -1,4 +1,4 @@
-// What the operators' autograd functions share.
+// What operators and their kernels share.
 #pragma once
 
 #include <cmath>
@@ -6,6 +6,8 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+
+#include "atelier/segments.h"
 
 namespace atelier::ops {
 
@@ -21,6 +23,14 @@ inline bool needs_graph(at::ArrayRef<at::Tensor> tensors) {
 // The type that sums over elements of `t` are made in.
 inline at::ScalarType wide(const at::Tensor& t) {
   return t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// Rows that are all of one sample, and the rows of a tensor whose last axis they are.
+inline Segments one_sample(int64_t rows) {
+  return Segments({rows});
+}
+inline int64_t row_count(const at::Tensor& t) {
+  return t.size(-1) == 0 ? 0 : t.numel() / t.size(-1);
 }
 
 // A tensor of `sizes` whose values nobody may read: NaN, and the bytes of one element.

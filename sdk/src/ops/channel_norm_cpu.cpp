@@ -1,5 +1,9 @@
 // The norm of a pixel's channels.
 #include "ops/cpu/loops.h"
+#ifndef ATELIER_INSTRUCTION_SET
+#include "ops/channel_norm.h"
+#include "ops/cpu/rows.h"
+#endif
 
 namespace atelier::ops::cpu {
 
@@ -11,11 +15,8 @@ struct ChannelNormLoops {
   static const ChannelNormLoops baseline[], avx2[], avx512[];
 };
 
-}  // namespace atelier::ops::cpu
-
 #ifdef ATELIER_INSTRUCTION_SET  // the loops
 
-namespace atelier::ops::cpu {
 namespace {
 
 // 1 / max(‖x‖, 1e-12)
@@ -112,14 +113,8 @@ constexpr ChannelNormLoops kChannelNorm = {.forward = channel_norm<T>,
 constinit const ChannelNormLoops ChannelNormLoops::ATELIER_INSTRUCTION_SET[] = {
     kChannelNorm<float>, kChannelNorm<double>, kChannelNorm<BFloat16>, kChannelNorm<Half>};
 
-}  // namespace atelier::ops::cpu
-
 #else  // tensors become pointers
 
-#include "ops/channel_norm.h"
-#include "ops/cpu/rows.h"
-
-namespace atelier::ops::cpu {
 namespace {
 
 using at::Tensor;
@@ -153,6 +148,7 @@ const DeviceKernels channel_norm(at::kCPU, channel_norm_kernels,
                                   .limits = kNoLimits});
 
 }  // namespace
-}  // namespace atelier::ops::cpu
 
 #endif
+
+}  // namespace atelier::ops::cpu

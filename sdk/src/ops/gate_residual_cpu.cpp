@@ -1,5 +1,9 @@
 // The residual of a gated value.
 #include "ops/cpu/loops.h"
+#ifndef ATELIER_INSTRUCTION_SET
+#include "ops/cpu/rows.h"
+#include "ops/gate_residual.h"
+#endif
 
 namespace atelier::ops::cpu {
 
@@ -13,11 +17,8 @@ struct GateResidualLoops {
   static const GateResidualLoops baseline[], avx2[], avx512[];
 };
 
-}  // namespace atelier::ops::cpu
-
 #ifdef ATELIER_INSTRUCTION_SET  // the loops
 
-namespace atelier::ops::cpu {
 namespace {
 
 template <typename T>
@@ -61,14 +62,8 @@ constexpr GateResidualLoops kGateResidual = {.forward = gate_residual<T>,
 constinit const GateResidualLoops GateResidualLoops::ATELIER_INSTRUCTION_SET[] = {
     kGateResidual<float>, kGateResidual<double>, kGateResidual<BFloat16>, kGateResidual<Half>};
 
-}  // namespace atelier::ops::cpu
-
 #else  // tensors become pointers
 
-#include "ops/cpu/rows.h"
-#include "ops/gate_residual.h"
-
-namespace atelier::ops::cpu {
 namespace {
 
 using at::Tensor;
@@ -106,6 +101,7 @@ const DeviceKernels gate_residual(at::kCPU, gate_residual_kernels,
                                    .limits = kNoLimits});
 
 }  // namespace
-}  // namespace atelier::ops::cpu
 
 #endif
+
+}  // namespace atelier::ops::cpu

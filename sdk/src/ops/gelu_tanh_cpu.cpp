@@ -1,5 +1,9 @@
 // GELU with the tanh approximation.
 #include "ops/cpu/loops.h"
+#ifndef ATELIER_INSTRUCTION_SET
+#include "ops/cpu/rows.h"
+#include "ops/gelu_tanh.h"
+#endif
 
 namespace atelier::ops::cpu {
 
@@ -10,11 +14,8 @@ struct GeluTanhLoops {
   static const GeluTanhLoops baseline[], avx2[], avx512[];
 };
 
-}  // namespace atelier::ops::cpu
-
 #ifdef ATELIER_INSTRUCTION_SET  // the loops
 
-namespace atelier::ops::cpu {
 namespace {
 
 // x * sigmoid(2 u) with u = sqrt(2 / pi) (x + 0.044715 x³), which is 0.5 x (1 + tanh u).
@@ -56,14 +57,8 @@ constexpr GeluTanhLoops kGeluTanh = {.forward = gelu_tanh<T>, .backward = gelu_t
 constinit const GeluTanhLoops GeluTanhLoops::ATELIER_INSTRUCTION_SET[] = {
     kGeluTanh<float>, kGeluTanh<double>, kGeluTanh<BFloat16>, kGeluTanh<Half>};
 
-}  // namespace atelier::ops::cpu
-
 #else  // tensors become pointers
 
-#include "ops/cpu/rows.h"
-#include "ops/gelu_tanh.h"
-
-namespace atelier::ops::cpu {
 namespace {
 
 using at::Tensor;
@@ -91,6 +86,7 @@ const DeviceKernels gelu_tanh(at::kCPU, gelu_tanh_kernels,
                                .limits = kNoLimits});
 
 }  // namespace
-}  // namespace atelier::ops::cpu
 
 #endif
+
+}  // namespace atelier::ops::cpu

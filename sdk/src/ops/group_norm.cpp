@@ -68,11 +68,9 @@ Tensor compute(const Tensor& x, const Tensor& weight, const Tensor& bias, int64_
 struct GroupNorm : torch::autograd::Function<GroupNorm> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight,
                         const Tensor& bias, int64_t groups, double eps, bool silu) {
-    ctx->save_for_backward({x, weight, bias});
+    save(ctx, {x, weight, bias}, eps);
     ctx->saved_data["groups"] = groups;
-    ctx->saved_data["eps"] = eps;
     ctx->saved_data["silu"] = silu;
-    ctx->set_materialize_grads(false);
     return compute(x, weight, bias, groups, eps, silu);
   }
 
@@ -84,8 +82,7 @@ struct GroupNorm : torch::autograd::Function<GroupNorm> {
       return fused_backward(*kernels, ctx, saved, grads[0]);
     const Tensor x = in_kernel_layout(saved[0]), &weight = saved[1], &bias = saved[2];
     const int64_t groups = ctx->saved_data["groups"].toInt();
-    const auto [y, mean, rstd] =
-        normalise(x, weight, bias, groups, ctx->saved_data["eps"].toDouble());
+    const auto [y, mean, rstd] = normalise(x, weight, bias, groups, saved_eps(ctx));
     Tensor grad = in_kernel_layout(grads[0].contiguous(x.suggest_memory_format()));
     if (ctx->saved_data["silu"].toBool()) grad = at::silu_backward(grad, y);
     if (x.is_meta())
@@ -108,9 +105,8 @@ struct GroupNorm : torch::autograd::Function<GroupNorm> {
            grad_weight = packed_if(ctx->needs_input_grad(1), weight),
            grad_bias = packed_if(ctx->needs_input_grad(2), bias);
     kernels.backward(pixels_of(grad.contiguous(at::MemoryFormat::ChannelsLast)), pixels, weight,
-                     bias, images_in(x), ctx->saved_data["groups"].toInt(),
-                     ctx->saved_data["eps"].toDouble(), ctx->saved_data["silu"].toBool(),
-                     grad_pixels, grad_weight, grad_bias);
+                     bias, images_in(x), ctx->saved_data["groups"].toInt(), saved_eps(ctx),
+                     ctx->saved_data["silu"].toBool(), grad_pixels, grad_weight, grad_bias);
     const Tensor grad_x = grad_pixels.defined() ? images_of(grad_pixels, x) : Tensor();
     return {grad_x, grad_weight, grad_bias, {}, {}, {}};
   }

@@ -101,9 +101,7 @@ std::array<Tensor, 2> run_gate_residual_norm_modulate(const Tensor& x, const Ten
 struct LayerNorm : torch::autograd::Function<LayerNorm> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight,
                         const Tensor& bias, double eps) {
-    ctx->save_for_backward({x, weight});
-    ctx->saved_data["eps"] = eps;
-    ctx->set_materialize_grads(false);
+    save(ctx, {x, weight}, eps);
     return run_layer_norm(x, weight, bias, eps);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -114,8 +112,7 @@ struct LayerNorm : torch::autograd::Function<LayerNorm> {
     Tensor grad_x = packed_like(x), grad_weight = packed_if(weight_grad, weight),
            grad_bias = packed_if(weight_grad, weight);
     layer_norm_kernels.run(&LayerNormKernels::backward, grads[0].contiguous(), x.contiguous(),
-                           weight.contiguous(), ctx->saved_data["eps"].toDouble(), grad_x,
-                           grad_weight, grad_bias);
+                           weight.contiguous(), saved_eps(ctx), grad_x, grad_weight, grad_bias);
     return {grad_x, grad_weight, grad_bias, {}};
   }
 };
@@ -123,10 +120,7 @@ struct LayerNorm : torch::autograd::Function<LayerNorm> {
 struct NormModulate : torch::autograd::Function<NormModulate> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& shift,
                         const Tensor& scale, const Segments& rows, double eps) {
-    ctx->save_for_backward({x, scale});
-    ctx->saved_data["rows"] = rows.tensor();
-    ctx->saved_data["eps"] = eps;
-    ctx->set_materialize_grads(false);
+    save(ctx, {x, scale}, rows, eps);
     return run_norm_modulate(x, shift, scale, rows, eps);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -134,7 +128,7 @@ struct NormModulate : torch::autograd::Function<NormModulate> {
     if (!grads[0].defined()) return result;
     const variable_list saved = ctx->get_saved_variables();
     auto given = norm_modulate_backward(grads[0], saved[0], saved[1], Tensor(), saved_rows(ctx),
-                                        ctx->saved_data["eps"].toDouble(),
+                                        saved_eps(ctx),
                                         ctx->needs_input_grad(1) || ctx->needs_input_grad(2));
     std::move(given.begin(), given.end(), result.begin());
     return result;
@@ -147,10 +141,7 @@ struct GateResidualNormModulate : torch::autograd::Function<GateResidualNormModu
                                const Segments& rows, double eps) {
     auto result = run_gate_residual_norm_modulate(x, y, gate, shift, scale, rows, eps);
     // The sum is held by whatever adds to it next; x would be one more tensor.
-    ctx->save_for_backward({result[0], gate.requires_grad() ? y : Tensor(), gate, scale});
-    ctx->saved_data["rows"] = rows.tensor();
-    ctx->saved_data["eps"] = eps;
-    ctx->set_materialize_grads(false);
+    save(ctx, {result[0], gate.requires_grad() ? y : Tensor(), gate, scale}, rows, eps);
     return {result[0], result[1]};
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -161,8 +152,7 @@ struct GateResidualNormModulate : torch::autograd::Function<GateResidualNormModu
     const Segments rows = saved_rows(ctx);
     Tensor grad_sum = grads[0].defined() ? grads[0].contiguous() : Tensor();
     if (grads[1].defined()) {
-      auto given = norm_modulate_backward(grads[1], sum, scale, grad_sum, rows,
-                                          ctx->saved_data["eps"].toDouble(),
+      auto given = norm_modulate_backward(grads[1], sum, scale, grad_sum, rows, saved_eps(ctx),
                                           ctx->needs_input_grad(3) || ctx->needs_input_grad(4));
       grad_sum = given[0];
       result[3] = given[1];

@@ -1,11 +1,14 @@
 // Norms by mean and deviation.
 #include "ops/cpu/loops.h"
+#ifndef ATELIER_INSTRUCTION_SET
+#include "ops/cpu/rows.h"
+#include "ops/layer_norm.h"
+#endif
 
 namespace atelier::ops::cpu {
 
 struct LayerNormLoops {
-  // (x - mean) / deviation * factor + shift. Here and below shift, factor and gate: accumulation
-  // type, one row each.
+  // (x - mean) / deviation * factor + shift
   void (*norm_scale)(const void* x, const void* shift, const void* factor, void* out, int64_t n,
                      int64_t width, double eps);
   // `added` may be null. sums: [shift | factor].
@@ -19,11 +22,8 @@ struct LayerNormLoops {
   static const LayerNormLoops baseline[], avx2[], avx512[];
 };
 
-}  // namespace atelier::ops::cpu
-
 #ifdef ATELIER_INSTRUCTION_SET  // the loops
 
-namespace atelier::ops::cpu {
 namespace {
 
 // 1 / sqrt(variance + eps), and the mean.
@@ -142,15 +142,8 @@ constexpr LayerNormLoops kLayerNorm = {.norm_scale = norm_scale<T>,
 constinit const LayerNormLoops LayerNormLoops::ATELIER_INSTRUCTION_SET[] = {
     kLayerNorm<float>, kLayerNorm<double>, kLayerNorm<BFloat16>, kLayerNorm<Half>};
 
-}  // namespace atelier::ops::cpu
-
 #else  // tensors become pointers
 
-#include "ops/autograd_support.h"
-#include "ops/cpu/rows.h"
-#include "ops/layer_norm.h"
-
-namespace atelier::ops::cpu {
 namespace {
 
 using at::Tensor;
@@ -238,6 +231,7 @@ const DeviceKernels gate_residual_norm_modulate(at::kCPU, gate_residual_norm_mod
                                                  .limits = kNoLimits});
 
 }  // namespace
-}  // namespace atelier::ops::cpu
 
 #endif
+
+}  // namespace atelier::ops::cpu

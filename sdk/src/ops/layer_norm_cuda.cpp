@@ -12,16 +12,25 @@ namespace {
 
 using at::Tensor;
 
-// (x - mean) / deviation * factor + shift, where the factor may be given as one less.
+// What the norms read: (x - mean) / deviation * factor + shift, where the factor may be given as
+// one less.
+void put_norm(RowArguments& arguments, const Tensor& x, const Tensor& shift, const Tensor& factor,
+              bool one_plus, double eps) {
+  arguments.x = rows_of(x);
+  arguments.weight = columns_of(factor, x);
+  arguments.shift = columns_of(shift, x);
+  arguments.one_plus = one_plus;
+  arguments.eps = static_cast<float>(eps);
+}
+
+// codes: of `out`; null where they are not wanted.
 void norm_scale(const Tensor& x, const Tensor& shift, const Tensor& factor, bool one_plus,
-                const Segments& rows, double eps, Tensor& out) {
-  RowCall call(norm_modulate_rows, x, rows, x.size(-1), true, 0);
-  call.arguments.x = rows_of(x);
-  call.arguments.weight = columns_of(factor, x);
-  call.arguments.shift = columns_of(shift, x);
-  call.arguments.one_plus = one_plus;
-  call.arguments.eps = static_cast<float>(eps);
+                const Segments& rows, double eps, Tensor& out, RowCodes* codes = nullptr) {
+  RowCall call(codes != nullptr ? norm_modulate_codes_rows : norm_modulate_rows, x, rows,
+               x.size(-1), true, 0);
+  put_norm(call.arguments, x, shift, factor, one_plus, eps);
   call.arguments.out = output_of(out);
+  if (codes != nullptr) put_codes(call.arguments, *codes);
   call.run();
 }
 
@@ -31,12 +40,9 @@ void norm_scale_backward(const Tensor& grad, const Tensor& x, const Tensor& fact
                          Tensor& grad_shift, Tensor& grad_factor) {
   RowCall call(norm_modulate_backward_rows, x, rows, x.size(-1), true,
                grad_shift.defined() ? 2 : 0);
-  call.arguments.x = rows_of(x);
+  put_norm(call.arguments, x, Tensor(), factor, one_plus, eps);
   call.arguments.grad = rows_of(grad);
   call.arguments.added = rows_of(added);
-  call.arguments.weight = columns_of(factor, x);
-  call.arguments.one_plus = one_plus;
-  call.arguments.eps = static_cast<float>(eps);
   call.arguments.out = output_of(grad_x);
   const Tensor sums = call.run();
   put_sum(sums, 0, grad_shift);
@@ -67,35 +73,23 @@ void norm_modulate_backward(const Tensor& grad, const Tensor& x, const Tensor& s
                       grad_scale);
 }
 
-void put_modulation(RowArguments& arguments, const Tensor& x, const Tensor& shift,
-                    const Tensor& scale, double eps) {
-  arguments.x = rows_of(x);
-  arguments.weight = columns_of(scale, x);
-  arguments.shift = columns_of(shift, x);
-  arguments.one_plus = true;
-  arguments.eps = static_cast<float>(eps);
-}
-
 void norm_modulate_codes(const Tensor& x, const Tensor& shift, const Tensor& scale,
                          const Segments& rows, double eps, Tensor& out, RowCodes& codes) {
-  RowCall call(norm_modulate_codes_rows, x, rows, x.size(1), true, 0);
-  put_modulation(call.arguments, x, shift, scale, eps);
-  call.arguments.out = output_of(out);
-  put_codes(call.arguments, codes);
-  call.run();
+  norm_scale(x, shift, scale, /*one_plus=*/true, rows, eps, out, &codes);
 }
 
-void gate_residual_norm_modulate_codes(const Tensor& x, const Tensor& y, const Tensor& gate,
-                                       const Tensor& shift, const Tensor& scale,
-                                       const Segments& rows, double eps, Tensor& sum, Tensor& out,
-                                       RowCodes& codes) {
-  RowCall call(gate_residual_norm_modulate_codes_rows, x, rows, x.size(1), true, 0);
-  put_modulation(call.arguments, x, shift, scale, eps);
+void gated_norm(const Tensor& x, const Tensor& y, const Tensor& gate, const Tensor& shift,
+                const Tensor& scale, const Segments& rows, double eps, Tensor& sum, Tensor& out,
+                RowCodes* codes) {
+  RowCall call(
+      codes != nullptr ? gate_residual_norm_modulate_codes_rows : gate_residual_norm_modulate_rows,
+      x, rows, x.size(1), true, 0);
+  put_norm(call.arguments, x, shift, scale, /*one_plus=*/true, eps);
   call.arguments.y = rows_of(y);
   call.arguments.by_sample = columns_of(gate, x);
   call.arguments.out = output_of(out);
   call.arguments.second = output_of(sum);
-  put_codes(call.arguments, codes);
+  if (codes != nullptr) put_codes(call.arguments, *codes);
   call.run();
 }
 
@@ -103,13 +97,14 @@ void gate_residual_norm_modulate_forward(const Tensor& x, const Tensor& y, const
                                          const Tensor& shift, const Tensor& scale,
                                          const Segments& rows, double eps, Tensor& sum,
                                          Tensor& out) {
-  RowCall call(gate_residual_norm_modulate_rows, x, rows, x.size(1), true, 0);
-  call.arguments.y = rows_of(y);
-  call.arguments.by_sample = columns_of(gate, x);
-  put_modulation(call.arguments, x, shift, scale, eps);
-  call.arguments.out = output_of(out);
-  call.arguments.second = output_of(sum);
-  call.run();
+  gated_norm(x, y, gate, shift, scale, rows, eps, sum, out, nullptr);
+}
+
+void gate_residual_norm_modulate_codes(const Tensor& x, const Tensor& y, const Tensor& gate,
+                                       const Tensor& shift, const Tensor& scale,
+                                       const Segments& rows, double eps, Tensor& sum, Tensor& out,
+                                       RowCodes& codes) {
+  gated_norm(x, y, gate, shift, scale, rows, eps, sum, out, &codes);
 }
 
 const DeviceKernels layer_norm(row_device(), layer_norm_kernels,

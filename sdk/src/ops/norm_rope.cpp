@@ -112,7 +112,7 @@ std::array<Tensor, 2> norm_rope_backward(AutogradContext* ctx, const Tensor& gra
   Tensor grad_weight = packed_if(weight_grad, weight);
   norm_rope_kernels.run(&NormRopeKernels::backward, grad, dense_or_undefined(x), weight, saved[2],
                         saved[3], static_cast<RopeLayout>(ctx->saved_data["layout"].toInt()),
-                        ctx->saved_data["eps"].toDouble(), stream, grad_x, grad_weight);
+                        saved_eps(ctx), stream, grad_x, grad_weight);
   return {grad_x, grad_weight};
 }
 
@@ -123,10 +123,8 @@ struct NormRope : torch::autograd::Function<NormRope> {
                         const Tensor& cos, const Tensor& sin, RopeLayout layout, double eps) {
     const Tensor scale = weight.value_or(Tensor());
     // Without a norm the gradient does not depend on x.
-    ctx->save_for_backward({weight ? x : Tensor(), scale, cos, sin});
+    save(ctx, {weight ? x : Tensor(), scale, cos, sin}, eps);
     ctx->saved_data["layout"] = static_cast<int64_t>(layout);
-    ctx->saved_data["eps"] = eps;
-    ctx->set_materialize_grads(false);
     return run_norm_rope(x, scale, cos, sin, layout, eps);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -146,13 +144,13 @@ struct JoinedNormRope : torch::autograd::Function<JoinedNormRope> {
                         const std::optional<Tensor>& a_weight,
                         const std::optional<Tensor>& b_weight, const RopeStream& a,
                         const RopeStream& b, RopeLayout layout, double eps) {
-    ctx->save_for_backward({a_weight ? a_x : Tensor(), a_weight.value_or(Tensor()), a.cos, a.sin,
-                            b_weight ? b_x : Tensor(), b_weight.value_or(Tensor()), b.cos, b.sin});
+    save(ctx,
+         {a_weight ? a_x : Tensor(), a_weight.value_or(Tensor()), a.cos, a.sin,
+          b_weight ? b_x : Tensor(), b_weight.value_or(Tensor()), b.cos, b.sin},
+         eps);
     ctx->saved_data["a"] = a.rows.tensor();
     ctx->saved_data["b"] = b.rows.tensor();
     ctx->saved_data["layout"] = static_cast<int64_t>(layout);
-    ctx->saved_data["eps"] = eps;
-    ctx->set_materialize_grads(false);
     return run_joined_norm_rope(a, b, layout, eps);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {

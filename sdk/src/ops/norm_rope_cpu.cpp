@@ -1,5 +1,9 @@
 // Norms of heads and their rotation.
 #include "ops/cpu/loops.h"
+#ifndef ATELIER_INSTRUCTION_SET
+#include "ops/cpu/rows.h"
+#include "ops/norm_rope.h"
+#endif
 
 namespace atelier::ops::cpu {
 
@@ -17,11 +21,8 @@ struct NormRopeLoops {
   static const NormRopeLoops baseline[], avx2[], avx512[];
 };
 
-}  // namespace atelier::ops::cpu
-
 #ifdef ATELIER_INSTRUCTION_SET  // the loops
 
-namespace atelier::ops::cpu {
 namespace {
 
 // The two channels of pair i.
@@ -146,14 +147,8 @@ constexpr NormRopeLoops kNormRope = {.forward = norm_rope<T>, .backward = norm_r
 constinit const NormRopeLoops NormRopeLoops::ATELIER_INSTRUCTION_SET[] = {
     kNormRope<float>, kNormRope<double>, kNormRope<BFloat16>, kNormRope<Half>};
 
-}  // namespace atelier::ops::cpu
-
 #else  // tensors become pointers
 
-#include "ops/cpu/rows.h"
-#include "ops/norm_rope.h"
-
-namespace atelier::ops::cpu {
 namespace {
 
 using at::Tensor;
@@ -209,6 +204,7 @@ const DeviceKernels norm_rope(at::kCPU, norm_rope_kernels,
                                .limits = kNoLimits});
 
 }  // namespace
-}  // namespace atelier::ops::cpu
 
 #endif
+
+}  // namespace atelier::ops::cpu

@@ -56,6 +56,21 @@ inline std::optional<at::Tensor> as_optional(const at::Tensor& t) {
   return t.defined() ? std::optional<at::Tensor>(t) : std::nullopt;
 }
 
+// What a backward pass asks for. Gradients that nobody gave stay undefined in it.
+inline void save(torch::autograd::AutogradContext* ctx, torch::autograd::variable_list tensors,
+                 double eps) {
+  ctx->save_for_backward(std::move(tensors));
+  ctx->saved_data["eps"] = eps;
+  ctx->set_materialize_grads(false);
+}
+inline void save(torch::autograd::AutogradContext* ctx, torch::autograd::variable_list tensors,
+                 const Segments& rows, double eps) {
+  save(ctx, std::move(tensors), eps);
+  ctx->saved_data["rows"] = rows.tensor();
+}
+inline double saved_eps(torch::autograd::AutogradContext* ctx) {
+  return ctx->saved_data["eps"].toDouble();
+}
 inline Segments saved_rows(torch::autograd::AutogradContext* ctx) {
   return Segments::from_tensor(ctx->saved_data["rows"].toTensor());
 }

@@ -98,9 +98,7 @@ std::array<Tensor, 2> run_rms_gate_residual_norm_modulate(const Tensor& x, const
 
 struct RmsNorm : torch::autograd::Function<RmsNorm> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, double eps) {
-    ctx->save_for_backward({x, weight});
-    ctx->saved_data["eps"] = eps;
-    ctx->set_materialize_grads(false);
+    save(ctx, {x, weight}, eps);
     return run_rms_norm(x, weight, eps);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -109,8 +107,7 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
     const Tensor &x = saved[0], &weight = saved[1];
     Tensor grad_x = packed_like(x), grad_weight = packed_if(ctx->needs_input_grad(1), weight);
     rms_norm_kernels.run(&RmsNormKernels::backward, grads[0].contiguous(), x.contiguous(),
-                         weight.contiguous(), ctx->saved_data["eps"].toDouble(), grad_x,
-                         grad_weight);
+                         weight.contiguous(), saved_eps(ctx), grad_x, grad_weight);
     return {grad_x, grad_weight, {}};
   }
 };
@@ -119,10 +116,7 @@ struct RmsNormModulate : torch::autograd::Function<RmsNormModulate> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight,
                         const std::optional<Tensor>& scale_, const Segments& rows, double eps) {
     const Tensor scale = scale_.value_or(Tensor());
-    ctx->save_for_backward({x, weight, scale});
-    ctx->saved_data["rows"] = rows.tensor();
-    ctx->saved_data["eps"] = eps;
-    ctx->set_materialize_grads(false);
+    save(ctx, {x, weight, scale}, rows, eps);
     return run_rms_norm_modulate(x, weight, scale, rows, eps);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -133,8 +127,7 @@ struct RmsNormModulate : torch::autograd::Function<RmsNormModulate> {
            grad_scale = packed_if(scale.defined() && ctx->needs_input_grad(2), scale);
     rms_norm_modulate_kernels.run(&RmsNormModulateKernels::backward, grads[0].contiguous(),
                                   x.contiguous(), weight.contiguous(), dense_or_undefined(scale),
-                                  saved_rows(ctx), ctx->saved_data["eps"].toDouble(), grad_x,
-                                  grad_weight, grad_scale);
+                                  saved_rows(ctx), saved_eps(ctx), grad_x, grad_weight, grad_scale);
     return {grad_x, grad_weight, grad_scale, {}, {}};
   }
 };
@@ -144,10 +137,7 @@ struct RmsGateResidual : torch::autograd::Function<RmsGateResidual> {
                         const Tensor& weight, const std::optional<Tensor>& gate_,
                         const Segments& rows, double eps) {
     const Tensor gate = gate_.value_or(Tensor());
-    ctx->save_for_backward({y, weight, gate});
-    ctx->saved_data["rows"] = rows.tensor();
-    ctx->saved_data["eps"] = eps;
-    ctx->set_materialize_grads(false);
+    save(ctx, {y, weight, gate}, rows, eps);
     return run_rms_gate_residual(x, y, weight, gate, rows, eps);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -155,9 +145,9 @@ struct RmsGateResidual : torch::autograd::Function<RmsGateResidual> {
     if (!grads[0].defined()) return result;
     const variable_list saved = ctx->get_saved_variables();
     result[0] = grads[0];
-    auto given = rms_gate_residual_backward(
-        grads[0], saved[0], saved[1], saved[2], saved_rows(ctx), ctx->saved_data["eps"].toDouble(),
-        ctx->needs_input_grad(2), saved[2].defined() && ctx->needs_input_grad(3));
+    auto given = rms_gate_residual_backward(grads[0], saved[0], saved[1], saved[2], saved_rows(ctx),
+                                            saved_eps(ctx), ctx->needs_input_grad(2),
+                                            saved[2].defined() && ctx->needs_input_grad(3));
     std::move(given.begin(), given.end(), result.begin() + 1);
     return result;
   }
@@ -169,10 +159,7 @@ struct RmsGateResidualNormModulate : torch::autograd::Function<RmsGateResidualNo
                                const Tensor& next_weight, const std::optional<Tensor>& scale_,
                                const Segments& rows, double eps) {
     const Tensor gate = gate_.value_or(Tensor()), scale = scale_.value_or(Tensor());
-    ctx->save_for_backward({x, y, weight, gate, next_weight, scale});
-    ctx->saved_data["rows"] = rows.tensor();
-    ctx->saved_data["eps"] = eps;
-    ctx->set_materialize_grads(false);
+    save(ctx, {x, y, weight, gate, next_weight, scale}, rows, eps);
     auto both =
         run_rms_gate_residual_norm_modulate(x, y, weight, gate, next_weight, scale, rows, eps);
     return {both[0], both[1]};
@@ -183,7 +170,7 @@ struct RmsGateResidualNormModulate : torch::autograd::Function<RmsGateResidualNo
     const variable_list saved = ctx->get_saved_variables();
     const Tensor &x = saved[0], &y = saved[1], &weight = saved[2], &gate = saved[3],
                  &next_weight = saved[4], &scale = saved[5];
-    const double eps = ctx->saved_data["eps"].toDouble();
+    const double eps = saved_eps(ctx);
     // Inputs that are not there are not counted.
     const size_t of_next_weight = gate.defined() ? 4 : 3;
     const bool gate_grad = gate.defined() && ctx->needs_input_grad(3);

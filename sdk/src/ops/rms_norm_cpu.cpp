@@ -1,5 +1,9 @@
 // Norms by the root of the mean square.
 #include "ops/cpu/loops.h"
+#ifndef ATELIER_INSTRUCTION_SET
+#include "ops/cpu/rows.h"
+#include "ops/rms_norm.h"
+#endif
 
 namespace atelier::ops::cpu {
 
@@ -18,11 +22,8 @@ struct RmsNormLoops {
   static const RmsNormLoops baseline[], avx2[], avx512[];
 };
 
-}  // namespace atelier::ops::cpu
-
 #ifdef ATELIER_INSTRUCTION_SET  // the loops
 
-namespace atelier::ops::cpu {
 namespace {
 
 template <typename T>
@@ -135,15 +136,8 @@ constexpr RmsNormLoops kRmsNorm = {.rms_norm = rms_norm<T>,
 constinit const RmsNormLoops RmsNormLoops::ATELIER_INSTRUCTION_SET[] = {
     kRmsNorm<float>, kRmsNorm<double>, kRmsNorm<BFloat16>, kRmsNorm<Half>};
 
-}  // namespace atelier::ops::cpu
-
 #else  // tensors become pointers
 
-#include "ops/autograd_support.h"
-#include "ops/cpu/rows.h"
-#include "ops/rms_norm.h"
-
-namespace atelier::ops::cpu {
 namespace {
 
 using at::Tensor;
@@ -171,19 +165,18 @@ void rms_norm_backward(const Tensor& grad, const Tensor& x, const Tensor& weight
   put_gradient(sums.total(chunks, 1, 0, width), grad_weight);
 }
 
-// What a normal row is multiplied with, [S, D] in the type of sums: weight * by_sample, where
-// by_sample is 1 + scale, the tanh of a gate, or undefined.
+// What a normal row is multiplied with, [S, D] in the type of sums: the weight, times what a sample
+// has, 1 + a scale or the tanh of a gate, where it is defined.
 struct RmsFactor {
-  RmsFactor(const Tensor& weight, const Tensor& by_sample, int64_t samples)
-      : weight(weight.to(wide(weight))), by_sample(by_sample) {
-    rows = by_sample.defined() ? (this->weight * by_sample).contiguous()
-                               : this->weight.expand({samples, weight.size(0)}).contiguous();
-  }
-  static RmsFactor of_scale(const Tensor& weight, const Tensor& scale, const Segments& rows) {
-    return {weight, scale.defined() ? scale.to(wide(scale)) + 1 : Tensor(), rows.count()};
-  }
-  static RmsFactor of_gate(const Tensor& weight, const Tensor& gate, const Segments& rows) {
-    return {weight, gate.defined() ? at::tanh(gate.to(wide(gate))) : Tensor(), rows.count()};
+  RmsFactor(const Tensor& weight_of_x, const Tensor& of_sample, bool is_gate,
+            const Segments& samples)
+      : weight(weight_of_x.to(wide(weight_of_x))), is_gate(is_gate) {
+    if (of_sample.defined()) {
+      const Tensor values = of_sample.to(wide(of_sample));
+      by_sample = is_gate ? at::tanh(values) : values + 1;
+    }
+    rows = by_sample.defined() ? (weight * by_sample).contiguous()
+                               : weight.expand({samples.count(), weight.size(0)}).contiguous();
   }
 
   const void* row(int64_t sample) const { return row_of(rows, sample); }
@@ -191,14 +184,14 @@ struct RmsFactor {
   void put_weight_gradient(const Tensor& sums, Tensor& gradient) const {
     if (gradient.defined()) gradient.copy_((by_sample.defined() ? sums * by_sample : sums).sum(0));
   }
-  void put_scale_gradient(const Tensor& sums, Tensor& gradient) const {
-    if (gradient.defined()) gradient.copy_(sums * weight);
-  }
-  void put_gate_gradient(const Tensor& sums, Tensor& gradient) const {
-    if (gradient.defined()) gradient.copy_(sums * weight * (1 - by_sample.square()));
+  void put_sample_gradient(const Tensor& sums, Tensor& gradient) const {
+    if (!gradient.defined()) return;
+    const Tensor result = sums * weight;
+    gradient.copy_(is_gate ? result * (1 - by_sample.square()) : result);
   }
 
   Tensor weight, by_sample, rows;
+  bool is_gate;
 };
 
 void rms_scale(const Tensor& x, const Tensor& added, const RmsFactor& factor, const Segments& rows,
@@ -230,32 +223,35 @@ Tensor rms_scale_backward(const Tensor& grad, const Tensor& x, const RmsFactor& 
 
 void rms_norm_modulate_forward(const Tensor& x, const Tensor& weight, const Tensor& scale,
                                const Segments& rows, double eps, Tensor& out) {
-  rms_scale(x, Tensor(), RmsFactor::of_scale(weight, scale, rows), rows, eps, out);
+  rms_scale(x, Tensor(), {weight, scale, false, rows}, rows, eps, out);
+}
+
+// The gradients of a norm's rows, of its weight and of what a sample has.
+void factor_backward(const Tensor& grad, const Tensor& x, const RmsFactor& factor,
+                     const Segments& rows, double eps, Tensor& grad_x, Tensor& grad_weight,
+                     Tensor& grad_by_sample) {
+  const Tensor sums = rms_scale_backward(grad, x, factor, rows, eps,
+                                         grad_weight.defined() || grad_by_sample.defined(), grad_x);
+  factor.put_weight_gradient(sums, grad_weight);
+  factor.put_sample_gradient(sums, grad_by_sample);
 }
 
 void rms_norm_modulate_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
                                 const Tensor& scale, const Segments& rows, double eps,
                                 Tensor& grad_x, Tensor& grad_weight, Tensor& grad_scale) {
-  const RmsFactor factor = RmsFactor::of_scale(weight, scale, rows);
-  const Tensor sums = rms_scale_backward(grad, x, factor, rows, eps,
-                                         grad_weight.defined() || grad_scale.defined(), grad_x);
-  factor.put_weight_gradient(sums, grad_weight);
-  factor.put_scale_gradient(sums, grad_scale);
+  factor_backward(grad, x, {weight, scale, false, rows}, rows, eps, grad_x, grad_weight,
+                  grad_scale);
 }
 
 void rms_gate_residual_forward(const Tensor& x, const Tensor& y, const Tensor& weight,
                                const Tensor& gate, const Segments& rows, double eps, Tensor& out) {
-  rms_scale(y, x, RmsFactor::of_gate(weight, gate, rows), rows, eps, out);
+  rms_scale(y, x, {weight, gate, true, rows}, rows, eps, out);
 }
 
 void rms_gate_residual_backward(const Tensor& grad, const Tensor& y, const Tensor& weight,
                                 const Tensor& gate, const Segments& rows, double eps,
                                 Tensor& grad_y, Tensor& grad_weight, Tensor& grad_gate) {
-  const RmsFactor factor = RmsFactor::of_gate(weight, gate, rows);
-  const Tensor sums = rms_scale_backward(grad, y, factor, rows, eps,
-                                         grad_weight.defined() || grad_gate.defined(), grad_y);
-  factor.put_weight_gradient(sums, grad_weight);
-  factor.put_gate_gradient(sums, grad_gate);
+  factor_backward(grad, y, {weight, gate, true, rows}, rows, eps, grad_y, grad_weight, grad_gate);
 }
 
 void rms_gate_residual_norm_modulate_forward(const Tensor& x, const Tensor& y, const Tensor& weight,
@@ -264,8 +260,7 @@ void rms_gate_residual_norm_modulate_forward(const Tensor& x, const Tensor& y, c
                                              Tensor& sum, Tensor& out) {
   const int64_t width = x.size(1);
   const auto& loops = loops_for<RmsNormLoops>(x);
-  const RmsFactor gated = RmsFactor::of_gate(weight, gate, rows);
-  const RmsFactor scaled = RmsFactor::of_scale(next_weight, scale, rows);
+  const RmsFactor gated(weight, gate, true, rows), scaled(next_weight, scale, false, rows);
   for_each_chunk(chunks_of(rows, width), [&](const Chunk& c, int64_t) {
     for (int64_t r = c.first; r < c.first + c.count; ++r) {
       const int64_t at = r * width;
@@ -285,8 +280,7 @@ void rms_gate_residual_norm_modulate_backward(const Tensor& grad, const Tensor& 
                                               RmsGateResidualNormModulateGradients& to) {
   const int64_t width = x.size(1);
   const auto& loops = loops_for<RmsNormLoops>(x);
-  const RmsFactor gated = RmsFactor::of_gate(weight, gate, rows);
-  const RmsFactor scaled = RmsFactor::of_scale(next_weight, scale, rows);
+  const RmsFactor gated(weight, gate, true, rows), scaled(next_weight, scale, false, rows);
   const auto chunks = chunks_of(rows, width);
   // The sum is made again, row by row.
   Tensor sums = at::empty({static_cast<int64_t>(chunks.size()), width}, x.options());
@@ -308,9 +302,9 @@ void rms_gate_residual_norm_modulate_backward(const Tensor& grad, const Tensor& 
   const Tensor gate_sums = of_gate.total(chunks, rows.count(), 0, width);
   const Tensor scale_sums = of_scale.total(chunks, rows.count(), 0, width);
   gated.put_weight_gradient(gate_sums, to.weight);
-  gated.put_gate_gradient(gate_sums, to.gate);
+  gated.put_sample_gradient(gate_sums, to.gate);
   scaled.put_weight_gradient(scale_sums, to.next_weight);
-  scaled.put_scale_gradient(scale_sums, to.scale);
+  scaled.put_sample_gradient(scale_sums, to.scale);
 }
 
 const DeviceKernels rms_norm(at::kCPU, rms_norm_kernels,
@@ -332,6 +326,7 @@ const DeviceKernels rms_gate_residual_norm_modulate(
      .limits = kNoLimits});
 
 }  // namespace
-}  // namespace atelier::ops::cpu
 
 #endif
+
+}  // namespace atelier::ops::cpu

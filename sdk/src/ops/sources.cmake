@@ -1,37 +1,24 @@
-# Operators by name: atelier_row_operator(<name> <ending>...), with the ending of each of its files.
-#
-# Sets ATELIER_ROW_OPERATORS, what the SDK has of them; ATELIER_ROW_LOOPS, their files with loops for the CPU;
-# ATELIER_ROW_KERNELS, the kernels of GPUs, and ATELIER_CUDA_HOST_HALVES, what calls them, which tests compile as well.
-set(ATELIER_ROW_OPERATORS)
-set(ATELIER_ROW_LOOPS)
-set(ATELIER_ROW_KERNELS)
-set(ATELIER_CUDA_HOST_HALVES
-  ${CMAKE_CURRENT_LIST_DIR}/cuda/rms_scale.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/cuda/row_call.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/cuda/row_plan.cpp)
-macro(atelier_row_operator name)
-  foreach(ending ${ARGN})
-    set(file ${CMAKE_CURRENT_LIST_DIR}/${name}${ending})
-    if(ending STREQUAL ".cu")
-      list(APPEND ATELIER_ROW_KERNELS ${file})
-    elseif(ending STREQUAL "_cuda.cpp")
-      list(APPEND ATELIER_CUDA_HOST_HALVES ${file})
-    else()
-      list(APPEND ATELIER_ROW_OPERATORS ${file})
-    endif()
-    if(ending STREQUAL "_cpu.cpp")
-      list(APPEND ATELIER_ROW_LOOPS ${file})
-    endif()
-  endforeach()
-endmacro()
-
-atelier_row_operator(adamw_8bit .cpp _cuda.cpp .cu)
-atelier_row_operator(channel_norm .cpp _cpu.cpp _cuda.cpp)
-atelier_row_operator(gate_residual .cpp _cpu.cpp _cuda.cpp .cu)
-atelier_row_operator(gelu_tanh .cpp _cpu.cpp _cuda.cpp .cu)
-atelier_row_operator(group_norm .cpp _cuda.cpp .cu)
-atelier_row_operator(layer_norm .cpp _cpu.cpp _cuda.cpp .cu)
-atelier_row_operator(norm_rope .cpp _cpu.cpp _cuda.cpp .cu)
-atelier_row_operator(rms_norm .cpp _cpu.cpp _cuda.cpp .cu)
-atelier_row_operator(row_codes _cuda.cpp .cu)
-atelier_row_operator(swiglu .cpp _cpu.cpp _cuda.cpp .cu)
+# Operators by name: those that kernels of our own run, each with all of its files.
+set(_files
+  adamw_8bit.cpp adamw_8bit_cuda.cpp adamw_8bit.cu
+  channel_norm.cpp channel_norm_cpu.cpp channel_norm_cuda.cpp
+  gate_residual.cpp gate_residual_cpu.cpp gate_residual_cuda.cpp gate_residual.cu
+  gelu_tanh.cpp gelu_tanh_cpu.cpp gelu_tanh_cuda.cpp gelu_tanh.cu
+  group_norm.cpp group_norm_cuda.cpp group_norm.cu
+  layer_norm.cpp layer_norm_cpu.cpp layer_norm_cuda.cpp layer_norm.cu
+  norm_rope.cpp norm_rope_cpu.cpp norm_rope_cuda.cpp norm_rope.cu
+  rms_norm.cpp rms_norm_cpu.cpp rms_norm_cuda.cpp rms_norm.cu
+  row_codes_cuda.cpp row_codes.cu
+  swiglu.cpp swiglu_cpu.cpp swiglu_cuda.cpp swiglu.cu
+  cuda/rms_scale.cpp cuda/row_call.cpp cuda/row_plan.cpp)
+list(TRANSFORM _files PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
+# The kernels of GPUs, and their host halves with what these need. Tests compile both as well.
+set(ATELIER_ROW_KERNELS ${_files})
+list(FILTER ATELIER_ROW_KERNELS INCLUDE REGEX "\\.cu$")
+set(ATELIER_CUDA_HOST_HALVES ${_files})
+list(FILTER ATELIER_CUDA_HOST_HALVES INCLUDE REGEX "(_cuda|/cuda/[a-z_]*)\\.cpp$")
+# What the SDK has of them, and what of it has loops, which are compiled for each instruction set.
+set(ATELIER_ROW_OPERATORS ${_files})
+list(REMOVE_ITEM ATELIER_ROW_OPERATORS ${ATELIER_ROW_KERNELS} ${ATELIER_CUDA_HOST_HALVES})
+set(ATELIER_ROW_LOOPS ${ATELIER_ROW_OPERATORS})
+list(FILTER ATELIER_ROW_LOOPS INCLUDE REGEX "_cpu\\.cpp$")

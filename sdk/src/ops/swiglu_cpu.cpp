@@ -1,5 +1,9 @@
 // The product of silu(gate) and up.
 #include "ops/cpu/loops.h"
+#ifndef ATELIER_INSTRUCTION_SET
+#include "ops/cpu/rows.h"
+#include "ops/swiglu.h"
+#endif
 
 namespace atelier::ops::cpu {
 
@@ -12,11 +16,8 @@ struct SwigluLoops {
   static const SwigluLoops baseline[], avx2[], avx512[];
 };
 
-}  // namespace atelier::ops::cpu
-
 #ifdef ATELIER_INSTRUCTION_SET  // the loops
 
-namespace atelier::ops::cpu {
 namespace {
 
 template <typename T>
@@ -61,14 +62,8 @@ constexpr SwigluLoops kSwiglu = {.forward = swiglu<T>, .backward = swiglu_backwa
 constinit const SwigluLoops SwigluLoops::ATELIER_INSTRUCTION_SET[] = {
     kSwiglu<float>, kSwiglu<double>, kSwiglu<BFloat16>, kSwiglu<Half>};
 
-}  // namespace atelier::ops::cpu
-
 #else  // tensors become pointers
 
-#include "ops/cpu/rows.h"
-#include "ops/swiglu.h"
-
-namespace atelier::ops::cpu {
 namespace {
 
 using at::Tensor;
@@ -101,6 +96,7 @@ const DeviceKernels swiglu(at::kCPU, swiglu_kernels,
                             .limits = kNoLimits});
 
 }  // namespace
-}  // namespace atelier::ops::cpu
 
 #endif
+
+}  // namespace atelier::ops::cpu

@@ -1,14 +1,15 @@
-// What an operator's loops over rows are written with.
+// What the loops of operators over rows are written with.
 //
-// The file of an operator for the CPU is compiled several times: once as it stands, where tensors
-// become pointers, and once for each instruction set, which ATELIER_INSTRUCTION_SET then names,
-// where a struct of loops, declared above both, gets its table. Pointers are to elements of the
-// table's type, `sums` to its accumulation type (float, or double for double). Rows are dense; `n`
-// of them, `width` elements each, one after another unless strides say otherwise. `sums` are added
-// to and may be null where they are not wanted. Factors, shifts and gates of a sample: accumulation
-// type, one row each.
+// An operator's file for the CPU, such as swiglu_cpu.cpp, begins with a struct of its loops and is
+// compiled several times: with ATELIER_INSTRUCTION_SET, the name of one, for the struct's table of
+// this set, and without it for what makes pointers of tensors and calls loops from the best table.
 //
-// Loops include nothing else: an inline function of a library, compiled with the flags of an
+// Pointers are to elements of the table's type, `sums` to its accumulation type (float, or double
+// for double). Rows are dense; `n` of them, `width` elements each, one after another unless strides
+// say otherwise. `sums` are added to and may be null where they are not wanted. Shifts, factors and
+// gates are one row each, of the accumulation type.
+//
+// Loops include no other header: an inline function of a library, compiled with the flags of an
 // instruction set, could be linked in everywhere.
 #pragma once
 

@@ -2,8 +2,6 @@
 
 #include <ATen/Parallel.h>
 
-#include "ops/autograd_support.h"
-
 namespace atelier::ops::cpu {
 
 using at::Tensor;

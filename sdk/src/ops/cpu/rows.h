@@ -6,8 +6,7 @@
 #include <ATen/ATen.h>
 #include <c10/util/FunctionRef.h>
 
-#include "atelier/segments.h"
-
+#include "ops/autograd_support.h"
 #include "ops/kernel_choice.h"
 
 namespace atelier::ops::cpu {
@@ -46,13 +45,6 @@ inline const void* at_element_or_null(const at::Tensor& t, int64_t element) {
 at::Tensor wide_rows(const at::Tensor& t);
 inline const char* row_of(const at::Tensor& rows, int64_t sample) {
   return at_element(rows, sample * rows.stride(0));
-}
-
-inline Segments one_sample(int64_t rows) {
-  return Segments({rows});
-}
-inline int64_t row_count(const at::Tensor& t) {
-  return t.size(-1) == 0 ? 0 : t.numel() / t.size(-1);
 }
 
 // Calls run(begin, end) for parts of [0, count), each of at least `grain` but the last, in threads.

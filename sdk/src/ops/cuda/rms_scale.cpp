@@ -15,10 +15,14 @@ Tensor sample_factor(const RmsFactor& factor) {
   return factor.is_gate ? wide.tanh() : wide + 1;
 }
 
-void put_style(RowArguments& arguments, Style style) {
+void put_all(RowArguments& arguments, const Tensor& x, const RmsFactor& factor, double eps,
+             Style style) {
+  arguments.x = rows_of(x);
+  factor.put(arguments, x);
   arguments.rounds_normal = style == Style::kRounded;
   arguments.is_channel = style == Style::kChannel || style == Style::kChannelSilu;
   arguments.silu = style == Style::kChannelSilu;
+  arguments.eps = static_cast<float>(eps);
 }
 
 }  // namespace
@@ -44,11 +48,8 @@ void RmsFactor::put_sample_gradient(const Tensor& sums, Tensor& gradient) const 
 void rms_scale(const Tensor& x, const Tensor& added, const RmsFactor& factor, const Segments& rows,
                double eps, Style style, Tensor& out) {
   RowCall call(rms_scale_rows, x, rows, x.size(-1), true, 0);
-  call.arguments.x = rows_of(x);
+  put_all(call.arguments, x, factor, eps, style);
   call.arguments.added = rows_of(added);
-  factor.put(call.arguments, x);
-  put_style(call.arguments, style);
-  call.arguments.eps = static_cast<float>(eps);
   call.arguments.out = output_of(out);
   call.run();
 }
@@ -57,11 +58,8 @@ Tensor rms_scale_backward(const Tensor& grad, const Tensor& x, const RmsFactor& 
                           const Segments& rows, double eps, Style style, bool wanted,
                           Tensor& grad_x) {
   RowCall call(rms_scale_backward_rows, x, rows, x.size(-1), true, wanted ? 1 : 0);
-  call.arguments.x = rows_of(x);
+  put_all(call.arguments, x, factor, eps, style);
   call.arguments.grad = rows_of(grad);
-  factor.put(call.arguments, x);
-  put_style(call.arguments, style);
-  call.arguments.eps = static_cast<float>(eps);
   call.arguments.out = output_of(grad_x);
   const Tensor totals = call.run();
   return wanted ? totals.select(1, 0) : Tensor();

@@ -56,14 +56,6 @@ void put_sum(const Tensor& totals, int64_t k, Tensor& gradient) {
   if (gradient.defined()) gradient.copy_(totals.select(1, k).view(gradient.sizes()));
 }
 
-Segments one_sample(int64_t rows) {
-  return Segments({rows});
-}
-
-int64_t row_count(const Tensor& t) {
-  return t.size(-1) == 0 ? 0 : t.numel() / t.size(-1);
-}
-
 Input wide_columns(const Tensor& t) {
   return t.defined() ? input_of(t, t.dim() == 1 ? 0 : t.stride(0), /*is_wide=*/true) : Input();
 }

@@ -4,8 +4,8 @@
 #include <ATen/ATen.h>
 
 #include "atelier/host/weight_state.h"
-#include "atelier/segments.h"
 
+#include "ops/autograd_support.h"
 #include "ops/cuda/row_device.h"
 
 namespace atelier::ops::cuda {
@@ -34,10 +34,6 @@ bool is_aligned(const void* data, int64_t stride, int64_t element_bytes);
 
 // What the kernels can read as columns beside `x`.
 at::Tensor readable(const at::Tensor& t, const at::Tensor& x);
-
-Segments one_sample(int64_t rows);
-
-int64_t row_count(const at::Tensor& t);
 
 // The caller fills in the arguments.
 class RowCall {
