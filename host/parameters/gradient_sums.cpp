@@ -117,13 +117,13 @@ void GradientSums::open(const std::string& denoiser, int64_t passes) {
   expected_ = known->second;
   whole_.has.assign(leaves_.size(), 0);
   divided_.has.assign(divided_.layout.tensors(), 0);
+  whole_.sums.assign(whole_.layout.buckets().size(), Tensor());
   clear();
   begin_sending();
 }
 
 void GradientSums::clear() {
-  for (Lane* lane : {&whole_, &divided_})
-    lane->sums.assign(lane->layout.buckets().size(), Tensor());
+  divided_.sums.assign(divided_.layout.buckets().size(), Tensor());
   waiting_.assign(divided_.layout.buckets().size(), Tensor());
 }
 

@@ -75,7 +75,8 @@ class GradientSums {
   at::Tensor divided_piece(size_t place) const { return piece(divided_, place); }
   // The step does not come to its end. Of leaves nothing is sent where none is open.
   void give_up();
-  // Drops pieces of sums. Nothing is under way.
+  // Drops the sums of divided blocks, of which nothing is under way. Those of leaves are kept until
+  // the next step begins.
   void clear();
 
   // Bytes of this rank's pieces of sums, and of what is on its way or waits for its block, now.

@@ -298,6 +298,26 @@ TEST_CASE("Moved values are on their way until the block that needs them runs", 
   check(6, 6);
 }
 
+TEST_CASE("Sums are not taken before ranks have told each other what there is", "[ranks]") {
+  OneOfMany one;
+  one.open();
+  one.config.shards = {.stage = GENERATE(0, 1, 2), .group = "all"};
+  const std::shared_ptr<Group> group = one.meet(8);
+  parameters::TrainedTensors trained(*one.model, one.selection(), one.config, group.get());
+  parameters::ParameterPlacement& placement = trained.placement();
+  at::Tensor loss = at::zeros({});
+  placement.begin_step("dit", /*passes=*/1);
+  test::expect_error(ErrorCode::kInternal, {"tell() of trained parameters is called in kPasses"},
+                     [&] { placement.tell(loss, {}); });
+  placement.end_passes();
+  test::expect_error(ErrorCode::kInternal, {"take_gradients()", "kSent"},
+                     [&] { placement.take_gradients(loss, /*max_norm=*/0); });
+  placement.tell(loss, {});
+  test::expect_error(ErrorCode::kInternal, {"tell()", "kTold"}, [&] { placement.tell(loss, {}); });
+  placement.take_gradients(loss, /*max_norm=*/0);
+  placement.end_step();
+}
+
 // As of a GPU from which nothing is sent.
 TEST_CASE("A gather through host memory is under way until its block is asked for", "[ranks]") {
   Sent sent;
