@@ -4,8 +4,8 @@ usage: docs_test.py SOURCE BUILD [PAGE...]    without a page: all but README.md
 
 The ```sh blocks of a page are one script, run in a folder that holds what the pages speak of: a model below models/, a
 dataset in data/, an image with a mask, two LoRAs, a file of jobs and one of settings. `atelier` is the built program;
-images are made smaller and in fewer steps than the page says, and a run that says no number of steps has 20, because the
-model is the one of examples/shapes and the tests are short.
+images are made smaller and in fewer steps than the page says, and a run that has 500 steps there, or says no number of
+them, has STEPS, because the model is the one of examples/shapes and the tests are short.
 """
 import json
 import math
@@ -44,6 +44,7 @@ LEFT_OUT = {
 
 # The most that `atelier generate` is asked for; the model has 6 blocks.
 LIMITS = {"--height": 64, "--width": 64, "--num_inference_steps": 2, "--resident_blocks": 2}
+STEPS = 4
 SHORT = {"-H": "--height", "-W": "--width", "-s": "--num_inference_steps"}
 
 PROGRAM = """#!/usr/bin/env python3
@@ -58,8 +59,8 @@ if words and words[0] == "generate":
         elif flag != "--resident_blocks":
             words += [flag, str(most)]
 begins = "--resume" not in words or "latest" in words
-if words and words[0] == "train" and begins and not {"--max_train_steps", "--save_steps"} & {*words}:
-    words += ["--max_train_steps", "20"]
+if words and words[0] == "train" and begins and "--max_train_steps" not in words:
+    words += ["--max_train_steps", "%d"]
 os.execv(%r, ["atelier"] + words)
 """
 
@@ -69,16 +70,16 @@ dataset_base_path = "data"
 dataset_metadata_path = "data/metadata.csv"
 lora_base_model = "dit"
 lora_rank = 4
-max_train_steps = 500
 """
 
 
 def commands_of(page):
-    """The shell of a page: its blocks, without the commands of LEFT_OUT."""
+    """The shell of a page: its blocks, without the commands of LEFT_OUT, and with STEPS for its 500 steps."""
     blocks = re.findall(r"^```sh\n(.*?)^```", (SOURCE / page).read_text(), re.S | re.M)
     lines = "".join(blocks).replace("\\\n", "\0").splitlines()
     kept = [line for line in lines if not line.startswith(tuple(LEFT_OUT))]
-    return "\n".join(kept).replace("\0", "\\\n") + "\n"
+    script = "\n".join(kept).replace("\0", "\\\n") + "\n"
+    return re.sub(r"((--save_steps |step-)(00000)?)500\b", lambda found: found[1] + f"{STEPS:0{3 if found[3] else 1}}", script)
 
 
 def write_program(path, text):
@@ -96,7 +97,7 @@ class Docs(unittest.TestCase):
         cls.folder = pathlib.Path(holder.name) / "start"
         programs = cls.folder / "programs"
         programs.mkdir(parents=True)
-        write_program(programs / "atelier", PROGRAM % (SHORT, LIMITS, str(BUILD / "bin/atelier")))
+        write_program(programs / "atelier", PROGRAM % (SHORT, LIMITS, STEPS, str(BUILD / "bin/atelier")))
         write_program(programs / "srun", '#!/bin/sh\nexec "$@"\n')
         model = SOURCE / "examples/shapes/model"
         for name in ("Qwen-Image", "Qwen/Qwen-Image"):

@@ -5,12 +5,12 @@ usage: parity_test.py OPTIM_TOOL
 """
 import json
 import math
-import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
 
+import program
 import torch
 from diffusers.optimization import get_scheduler
 from safetensors.torch import load_file, save_file
@@ -47,9 +47,7 @@ def run(config, parameters, gradients, state=None):
         save_file(tensors, folder / "in.safetensors")
         command = [TOOL, "steps", folder / "config.json", folder / "in.safetensors",
                    folder / "out.safetensors"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise RuntimeError(done.stderr)
+        done = program.run_line(command, code=0)
         out = load_file(folder / "out.safetensors")
     part = lambda prefix: {n[len(prefix):]: t for n, t in out.items() if n.startswith(prefix)}
     return part("param/"), part("state/"), part("norm/"), done.stdout
@@ -331,8 +329,7 @@ class ScheduleTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "config.json"
             path.write_text(json.dumps(config))
-            done = subprocess.run([TOOL, "schedule", path], capture_output=True, text=True,
-                                  check=True)
+            done = program.run_line([TOOL, "schedule", path], code=0)
         return [float(line) for line in done.stdout.split()]
 
     def test_factors_equal_those_of_diffusers_over_a_run(self):

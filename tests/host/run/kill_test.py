@@ -12,6 +12,8 @@ import time
 import unittest
 from pathlib import Path
 
+import program
+
 TOOL, ROUNDS = None, 0
 
 
@@ -63,11 +65,7 @@ class Kills(unittest.TestCase):
                     code = saver.kill()
                 self.assertEqual(-signal.SIGKILL, code)
                 self.assertEqual(newest + 1, saver.steps[0], "it did not go on where it had been")
-                found = int(
-                    subprocess.run([TOOL, "check", folder],
-                                   stdout=subprocess.PIPE,
-                                   check=True,
-                                   text=True).stdout)
+                found = int(program.run_line([TOOL, "check", folder], code=0).stdout)
                 # A step may be committed whose line was not written any more.
                 self.assertIn(found, (saver.steps[-1], saver.steps[-1] + 1))
                 newest = found
@@ -75,7 +73,7 @@ class Kills(unittest.TestCase):
                 mid_save += any(not n.startswith("step-") for n in names)
                 mid_weights += any(is_unfinished(p.name) for p in Path(folder).iterdir())
                 self.assertGreaterEqual(sum(n.startswith(("step-", ".old-step-")) for n in names), 2)
-                subprocess.run([TOOL, "open", folder], check=True)
+                program.run_line([TOOL, "open", folder], code=0)
                 self.assertEqual([], [p for p in Path(folder).rglob("*") if is_unfinished(p.name)])
             print(f"{ROUNDS} kills, {mid_save} of them within a save and {mid_weights} within weights; "
                   f"{newest} steps saved")
@@ -90,7 +88,7 @@ class Kills(unittest.TestCase):
                 time.sleep(rng.uniform(0, 0.02))
                 process.kill()
                 process.wait()
-                subprocess.run([TOOL, "open", folder], check=True)
+                program.run_line([TOOL, "open", folder], code=0)
                 self.assertEqual([], [p for p in Path(folder).rglob("*") if is_unfinished(p.name)])
                 saver = Saver(folder)
                 saver.wait_for_steps(1)

@@ -3,12 +3,12 @@
 usage: solvers_parity_test.py SOLVER_TOOL
 """
 import pathlib
-import subprocess
 import sys
 import tempfile
 import unittest
 
 import numpy as np
+import program
 import torch
 from diffusers import (DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler,
                        UniPCMultistepScheduler)
@@ -26,9 +26,7 @@ def walk(solver, steps, grid, shift, latents, velocities, kept=1.0):
         folder = pathlib.Path(folder)
         save_file({"latents": latents, "velocities": velocities}, folder / "in.safetensors")
         command = [TOOL, solver, steps, *grid, shift, kept, folder / "in.safetensors", folder / "out.safetensors"]
-        done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
-        if done.returncode != 0:
-            raise RuntimeError(done.stderr)
+        program.run_line([str(word) for word in command], code=0)
         return load_file(folder / "out.safetensors")
 
 
