@@ -10,7 +10,7 @@ namespace {
 
 using Fields = std::vector<std::string>;
 
-std::string tag_of(std::string_view text) {
+std::string tag_of_csv(std::string_view text) {
   return error_of([&] { parse_csv(text); }).tag;
 }
 
@@ -35,9 +35,9 @@ TEST_CASE("A table is read row by row", "[csv]") {
 }
 
 TEST_CASE("A table that is not well formed is refused with its line", "[csv]") {
-  CHECK(tag_of("a,\"b") == "CSV_QUOTE");
-  CHECK(tag_of("\"a\"b") == "CSV_QUOTE");
-  CHECK(tag_of("a\nb\xff") == "CSV_UTF8");
+  CHECK(tag_of_csv("a,\"b") == "CSV_QUOTE");
+  CHECK(tag_of_csv("\"a\"b") == "CSV_QUOTE");
+  CHECK(tag_of_csv("a\nb\xff") == "CSV_UTF8");
   CHECK(error_of([] { parse_csv("a\nb\xff"); }).line == 2);
   CHECK(error_of([] { parse_csv("a\n\"b\nc\nd"); }).line == 2);
   CHECK(error_of([] { parse_csv("\"a\nb\",c\n\"d\"e"); }).line == 3);

@@ -78,7 +78,7 @@ std::string library(const Layout& layout) {
   return elf;
 }
 
-std::string tag_of(std::string_view file) {
+std::string tag_of_note(std::string_view file) {
   return error_of([&] { read_plugin_note(file); }).tag;
 }
 
@@ -119,19 +119,19 @@ TEST_CASE("A library without the note is not a plugin", "[elf]") {
 
 TEST_CASE("What is not a shared library of this machine is refused", "[elf]") {
   const std::string good = library({.notes = note(kName, 1, kDescription)});
-  CHECK(tag_of(good) == "accepted");
-  CHECK(tag_of("") == "ELF_DAMAGED");
-  CHECK(tag_of("#!/bin/sh\n") == "ELF_KIND");
-  CHECK(tag_of("INPUT(libother.so)") == "ELF_KIND");
-  CHECK(tag_of(library({.notes = "", .type = 2})) == "ELF_KIND");
-  CHECK(tag_of(library({.notes = "", .type = 1})) == "ELF_KIND");
-  CHECK(tag_of(library({.notes = "", .machine = 40})) == "ELF_KIND");
+  CHECK(tag_of_note(good) == "accepted");
+  CHECK(tag_of_note("") == "ELF_DAMAGED");
+  CHECK(tag_of_note("#!/bin/sh\n") == "ELF_KIND");
+  CHECK(tag_of_note("INPUT(libother.so)") == "ELF_KIND");
+  CHECK(tag_of_note(library({.notes = "", .type = 2})) == "ELF_KIND");
+  CHECK(tag_of_note(library({.notes = "", .type = 1})) == "ELF_KIND");
+  CHECK(tag_of_note(library({.notes = "", .machine = 40})) == "ELF_KIND");
   std::string narrow = good;
   narrow[4] = 1;
-  CHECK(tag_of(narrow) == "ELF_KIND");
+  CHECK(tag_of_note(narrow) == "ELF_KIND");
   std::string big_endian = good;
   big_endian[5] = 2;
-  CHECK(tag_of(big_endian) == "ELF_KIND");
+  CHECK(tag_of_note(big_endian) == "ELF_KIND");
 }
 
 TEST_CASE("A library that is cut short is refused at every byte", "[elf]") {
@@ -140,7 +140,7 @@ TEST_CASE("A library that is cut short is refused at every byte", "[elf]") {
         library({.notes = note(kName, 1, kDescription), .has_sections = has_sections});
     for (size_t i = 0; i < good.size(); ++i) {
       CAPTURE(i);
-      CHECK(tag_of(std::string_view(good).substr(0, i)) == "ELF_DAMAGED");
+      CHECK(tag_of_note(std::string_view(good).substr(0, i)) == "ELF_DAMAGED");
     }
   }
 }
@@ -150,7 +150,7 @@ TEST_CASE("Headers that point outside the file are refused", "[elf]") {
   const auto with = [&](size_t at, int num_bytes, uint64_t value) {
     std::string bad = good;
     bad.replace(at, static_cast<size_t>(num_bytes), little(value, num_bytes));
-    return tag_of(bad);
+    return tag_of_note(bad);
   };
   const size_t notes = 64 + 56;  // the program header of the notes
   for (const uint64_t value : {uint64_t{1} << 20, uint64_t{1} << 63, UINT64_MAX, UINT64_MAX - 55}) {
@@ -172,7 +172,7 @@ TEST_CASE("Headers that point outside the file are refused", "[elf]") {
 
 TEST_CASE("A note of ours that cannot be read is refused", "[elf]") {
   const auto tag = [](const std::string& description) {
-    return tag_of(library({.notes = note(kName, 1, description)}));
+    return tag_of_note(library({.notes = note(kName, 1, description)}));
   };
   CHECK(tag(std::string("abi\0fam\0"
                         "1\0",
@@ -204,7 +204,7 @@ TEST_CASE("A note of ours that cannot be read is refused", "[elf]") {
       "abi\0other\0"
       "1\0",
       12);
-  CHECK(tag_of(library({.notes = note(kName, 1, kDescription) + note(kName, 1, other)})) ==
+  CHECK(tag_of_note(library({.notes = note(kName, 1, kDescription) + note(kName, 1, other)})) ==
         "ELF_NOTE");
 }
 

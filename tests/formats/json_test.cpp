@@ -8,11 +8,11 @@
 namespace atelier::formats {
 namespace {
 
-std::string tag_of(std::string_view text, const JsonLimits& limits = {}) {
+std::string tag_of_json(std::string_view text, const JsonLimits& limits = {}) {
   return error_of([&] { parse_json(text, limits); }).tag;
 }
 
-std::string nested(int depth) {
+std::string nested_json(int depth) {
   return std::string(static_cast<size_t>(depth), '[') +
          std::string(static_cast<size_t>(depth), ']');
 }
@@ -70,39 +70,39 @@ TEST_CASE("What is not JSON is refused", "[json]") {
                            "1e400",
                            "[1]]"}) {
     CAPTURE(text);
-    CHECK(tag_of(text) == "JSON_SYNTAX");
+    CHECK(tag_of_json(text) == "JSON_SYNTAX");
   }
-  CHECK(tag_of(std::string_view("{}\0", 3)) == "JSON_SYNTAX");
-  CHECK(tag_of(std::string_view("\"a\0b\"", 5)) == "JSON_SYNTAX");
+  CHECK(tag_of_json(std::string_view("{}\0", 3)) == "JSON_SYNTAX");
+  CHECK(tag_of_json(std::string_view("\"a\0b\"", 5)) == "JSON_SYNTAX");
   for (const char* text : {"\"\xff\"", "\"\xc0\x80\"", "\"\xed\xa0\x80\"", "\"\xc3\""}) {
-    CHECK(tag_of(text) == "JSON_UTF8");
+    CHECK(tag_of_json(text) == "JSON_UTF8");
   }
   for (const char* text : {R"("\ud800")", R"("\ud800\u0041")", R"("\udc00")"}) {
-    CHECK(tag_of(text) == "JSON_SYNTAX");
+    CHECK(tag_of_json(text) == "JSON_SYNTAX");
   }
 }
 
 TEST_CASE("A key that is given twice is refused, also when one is escaped", "[json]") {
-  CHECK(tag_of(R"({"a":1,"a":2})") == "JSON_DUPLICATE_KEY");
-  CHECK(tag_of(R"({"a":1,"\u0061":2})") == "JSON_DUPLICATE_KEY");
-  CHECK(tag_of(R"({"x":[{"b":{},"b":[]}]})") == "JSON_DUPLICATE_KEY");
-  CHECK(tag_of(R"({"":1,"":2})") == "JSON_DUPLICATE_KEY");
+  CHECK(tag_of_json(R"({"a":1,"a":2})") == "JSON_DUPLICATE_KEY");
+  CHECK(tag_of_json(R"({"a":1,"\u0061":2})") == "JSON_DUPLICATE_KEY");
+  CHECK(tag_of_json(R"({"x":[{"b":{},"b":[]}]})") == "JSON_DUPLICATE_KEY");
+  CHECK(tag_of_json(R"({"":1,"":2})") == "JSON_DUPLICATE_KEY");
   CHECK(parse_json(R"({"a":{"a":1},"b":{"a":[{"a":2},{"a":3}]}})")["b"]["a"][1]["a"] == 3);
 }
 
 TEST_CASE("Nesting is limited, and the limit itself is allowed", "[json]") {
-  CHECK(tag_of(nested(32)) == "accepted");
-  CHECK(tag_of(nested(33)) == "JSON_DEPTH");
-  CHECK(tag_of(nested(3), {.max_depth = 3}) == "accepted");
-  CHECK(tag_of("{\"a\":[{}]}", {.max_depth = 2}) == "JSON_DEPTH");
-  CHECK(tag_of(nested(1'000'000)) == "JSON_DEPTH");
-  CHECK(tag_of("[[],[],[],[]]", {.max_depth = 2}) == "accepted");
+  CHECK(tag_of_json(nested_json(32)) == "accepted");
+  CHECK(tag_of_json(nested_json(33)) == "JSON_DEPTH");
+  CHECK(tag_of_json(nested_json(3), {.max_depth = 3}) == "accepted");
+  CHECK(tag_of_json("{\"a\":[{}]}", {.max_depth = 2}) == "JSON_DEPTH");
+  CHECK(tag_of_json(nested_json(1'000'000)) == "JSON_DEPTH");
+  CHECK(tag_of_json("[[],[],[],[]]", {.max_depth = 2}) == "accepted");
 }
 
 TEST_CASE("The number of values is limited", "[json]") {
-  CHECK(tag_of("[1,2,3]", {.max_values = 4}) == "accepted");
-  CHECK(tag_of("[1,2,3]", {.max_values = 3}) == "JSON_TOO_LARGE");
-  CHECK(tag_of("{\"a\":1}", {.max_values = 2}) == "JSON_TOO_LARGE");
+  CHECK(tag_of_json("[1,2,3]", {.max_values = 4}) == "accepted");
+  CHECK(tag_of_json("[1,2,3]", {.max_values = 3}) == "JSON_TOO_LARGE");
+  CHECK(tag_of_json("{\"a\":1}", {.max_values = 2}) == "JSON_TOO_LARGE");
 }
 
 TEST_CASE("A JSON error says byte and line", "[json]") {
@@ -148,8 +148,8 @@ TEST_CASE("A bad JSON line is named and the others are still read", "[json]") {
 
 TEST_CASE("Every cut of a JSON text is refused", "[json]") {
   const std::string text = R"({"a":[1,-2.5e3,{"b":"\u00e9x"}],"c":null,"d":true})";
-  CHECK(tag_of(text) == "accepted");
-  for (size_t i = 0; i < text.size(); ++i) CHECK(tag_of(text.substr(0, i)) != "accepted");
+  CHECK(tag_of_json(text) == "accepted");
+  for (size_t i = 0; i < text.size(); ++i) CHECK(tag_of_json(text.substr(0, i)) != "accepted");
 }
 
 }  // namespace atelier::formats

@@ -17,7 +17,7 @@ SafetensorsHeader parse(std::string_view header, uint64_t data_bytes,
   return parse_safetensors_header(header, 8 + header.size() + data_bytes, rules);
 }
 
-std::string tag_of(std::string_view header, uint64_t data_bytes = 0) {
+std::string tag_of_header(std::string_view header, uint64_t data_bytes = 0) {
   return error_of([&] { parse(header, data_bytes); }).tag;
 }
 
@@ -33,7 +33,7 @@ std::string u64(uint64_t value) {
   return bytes;
 }
 
-std::string nested(int depth) {
+std::string nested_header(int depth) {
   return std::string(static_cast<size_t>(depth), '[') +
          std::string(static_cast<size_t>(depth), ']');
 }
@@ -86,8 +86,9 @@ TEST_CASE("All 22 dtypes are known with their bits", "[safetensors]") {
     CHECK(dtype_from_name(name) == dtype);
     // Eight elements of any dtype fill whole bytes.
     const uint64_t bytes = static_cast<uint64_t>(dtype_bits(dtype));
-    CHECK(tag_of(one(name, "[8]", "[0," + std::to_string(bytes) + "]"), bytes) == "accepted");
-    CHECK(tag_of(one(name, "[8]", "[0," + std::to_string(bytes + 1) + "]"), bytes + 1) ==
+    CHECK(tag_of_header(one(name, "[8]", "[0," + std::to_string(bytes) + "]"), bytes) ==
+          "accepted");
+    CHECK(tag_of_header(one(name, "[8]", "[0," + std::to_string(bytes + 1) + "]"), bytes + 1) ==
           "ST_SIZE");
     ++count;
   }
@@ -128,7 +129,8 @@ TEST_CASE("Legal headers of unusual form are accepted", "[safetensors]") {
       {"empty metadata", R"({"__metadata__":{}})", 0},
       {"unknown field",
        R"({"t":{)" + std::string(kByte) + R"(,"x":{"y":[1,{}],"y":null},"x":-1.5}})", 1},
-      {"deep unknown field", R"({"t":{)" + std::string(kByte) + R"(,"x":)" + nested(125) + "}}", 1},
+      {"deep unknown field",
+       R"({"t":{)" + std::string(kByte) + R"(,"x":)" + nested_header(125) + "}}", 1},
       {"empty dimension before a large one", one("U8", "[0,9223372036854775807,1]", "[0,0]"), 0},
       {"largest dimension", one("U8", "[9223372036854775807,0]", "[0,0]"), 0},
       {"four-bit pairs", one("F4", "[3,2]", "[0,3]"), 3},
@@ -140,7 +142,7 @@ TEST_CASE("Legal headers of unusual form are accepted", "[safetensors]") {
   };
   for (const Case& one_case : cases) {
     CAPTURE(one_case.what);
-    CHECK(tag_of(one_case.header, one_case.data_bytes) == "accepted");
+    CHECK(tag_of_header(one_case.header, one_case.data_bytes) == "accepted");
   }
 }
 
@@ -172,7 +174,7 @@ TEST_CASE("Each rule of the header has its own refusal", "[safetensors]") {
       {"ST_UTF8", "{\"\xff\":{" + byte + "}}", 1},
       {"ST_UTF8", "{\"\xed\xa0\x80\":{" + byte + "}}", 1},
       {"ST_UTF8", "{\"\xc0\xaf\":{" + byte + "}}", 1},
-      {"ST_DEPTH", "{\"t\":{" + byte + ",\"x\":" + nested(126) + "}}", 1},
+      {"ST_DEPTH", "{\"t\":{" + byte + ",\"x\":" + nested_header(126) + "}}", 1},
       {"ST_ROOT", "[]", 0},
       {"ST_ROOT", "null", 0},
       {"ST_ROOT", "\"{}\"", 0},
@@ -258,10 +260,10 @@ TEST_CASE("Each rule of the header has its own refusal", "[safetensors]") {
   };
   for (const Case& one_case : cases) {
     CAPTURE(one_case.header, one_case.data_bytes);
-    CHECK(tag_of(one_case.header, one_case.data_bytes) == one_case.tag);
+    CHECK(tag_of_header(one_case.header, one_case.data_bytes) == one_case.tag);
   }
   const auto named = [&](size_t bytes) {
-    return tag_of("{\"" + std::string(bytes, 'x') + "\":{" + byte + "}}", 1);
+    return tag_of_header("{\"" + std::string(bytes, 'x') + "\":{" + byte + "}}", 1);
   };
   CHECK(named(65'536) == "accepted");
   CHECK(named(65'537) == "ST_NAME");
@@ -280,7 +282,8 @@ TEST_CASE("Tensors that fill exactly 2^64 - 1 bytes do not wrap the sum", "[safe
   }
   header += "}";
   CHECK(at == UINT64_MAX);
-  for (const uint64_t data_bytes : {0, 1, 7}) CHECK(tag_of(header, data_bytes) == "ST_TRUNCATED");
+  for (const uint64_t data_bytes : {0, 1, 7})
+    CHECK(tag_of_header(header, data_bytes) == "ST_TRUNCATED");
 }
 
 TEST_CASE("A header that does not fit its file is refused", "[safetensors]") {
@@ -311,8 +314,9 @@ TEST_CASE("A refusal names the tensor, escaped, and the byte of the file", "[saf
 TEST_CASE("Every cut of a header is refused", "[safetensors]") {
   const std::string header =
       R"({"__metadata__":{"k":"v"},"a":{"dtype":"F4","shape":[2,3],"data_offsets":[0,3]}})";
-  CHECK(tag_of(header, 3) == "accepted");
-  for (size_t i = 0; i < header.size(); ++i) CHECK(tag_of(header.substr(0, i), 3) != "accepted");
+  CHECK(tag_of_header(header, 3) == "accepted");
+  for (size_t i = 0; i < header.size(); ++i)
+    CHECK(tag_of_header(header.substr(0, i), 3) != "accepted");
 }
 
 TEST_CASE("A written header parses back and is aligned", "[safetensors]") {

@@ -42,7 +42,7 @@ std::string byte_pieces(int count) {
   return result;
 }
 
-std::string tag_of(const std::string& file) {
+std::string tag_of_model(const std::string& file) {
   return error_of([&] { parse_sentencepiece_model(file); }).tag;
 }
 
@@ -91,27 +91,27 @@ TEST_CASE("A SentencePiece model without specifications has their defaults", "[s
 }
 
 TEST_CASE("Pieces that do not fit together are refused", "[sentencepiece]") {
-  CHECK(tag_of("") == "SP_PIECE");
-  CHECK(tag_of(kTrainer) == "SP_PIECE");
-  CHECK(tag_of(piece("a")) == "SP_PIECE");
-  CHECK(tag_of(kPieces + piece("<unk2>", 0, 2)) == "SP_PIECE");
-  CHECK(tag_of(kPieces + piece("a")) == "SP_PIECE");
-  CHECK(tag_of(kPieces + piece("a", 0, 3)) == "accepted");  // a control symbol is another one
-  CHECK(tag_of(kPieces + piece("")) == "SP_PIECE");
-  CHECK(tag_of(kPieces + piece("\xFF")) == "SP_PIECE");
-  CHECK(tag_of(kPieces + piece("c", NAN)) == "SP_PIECE");
-  CHECK(tag_of(kPieces + piece("c", INFINITY)) == "SP_PIECE");
-  CHECK(tag_of(kPieces + piece("c", 0, 7)) == "SP_PIECE");
-  CHECK(tag_of(kPieces + piece("c", 0, 0)) == "SP_PIECE");
+  CHECK(tag_of_model("") == "SP_PIECE");
+  CHECK(tag_of_model(kTrainer) == "SP_PIECE");
+  CHECK(tag_of_model(piece("a")) == "SP_PIECE");
+  CHECK(tag_of_model(kPieces + piece("<unk2>", 0, 2)) == "SP_PIECE");
+  CHECK(tag_of_model(kPieces + piece("a")) == "SP_PIECE");
+  CHECK(tag_of_model(kPieces + piece("a", 0, 3)) == "accepted");  // a control symbol is another one
+  CHECK(tag_of_model(kPieces + piece("")) == "SP_PIECE");
+  CHECK(tag_of_model(kPieces + piece("\xFF")) == "SP_PIECE");
+  CHECK(tag_of_model(kPieces + piece("c", NAN)) == "SP_PIECE");
+  CHECK(tag_of_model(kPieces + piece("c", INFINITY)) == "SP_PIECE");
+  CHECK(tag_of_model(kPieces + piece("c", 0, 7)) == "SP_PIECE");
+  CHECK(tag_of_model(kPieces + piece("c", 0, 0)) == "SP_PIECE");
 }
 
 TEST_CASE("Byte fallback needs a piece for each byte", "[sentencepiece]") {
   const std::string fallback = bytes(2, integer(3, 2) + integer(35, 1));
-  CHECK(tag_of(kPieces + fallback + byte_pieces(256)) == "accepted");
-  CHECK(tag_of(kPieces + fallback + byte_pieces(255)) == "SP_PIECE");
-  CHECK(tag_of(kPieces + fallback) == "SP_PIECE");
-  CHECK(tag_of(kPieces + kTrainer + byte_pieces(256)) == "SP_PIECE");
-  CHECK(tag_of(kPieces + fallback + byte_pieces(255) + piece("<0xfF>", 0, 6)) == "SP_PIECE");
+  CHECK(tag_of_model(kPieces + fallback + byte_pieces(256)) == "accepted");
+  CHECK(tag_of_model(kPieces + fallback + byte_pieces(255)) == "SP_PIECE");
+  CHECK(tag_of_model(kPieces + fallback) == "SP_PIECE");
+  CHECK(tag_of_model(kPieces + kTrainer + byte_pieces(256)) == "SP_PIECE");
+  CHECK(tag_of_model(kPieces + fallback + byte_pieces(255) + piece("<0xfF>", 0, 6)) == "SP_PIECE");
   CHECK(byte_of_piece("<0x0A>") == uint8_t{10});
   for (const char* text : {"<0x0A", "<0x0A>>", "<0X0A>", "<0x0a>", "<0xG0>", "0x0A>>", ""}) {
     CHECK_FALSE(byte_of_piece(text));
@@ -121,18 +121,18 @@ TEST_CASE("Byte fallback needs a piece for each byte", "[sentencepiece]") {
 TEST_CASE("What is no protobuf message is refused with its place", "[sentencepiece]") {
   const std::string good = kPieces + kTrainer;
   for (size_t size = 1; size < good.size(); ++size) {
-    const std::string tag = tag_of(good.substr(0, size));
+    const std::string tag = tag_of_model(good.substr(0, size));
     CHECK((tag == "SP_WIRE" || tag == "SP_PIECE" || tag == "accepted"));
   }
-  CHECK(tag_of("<!DOCTYPE html>") == "SP_WIRE");
-  CHECK(tag_of("version https://git-lfs.github.com/spec/v1\n") == "SP_GIT_LFS");
-  CHECK(tag_of(good + std::string("\x00\x00", 2)) == "SP_WIRE");  // field 0
-  CHECK(tag_of(good + "\x0B\x0C") == "SP_WIRE");                  // a group
-  CHECK(tag_of(good + "\x0A\x7F") == "SP_WIRE");                  // longer than the file
-  CHECK(tag_of(good + "\x20" + std::string(11, '\xFF')) == "SP_WIRE");
-  CHECK(tag_of(good + integer(1, 5)) == "SP_WIRE");            // a piece that is a number
-  CHECK(tag_of(good + bytes(1, integer(1, 5))) == "SP_WIRE");  // so is its text
-  CHECK(tag_of(good + bytes(2, integer(3, 9))) == "SP_WIRE");  // a kind that is not there
+  CHECK(tag_of_model("<!DOCTYPE html>") == "SP_WIRE");
+  CHECK(tag_of_model("version https://git-lfs.github.com/spec/v1\n") == "SP_GIT_LFS");
+  CHECK(tag_of_model(good + std::string("\x00\x00", 2)) == "SP_WIRE");  // field 0
+  CHECK(tag_of_model(good + "\x0B\x0C") == "SP_WIRE");                  // a group
+  CHECK(tag_of_model(good + "\x0A\x7F") == "SP_WIRE");                  // longer than the file
+  CHECK(tag_of_model(good + "\x20" + std::string(11, '\xFF')) == "SP_WIRE");
+  CHECK(tag_of_model(good + integer(1, 5)) == "SP_WIRE");            // a piece that is a number
+  CHECK(tag_of_model(good + bytes(1, integer(1, 5))) == "SP_WIRE");  // so is its text
+  CHECK(tag_of_model(good + bytes(2, integer(3, 9))) == "SP_WIRE");  // a kind that is not there
   const ParseError error = error_of([&] { parse_sentencepiece_model(good + "\x0A\x7F"); });
   CHECK(error.byte == good.size() + 2);
 }
@@ -161,7 +161,7 @@ TEST_CASE("Compiled rules that are cut off are refused", "[sentencepiece]") {
   CHECK(tag(blob.substr(0, blob.size() - 1)) == "SP_CHARSMAP");
   CHECK(tag(blob + std::string("\xFF\0", 2)) == "SP_CHARSMAP");
   CHECK(tag(std::string("\x03\0\0\0abcd\0", 9)) == "SP_CHARSMAP");
-  CHECK(tag_of(kPieces + bytes(3, bytes(2, "abc"))) == "SP_CHARSMAP");
+  CHECK(tag_of_model(kPieces + bytes(3, bytes(2, "abc"))) == "SP_CHARSMAP");
 }
 
 }  // namespace atelier::formats

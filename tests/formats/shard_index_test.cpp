@@ -8,7 +8,7 @@
 namespace atelier::formats {
 namespace {
 
-std::string tag_of(std::string_view text) {
+std::string tag_of_index(std::string_view text) {
   return error_of([&] { parse_shard_index(text); }).tag;
 }
 
@@ -43,44 +43,46 @@ TEST_CASE("The total size of an index is optional", "[index]") {
 }
 
 TEST_CASE("A shard's name cannot leave the folder", "[index]") {
-  CHECK(tag_of(with_shard("a-B_9.x.safetensors")) == "accepted");
+  CHECK(tag_of_index(with_shard("a-B_9.x.safetensors")) == "accepted");
   for (const char* name :
        {"", ".safetensors", "../a.safetensors", "a/b.safetensors", "/a.safetensors",
         "..\\\\a.safetensors", "a.safetensors/", "a.bin", "a.safetensors.bin", "a b.safetensors",
         "a\\u0000.safetensors", "a\\n.safetensors", "é.safetensors", "C:a.safetensors",
         "~a.safetensors", "a.SAFETENSORS", "$a.safetensors"}) {
     CAPTURE(name);
-    CHECK(tag_of(with_shard(name)) == "INDEX_SHARD_NAME");
+    CHECK(tag_of_index(with_shard(name)) == "INDEX_SHARD_NAME");
   }
   const ParseError error = error_of([] { parse_shard_index(with_shard("pytorch_model.bin")); });
   CHECK(error.hint.find("pickle") != std::string::npos);
 }
 
 TEST_CASE("An index of another form is refused", "[index]") {
-  CHECK(tag_of("") == "INDEX_SYNTAX");
-  CHECK(tag_of("{") == "INDEX_SYNTAX");
-  CHECK(tag_of("[]") == "INDEX_FORM");
-  CHECK(tag_of("1") == "INDEX_FORM");
-  CHECK(tag_of("{}") == "INDEX_FORM");
-  CHECK(tag_of(R"({"weight_map":{}})") == "INDEX_FORM");
-  CHECK(tag_of(R"({"weight_map":[]})") == "INDEX_FORM");
-  CHECK(tag_of(R"({"weight_map":null})") == "INDEX_FORM");
-  CHECK(tag_of(R"({"weight_map":{"a":1}})") == "INDEX_FORM");
-  CHECK(tag_of(R"({"weight_map":{"a":["x.safetensors"]}})") == "INDEX_FORM");
-  CHECK(tag_of(R"({"weight_map":{"a":{"b":"x.safetensors"}}})") == "INDEX_FORM");
-  CHECK(tag_of(R"({"metadata":{"weight_map":{"a":"x.safetensors"}}})") == "INDEX_FORM");
-  CHECK(tag_of(R"({"weight_map":{"a":"x.safetensors","a":"y.safetensors"}})") == "INDEX_DUPLICATE");
-  CHECK(tag_of(R"({"weight_map":{"a":"x.safetensors","\u0061":"x.safetensors"}})") ==
+  CHECK(tag_of_index("") == "INDEX_SYNTAX");
+  CHECK(tag_of_index("{") == "INDEX_SYNTAX");
+  CHECK(tag_of_index("[]") == "INDEX_FORM");
+  CHECK(tag_of_index("1") == "INDEX_FORM");
+  CHECK(tag_of_index("{}") == "INDEX_FORM");
+  CHECK(tag_of_index(R"({"weight_map":{}})") == "INDEX_FORM");
+  CHECK(tag_of_index(R"({"weight_map":[]})") == "INDEX_FORM");
+  CHECK(tag_of_index(R"({"weight_map":null})") == "INDEX_FORM");
+  CHECK(tag_of_index(R"({"weight_map":{"a":1}})") == "INDEX_FORM");
+  CHECK(tag_of_index(R"({"weight_map":{"a":["x.safetensors"]}})") == "INDEX_FORM");
+  CHECK(tag_of_index(R"({"weight_map":{"a":{"b":"x.safetensors"}}})") == "INDEX_FORM");
+  CHECK(tag_of_index(R"({"metadata":{"weight_map":{"a":"x.safetensors"}}})") == "INDEX_FORM");
+  CHECK(tag_of_index(R"({"weight_map":{"a":"x.safetensors","a":"y.safetensors"}})") ==
         "INDEX_DUPLICATE");
-  CHECK(tag_of(R"({"weight_map":{"a":"x.safetensors"},"weight_map":{"b":"x.safetensors"}})") ==
+  CHECK(tag_of_index(R"({"weight_map":{"a":"x.safetensors","\u0061":"x.safetensors"}})") ==
         "INDEX_DUPLICATE");
-  CHECK(tag_of("{\"x\":" + std::string(40, '[')) == "INDEX_DEPTH");
+  CHECK(
+      tag_of_index(R"({"weight_map":{"a":"x.safetensors"},"weight_map":{"b":"x.safetensors"}})") ==
+      "INDEX_DUPLICATE");
+  CHECK(tag_of_index("{\"x\":" + std::string(40, '[')) == "INDEX_DEPTH");
 }
 
 TEST_CASE("Every cut of an index is refused", "[index]") {
   const std::string text = R"({"metadata":{"total_size":1},"weight_map":{"a":"x.safetensors"}})";
-  CHECK(tag_of(text) == "accepted");
-  for (size_t i = 0; i < text.size(); ++i) CHECK(tag_of(text.substr(0, i)) != "accepted");
+  CHECK(tag_of_index(text) == "accepted");
+  for (size_t i = 0; i < text.size(); ++i) CHECK(tag_of_index(text.substr(0, i)) != "accepted");
 }
 
 }  // namespace atelier::formats

@@ -17,18 +17,18 @@ std::string tokenizer(const std::string& vocab, const std::string& merges,
   return "{" + rest + R"("model":{"type":"BPE","vocab":)" + vocab + R"(,"merges":)" + merges + "}}";
 }
 
-std::string tag_of(const std::string& text) {
+std::string tag_of_tokenizer(const std::string& text) {
   return error_of([&] { parse_tokenizer_json(text); }).tag;
 }
 
 std::string tag_of_vocab(const std::string& vocab) {
-  return tag_of(tokenizer(vocab, "[]"));
+  return tag_of_tokenizer(tokenizer(vocab, "[]"));
 }
 std::string tag_of_merges(const std::string& merges) {
-  return tag_of(tokenizer(kVocab, merges));
+  return tag_of_tokenizer(tokenizer(kVocab, merges));
 }
 std::string tag_of_added(const std::string& added) {
-  return tag_of(tokenizer(kVocab, "[]", "\"added_tokens\":" + added + ","));
+  return tag_of_tokenizer(tokenizer(kVocab, "[]", "\"added_tokens\":" + added + ","));
 }
 
 const BpeModel& bpe(const TokenizerFiles& files) {
@@ -75,7 +75,7 @@ TEST_CASE("The order of fields in tokenizer.json does not matter", "[tokenizer]"
   CHECK(bpe(files).unk_token == "a");
   CHECK(bpe(files).end_of_word_suffix == "</w>");
   // Old files name no type.
-  CHECK(tag_of(R"({"model":{"vocab":{"a":0},"merges":[]}})") == "accepted");
+  CHECK(tag_of_tokenizer(R"({"model":{"vocab":{"a":0},"merges":[]}})") == "accepted");
 }
 
 TEST_CASE("Added tokens, normalizer and pre-tokenizer come along", "[tokenizer]") {
@@ -171,31 +171,34 @@ TEST_CASE("Added tokens must agree with the vocabulary and each other", "[tokeni
 }
 
 TEST_CASE("Tokenizers of another kind are named", "[tokenizer]") {
-  CHECK(tag_of("") == "TOK_SYNTAX");
-  CHECK(tag_of("[]") == "TOK_FORM");
-  CHECK(tag_of("1") == "TOK_FORM");
-  CHECK(tag_of("{}") == "TOK_FORM");
-  CHECK(tag_of(R"({"model":[]})") == "TOK_FORM");
-  CHECK(tag_of(R"({"model":{"type":"BPE"}})") == "TOK_FORM");
-  CHECK(tag_of(R"({"model":{"type":"BPE","vocab":1,"merges":[]}})") == "TOK_FORM");
-  CHECK(tag_of(R"({"model":{"type":"Unigram","vocab":{"a":0}}})") == "TOK_FORM");
-  CHECK(tag_of(R"({"model":{"type":"BPE","vocab":[["a",0]],"merges":[]}})") == "TOK_FORM");
-  CHECK(tag_of(R"({"model":{"type":"WordPiece","vocab":{"a":0}}})") == "TOK_KIND");
-  CHECK(tag_of(R"({"model":{"vocab":{"a":0}}})") == "TOK_KIND");
-  CHECK(tag_of(R"({"model":{"vocab":{"a":0},"merges":[],"continuing_subword_prefix":"##"}})") ==
+  CHECK(tag_of_tokenizer("") == "TOK_SYNTAX");
+  CHECK(tag_of_tokenizer("[]") == "TOK_FORM");
+  CHECK(tag_of_tokenizer("1") == "TOK_FORM");
+  CHECK(tag_of_tokenizer("{}") == "TOK_FORM");
+  CHECK(tag_of_tokenizer(R"({"model":[]})") == "TOK_FORM");
+  CHECK(tag_of_tokenizer(R"({"model":{"type":"BPE"}})") == "TOK_FORM");
+  CHECK(tag_of_tokenizer(R"({"model":{"type":"BPE","vocab":1,"merges":[]}})") == "TOK_FORM");
+  CHECK(tag_of_tokenizer(R"({"model":{"type":"Unigram","vocab":{"a":0}}})") == "TOK_FORM");
+  CHECK(tag_of_tokenizer(R"({"model":{"type":"BPE","vocab":[["a",0]],"merges":[]}})") ==
+        "TOK_FORM");
+  CHECK(tag_of_tokenizer(R"({"model":{"type":"WordPiece","vocab":{"a":0}}})") == "TOK_KIND");
+  CHECK(tag_of_tokenizer(R"({"model":{"vocab":{"a":0}}})") == "TOK_KIND");
+  CHECK(tag_of_tokenizer(
+            R"({"model":{"vocab":{"a":0},"merges":[],"continuing_subword_prefix":"##"}})") ==
         "TOK_KIND");
-  CHECK(tag_of(R"({"model":{"vocab":{"a":0},"merges":[],"dropout":0.1}})") == "TOK_KIND");
-  CHECK(tag_of(R"({"model":{"vocab":{"a":0},"vocab":{"b":0},"merges":[]}})") ==
+  CHECK(tag_of_tokenizer(R"({"model":{"vocab":{"a":0},"merges":[],"dropout":0.1}})") == "TOK_KIND");
+  CHECK(tag_of_tokenizer(R"({"model":{"vocab":{"a":0},"vocab":{"b":0},"merges":[]}})") ==
         "JSON_DUPLICATE_KEY");
-  CHECK(tag_of(tokenizer(kVocab, "[]", R"("normalizer":[],)")) == "TOK_FORM");
-  CHECK(tag_of(tokenizer(kVocab, "[]", R"("normalizer":{"type":"Sequence"},)")) == "TOK_FORM");
-  CHECK(tag_of(tokenizer(kVocab, "[]",
-                         R"("pre_tokenizer":{"type":"Sequence","pretokenizers":[1]},)")) ==
+  CHECK(tag_of_tokenizer(tokenizer(kVocab, "[]", R"("normalizer":[],)")) == "TOK_FORM");
+  CHECK(tag_of_tokenizer(tokenizer(kVocab, "[]", R"("normalizer":{"type":"Sequence"},)")) ==
         "TOK_FORM");
-  CHECK(tag_of(tokenizer(kVocab, "[]", R"("pre_tokenizer":{"type":"Split","pattern":"x"},)")) ==
+  CHECK(tag_of_tokenizer(tokenizer(
+            kVocab, "[]", R"("pre_tokenizer":{"type":"Sequence","pretokenizers":[1]},)")) ==
         "TOK_FORM");
-  CHECK(tag_of(tokenizer(kVocab, "[]",
-                         "\"x\":" + std::string(40, '[') + std::string(40, ']') + ",")) ==
+  CHECK(tag_of_tokenizer(tokenizer(
+            kVocab, "[]", R"("pre_tokenizer":{"type":"Split","pattern":"x"},)")) == "TOK_FORM");
+  CHECK(tag_of_tokenizer(tokenizer(kVocab, "[]",
+                                   "\"x\":" + std::string(40, '[') + std::string(40, ']') + ",")) ==
         "TOK_DEPTH");
 }
 
@@ -230,26 +233,28 @@ TEST_CASE("A unigram model is read with its pipeline", "[tokenizer]") {
 
 TEST_CASE("Unigram models that are wrong are refused", "[tokenizer]") {
   const std::string good = R"([["<unk>",0],["a",-1.5]])";
-  CHECK(tag_of(unigram(good)) == "accepted");
-  CHECK(tag_of(unigram(good, "")) == "TOK_KIND");
-  CHECK(tag_of(unigram(good, R"(,"unk_id":null)")) == "TOK_KIND");
+  CHECK(tag_of_tokenizer(unigram(good)) == "accepted");
+  CHECK(tag_of_tokenizer(unigram(good, "")) == "TOK_KIND");
+  CHECK(tag_of_tokenizer(unigram(good, R"(,"unk_id":null)")) == "TOK_KIND");
   for (const char* id : {"2", "-1", "0.5", "\"0\"", "4294967296"}) {
-    CHECK(tag_of(unigram(good, std::string(",\"unk_id\":") + id)) == "TOK_ID");
+    CHECK(tag_of_tokenizer(unigram(good, std::string(",\"unk_id\":") + id)) == "TOK_ID");
   }
-  CHECK(tag_of(unigram(good, R"(,"unk_id":0,"byte_fallback":1)")) == "TOK_FORM");
+  CHECK(tag_of_tokenizer(unigram(good, R"(,"unk_id":0,"byte_fallback":1)")) == "TOK_FORM");
   for (const char* piece : {"1", "null", "\"a\"", "{}", "[]", R"(["a"])", "[1]", R"([1,"a"])",
                             R"(["a","b"])", R"(["a",1,2])", R"(["a",1,"b"])", R"(["",1])",
                             R"(["a",null])", R"(["a",[1]])", R"(["a",{}])", R"(["a",true])"}) {
     CAPTURE(piece);
-    CHECK(tag_of(unigram(std::string(R"([["<unk>",0],)") + piece + "]")) == "TOK_PIECE");
+    CHECK(tag_of_tokenizer(unigram(std::string(R"([["<unk>",0],)") + piece + "]")) == "TOK_PIECE");
   }
   const ParseError error =
       error_of([] { parse_tokenizer_json(unigram(R"([["<unk>",0],["a"]])")); });
   CHECK(std::string(error.what()).find("piece 1 ") != std::string::npos);
-  CHECK(tag_of(R"({"model":{"vocab":[["a",0]],"vocab":[["b",0]],"unk_id":0}})") ==
+  CHECK(tag_of_tokenizer(R"({"model":{"vocab":[["a",0]],"vocab":[["b",0]],"unk_id":0}})") ==
         "JSON_DUPLICATE_KEY");
 
-  const auto with = [&](const char* rest) { return tag_of(unigram(good, R"(,"unk_id":0)", rest)); };
+  const auto with = [&](const char* rest) {
+    return tag_of_tokenizer(unigram(good, R"(,"unk_id":0)", rest));
+  };
   CHECK(with(R"("added_tokens":[{"id":1,"content":"b"}],)") == "TOK_ID");
   CHECK(with(R"("added_tokens":[{"id":2,"content":"a"}],)") == "TOK_ID");
   CHECK(with(R"("added_tokens":[{"id":2,"content":"b"}],)") == "accepted");
@@ -270,7 +275,7 @@ TEST_CASE("Unigram models that are wrong are refused", "[tokenizer]") {
 TEST_CASE("A unigram tokenizer.json cut short is refused wherever it ends", "[tokenizer]") {
   const std::string whole = unigram(R"([["<unk>",0],["a",-1.5],["\u00e9",-2e0]])");
   for (size_t size = 0; size < whole.size(); ++size) {
-    CHECK(tag_of(whole.substr(0, size)) != "accepted");
+    CHECK(tag_of_tokenizer(whole.substr(0, size)) != "accepted");
   }
 }
 
@@ -370,8 +375,8 @@ TEST_CASE("A vocabulary of published size is read whole", "[tokenizer]") {
 TEST_CASE("Every cut of the tokenizer's files is refused", "[tokenizer]") {
   const std::string text =
       tokenizer(kVocab, R"(["a b",["ab","c"]])", R"("added_tokens":[{"id":9,"content":"x"}],)");
-  CHECK(tag_of(text) == "accepted");
-  for (size_t i = 0; i < text.size(); ++i) CHECK(tag_of(text.substr(0, i)) != "accepted");
+  CHECK(tag_of_tokenizer(text) == "accepted");
+  for (size_t i = 0; i < text.size(); ++i) CHECK(tag_of_tokenizer(text.substr(0, i)) != "accepted");
 }
 
 }  // namespace atelier::formats

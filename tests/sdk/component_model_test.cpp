@@ -12,6 +12,8 @@
 namespace atelier {
 namespace {
 
+using test::expect_error;
+
 constexpr int64_t kChannels = 3, kStride = 2;
 
 struct EncoderConfig {
@@ -193,14 +195,6 @@ std::unique_ptr<Model> make(const std::vector<Detection>& parts, ModelOptions op
   return model;
 }
 
-template <class Action>
-void refused(ErrorCode code, const std::string& what, Action action) {
-  const Error error = test::error_of(action);
-  INFO(error.what());
-  CHECK(error.code() == code);
-  CHECK(test::mentions(error, what));
-}
-
 TensorIndex holding(const char* tensor) {
   return TensorIndex({{tensor, TensorMeta{at::kFloat, {1}}}});
 }
@@ -249,14 +243,15 @@ TEST_CASE("Components of one architecture are told apart by the hint alone", "[k
   CHECK(first->variant == "clips");
   CHECK(family.detect(holding("dit"), {.component = "dit_low", .variant = {}})->component ==
         "dit_low");
-  refused(ErrorCode::kInvalidArgument, "those of the dit, and it was given as \"vae\"",
-          [&] { family.detect(holding("dit"), {.component = "vae", .variant = {}}); });
+  expect_error(ErrorCode::kInvalidArgument, {"those of the dit, and it was given as \"vae\""},
+               [&] { family.detect(holding("dit"), {.component = "vae", .variant = {}}); });
   CHECK(family.detect(holding("vae"), {})->variant == "clips-2");
   CHECK(family.detect(holding("vae"), {.component = {}, .variant = "clips"})->variant == "clips");
-  refused(ErrorCode::kUnsupported, "\"clips-3\" is not run yet; variants are clips and clips-2",
-          [&] { family.detect(holding("dit"), {.component = {}, .variant = "clips-3"}); });
-  refused(ErrorCode::kInvalidArgument, "\"cats\" is not known",
-          [&] { family.detect(holding("dit"), {.component = {}, .variant = "cats"}); });
+  expect_error(ErrorCode::kUnsupported,
+               {"\"clips-3\" is not run yet; variants are clips and clips-2"},
+               [&] { family.detect(holding("dit"), {.component = {}, .variant = "clips-3"}); });
+  expect_error(ErrorCode::kInvalidArgument, {"\"cats\" is not known"},
+               [&] { family.detect(holding("dit"), {.component = {}, .variant = "cats"}); });
 }
 
 TEST_CASE("Components of one architecture are told apart by their paths", "[kit]") {
@@ -294,8 +289,8 @@ TEST_CASE("The table answers for every component", "[kit]") {
   const Conditioning example = family.example_conditioning(tiny[1], 5, at::kFloat);
   CHECK(example.size() == 2);
   CHECK(example.at("style").sizes() == at::IntArrayRef({5, 6}));
-  refused(ErrorCode::kInternal, "no component 'tokenizer' with tensors",
-          [&] { family.weight_map(encoder("tokenizer", 1)); });
+  expect_error(ErrorCode::kInternal, {"no component 'tokenizer' with tensors"},
+               [&] { family.weight_map(encoder("tokenizer", 1)); });
 }
 
 TEST_CASE("A model has the parts that it is given, each once and fitting", "[kit]") {
@@ -305,19 +300,21 @@ TEST_CASE("A model has the parts that it is given, each once and fitting", "[kit
   CHECK(blocks[0]->path() == "stage.a");
   CHECK(blocks[1]->path() == "stage.b");
   CHECK(model->blocks("dit").empty());
-  refused(ErrorCode::kNotFound, "the dit is not loaded", [&] { model->component("dit"); });
-  refused(ErrorCode::kNotFound, "no component 'cat' has tensors; components with tensors are",
-          [&] { model->component("cat"); });
-  refused(ErrorCode::kUnsupported, "the tokenizer is not loaded", [&] { model->tokenize("x"); });
-  refused(ErrorCode::kInvalidArgument, "two checkpoints hold the dit", [] {
+  expect_error(ErrorCode::kNotFound, {"the dit is not loaded"}, [&] { model->component("dit"); });
+  expect_error(ErrorCode::kNotFound,
+               {"no component 'cat' has tensors; components with tensors are"},
+               [&] { model->component("cat"); });
+  expect_error(ErrorCode::kUnsupported, {"the tokenizer is not loaded"},
+               [&] { model->tokenize("x"); });
+  expect_error(ErrorCode::kInvalidArgument, {"two checkpoints hold the dit"}, [] {
     make({dit(), dit()});
   });
-  refused(ErrorCode::kInvalidArgument, "no component 'cat'", [] { make({dit("cat")}); });
+  expect_error(ErrorCode::kInvalidArgument, {"no component 'cat'"}, [] { make({dit("cat")}); });
   CHECK_NOTHROW(make({dit(), encoder("text_encoder", 4), encoder("style_encoder", 6)}));
-  refused(ErrorCode::kInvalidArgument, "gives 4 values a token, the DiT takes 6", [] {
+  expect_error(ErrorCode::kInvalidArgument, {"gives 4 values a token, the DiT takes 6"}, [] {
     make({dit("dit_low"), encoder("style_encoder", 4)});
   });
-  refused(ErrorCode::kInvalidArgument, "the VAE has 3 latent channels, the DiT 5", [] {
+  expect_error(ErrorCode::kInvalidArgument, {"the VAE has 3 latent channels, the DiT 5"}, [] {
     make({encoder("vae", 1), dit("dit_low", 5)});
   });
   CHECK(make({})->latent_spec().pixel_multiple == 4);
@@ -334,17 +331,19 @@ TEST_CASE("Clips are encoded, denoised by the expert of the noise level, and dec
   CHECK(latents.sizes() == at::IntArrayRef({3, 3, 4, 2}));
   CHECK(test::decode(*model, latents.unsqueeze(0), runner).sizes() ==
         at::IntArrayRef({1, 3, 3, 8, 4}));
-  refused(ErrorCode::kInvalidArgument, "clip of 4 frames: one more than a multiple of 2", [&] {
-    test::encode_latents(*model, at::ones({3, 4, 8, 4}), runner);
-  });
-  refused(ErrorCode::kInvalidArgument, "image of 3 x 8 pixels: both sides are multiples of 2", [&] {
-    test::encode_latents(*model, at::ones({3, 1, 8, 3}), runner);
-  });
+  expect_error(ErrorCode::kInvalidArgument, {"clip of 4 frames: one more than a multiple of 2"},
+               [&] {
+                 test::encode_latents(*model, at::ones({3, 4, 8, 4}), runner);
+               });
+  expect_error(ErrorCode::kInvalidArgument,
+               {"image of 3 x 8 pixels: both sides are multiples of 2"}, [&] {
+                 test::encode_latents(*model, at::ones({3, 1, 8, 3}), runner);
+               });
 
   const Conditioning cond = model->encode(test::prompt_inputs("ab"), runner);
   CHECK(cond.at(kPromptEmbeds).sizes() == at::IntArrayRef({2, 4}));
-  refused(ErrorCode::kInvalidArgument, "prompt: 4 tokens and a half, at most 3",
-          [&] { model->encode(test::prompt_inputs("abcd"), runner); });
+  expect_error(ErrorCode::kInvalidArgument, {"prompt: 4 tokens and a half, at most 3"},
+               [&] { model->encode(test::prompt_inputs("abcd"), runner); });
   const auto cutting = make({encoder("text_encoder", 4), encoder("style_encoder", 6)},
                             {.files = {}, .cuts_texts = true});
   CHECK(cutting->encode(test::prompt_inputs("abcd"), runner).at(kPromptEmbeds).size(0) == 3);
@@ -359,19 +358,19 @@ TEST_CASE("Clips are encoded, denoised by the expert of the noise level, and dec
                                   .denoiser = "dit_low"},
                                  runner),
                   expected));
-  refused(ErrorCode::kInvalidArgument, "[B, 3, T, H, W] expected", [&] {
+  expect_error(ErrorCode::kInvalidArgument, {"[B, 3, T, H, W] expected"}, [&] {
     model->denoise({x.narrow(1, 0, 2), at::tensor({0.9f}), one}, runner);
   });
-  refused(ErrorCode::kInvalidArgument, "multiples of 2; height and width in pixels", [&] {
+  expect_error(ErrorCode::kInvalidArgument, {"multiples of 2; height and width in pixels"}, [&] {
     model->denoise({x.narrow(3, 0, 3), at::tensor({0.9f}), one}, runner);
   });
-  refused(ErrorCode::kInvalidArgument, "1 samples with sigmas of shape [2]", [&] {
+  expect_error(ErrorCode::kInvalidArgument, {"1 samples with sigmas of shape [2]"}, [&] {
     model->denoise({x, at::tensor({0.9f, 0.1f}), one}, runner);
   });
   Conditioning narrow = cond;
   narrow["style"] = at::ones({1, 5});
   const Conditioning* wrong[] = {&narrow};
-  refused(ErrorCode::kInvalidArgument, "style of shape [1, 5], [L, 6] expected", [&] {
+  expect_error(ErrorCode::kInvalidArgument, {"style of shape [1, 5], [L, 6] expected"}, [&] {
     model->denoise({x, at::tensor({0.9f}), wrong}, runner);
   });
 }
@@ -392,12 +391,13 @@ TEST_CASE("A denoiser is probed with its own entries, padded", "[kit]") {
   more["image"] = at::ones({2, 7});
   CHECK(model->probe("dit_low", more, runner).at("velocity")[0].max().item<double>() == 17);
   more["image"] = at::ones({1, 7});
-  refused(ErrorCode::kInvalidArgument, "tensor 'image': shape [1, 7], 2 samples expected",
-          [&] { model->probe("dit_low", more, runner); });
+  expect_error(ErrorCode::kInvalidArgument, {"tensor 'image': shape [1, 7], 2 samples expected"},
+               [&] { model->probe("dit_low", more, runner); });
   more["image_lengths"] = at::ones({2});
-  refused(ErrorCode::kInvalidArgument, "'image_lengths' is not known",
-          [&] { model->probe("dit_low", more, runner); });
-  refused(ErrorCode::kNotFound, "the vae is not loaded", [&] { model->probe("vae", {}, runner); });
+  expect_error(ErrorCode::kInvalidArgument, {"'image_lengths' is not known"},
+               [&] { model->probe("dit_low", more, runner); });
+  expect_error(ErrorCode::kNotFound, {"the vae is not loaded"},
+               [&] { model->probe("vae", {}, runner); });
 }
 
 }  // namespace atelier

@@ -3,17 +3,12 @@
 
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <sstream>
 #include <stdexcept>
 #include <stdlib.h>
 #include <string>
 
-#include <ATen/ATen.h>
-
-#include "atelier/error.h"
-
-#include "support/catch.h"
+#include "support/errors.h"
 
 namespace atelier::test {
 
@@ -58,21 +53,6 @@ inline void write_raw_safetensors(const std::string& path, const std::string& he
   for (int i = 0; i < 8; ++i)
     bytes[static_cast<size_t>(i)] = static_cast<char>(header.size() >> (8 * i));
   write_bytes(path, bytes + header + data);
-}
-
-// Runs `action`, which throws an Error of `code` whose text holds every one of `parts`.
-template <class Action>
-void expect_error(ErrorCode code, const std::vector<std::string>& parts, Action action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    INFO(error.what());
-    CHECK(to_string(error.code()) == to_string(code));
-    for (const std::string& part : parts)
-      CHECK_THAT(std::string(error.what()), Catch::Contains(part));
-    return;
-  }
-  FAIL("no error, one was expected");
 }
 
 }  // namespace atelier::test

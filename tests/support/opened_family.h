@@ -1,6 +1,8 @@
-// The family of the plugin at PLUGIN_PATH, for tests that are built once for each family.
+// The family of the plugin at TESTED_PLUGIN of the environment, for tests that run once for each
+// family.
 #pragma once
 
+#include <cstdlib>
 #include <dlfcn.h>
 #include <stdexcept>
 
@@ -11,7 +13,9 @@ namespace atelier::test {
 
 inline const ModelFamily& opened_family() {
   static const ModelFamily* const opened = [] {
-    void* library = dlopen(PLUGIN_PATH, RTLD_NOW | RTLD_LOCAL);
+    const char* const path = std::getenv("TESTED_PLUGIN");
+    if (!path) throw std::runtime_error("TESTED_PLUGIN of the environment names no plugin");
+    void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library) throw std::runtime_error(dlerror());
     const auto entry = reinterpret_cast<AtelierPluginEntry>(dlsym(library, "atelier_plugin"));
     char message[256] = "no entry";

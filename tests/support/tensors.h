@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -14,10 +13,9 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "atelier/error.h"
 #include "atelier/host/weight_state.h"
 
-#include "support/catch.h"
+#include "support/errors.h"
 
 namespace atelier::test {
 
@@ -134,21 +132,5 @@ class Bytes {
   std::shared_ptr<Counter> counter_;
   c10::DebugInfoGuard guard_;
 };
-
-// What `run` throws; fails the test when it throws nothing or something else.
-template <typename F>
-Error error_of(F run) {
-  try {
-    run();
-  } catch (const Error& e) {
-    return e;
-  }
-  FAIL("no error");
-  return Error(ErrorCode::kInternal, "");
-}
-
-inline bool mentions(const Error& e, const std::string& text) {
-  return std::string(e.what()).find(text) != std::string::npos;
-}
 
 }  // namespace atelier::test

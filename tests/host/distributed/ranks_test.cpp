@@ -2,9 +2,7 @@
 
 #include <map>
 
-#include "atelier/error.h"
-
-#include "support/catch.h"
+#include "support/errors.h"
 
 using namespace atelier;
 using Catch::Matchers::Contains;
@@ -24,14 +22,9 @@ Ranks ranks_of(const Recorded& recorded) {
 }
 
 std::string refused(const Recorded& recorded) {
-  try {
-    ranks_of(recorded);
-  } catch (const Error& error) {
-    REQUIRE(error.code() == ErrorCode::kInvalidArgument);
-    return error.what();
-  }
-  FAIL("nothing was refused");
-  return {};
+  const Error error = test::error_of([&] { ranks_of(recorded); });
+  REQUIRE(error.code() == ErrorCode::kInvalidArgument);
+  return error.what();
 }
 
 Recorded without(Recorded recorded, const std::string& name) {

@@ -1,8 +1,5 @@
 // What two ranks of a run agree on. Each case is run by itself in two processes, which
 // trainer_test.py starts.
-#include "host/train/trainer.h"
-
-#include <cerrno>
 #include <csignal>
 #include <filesystem>
 #include <iterator>
@@ -17,8 +14,7 @@
 
 #include "host/distributed/group.h"
 #include "host/distributed/sequence.h"
-#include "host/files/file_operations.h"
-#include "run_toy.h"
+#include "run_workshop.h"
 
 namespace atelier::train {
 namespace {
@@ -27,78 +23,39 @@ using samples::Samples;
 
 namespace fs = std::filesystem;
 using distributed::Group;
-using test::HookScope;
+using test::at_forward, test::HookScope, test::run_out_of_memory, test::RunWorkshop;
 
-// A run of two steps an epoch: one of a batch for each rank, and one in which rank 1 has none.
-struct Ranks : test::RunToy {
+// A run of which rank 1 has one batch of the first step of an epoch, and none of the second one.
+struct Ranks : RunWorkshop {
   std::shared_ptr<Group> group;
   std::shared_ptr<SequenceGroup> sequence;  // null: ranks have batches of their own
-  std::optional<run::SavedState> resumed;
-  double seconds = 100;  // of the clock that the run believes
 
   // `exchange`: how long one may take.
   explicit Ranks(std::chrono::seconds exchange = std::chrono::seconds(30))
       : group(Group::meet(distributed::find_ranks(distributed::process_environment()),
                           {.exchange = exchange})) {
     REQUIRE(group->size() == 2);
-    config.order.gradient_accumulation_steps = 2;
-    config.num_epochs = 3;
-    config.dataset_num_workers = 1;
-    config.output.save_steps = 2;
-    config.output.checkpoints_total_limit = 0;
-    config.ema_decay = 0.9;
   }
 
   bool is_first() const { return group->is_first(); }
 
-  // Trains into the folder `name`: with the other rank, or alone.
-  int train(const std::string& name, Group* with) {
-    open();
-    config.output.output_path = folder / name;
-    std::optional<run::RunFolder> run_folder;
-    if (with == nullptr || is_first()) run_folder.emplace(config.output.output_path);
-    Trainer trainer(
-        {*model, config, *samples, samples.get(), nullptr, run_folder ? &*run_folder : nullptr,
-         progress, nullptr, with, nullptr, with ? sequence.get() : nullptr},
-        selection(), [this] { return seconds; });
-    if (resumed) trainer.resume(*resumed);
-    return trainer.run();
+  int train_together(const std::string& name) {
+    return train(name, {}, group.get(), sequence.get());
   }
-  int train_together(const std::string& name) { return train(name, group.get()); }
   // Both ranks compute each batch; in the middle of it they exchange, as blocks do.
   void compute_together() {
     sequence = distributed::make_sequence(*group, 2);
     config.sequence_parallel = 2;
   }
 
-  run::SavedState newest(const std::string& name) const {
-    return run::find_state(folder / name, [](const std::string&) {});
-  }
-  // Everything that the newest checkpoint of `name` holds.
-  NamedTensors state_of(const std::string& name) const {
-    const run::SavedState checkpoint = newest(name);
-    NamedTensors all;
-    for (const char* file : {"trained.safetensors", "optimizer.safetensors", "ema.safetensors"}) {
-      for (const auto& [key, value] : checkpoint.load(file)) all.emplace(file + key, value);
-    }
-    return all;
-  }
   // Rank 0 trains the same alone: with a batch for each rank, sums have one order.
   void check_alone_gives(const std::string& name) {
     if (!is_first()) return;
-    CHECK(train("alone", nullptr) == 0);
+    CHECK(train("alone") == 0);
     CHECK(newest("alone").step == newest(name).step);
     CHECK(test::same(state_of("alone"), state_of(name)));
   }
 };
-
-// Calls `action` in the forward pass number `number` of a training step of this rank, from 1.
-test::VelocityHook at_forward(int number, std::function<void()> action) {
-  return [number, calls = 0, action = std::move(action)](const at::Tensor& velocity) mutable {
-    if (at::GradMode::is_enabled() && ++calls == number) action();
-    return velocity;
-  };
-}
 
 // Acts on rank 1, and nothing on rank 0.
 test::VelocityHook on_rank_1(const Ranks& ranks, int number, std::function<void()> action) {
@@ -116,10 +73,6 @@ test::VelocityHook at_shared_forward(const Ranks& ranks, int number, std::functi
       };
 }
 
-[[noreturn]] void run_out_of_memory() {
-  throw Error(ErrorCode::kOutOfMemory, "no room");
-}
-
 TEST_CASE("Two ranks give the bits of one process", "[same]") {
   Ranks ranks;
   CHECK(ranks.train_together("run") == 0);
@@ -134,7 +87,7 @@ void check_stage(int stage) {
   CHECK(ranks.train_together("run") == 0);
   ranks.group->part();
   if (!ranks.is_first()) return;
-  CHECK(ranks.train("alone", nullptr) == 0);
+  CHECK(ranks.train("alone") == 0);
   const auto weights = [&](const std::string& name) {
     return ranks.newest(name).load("trained.safetensors");
   };
@@ -178,7 +131,7 @@ TEST_CASE("A step of shared parameters that does not fit on one rank is made aga
   }
   ranks.group->part();
   if (!ranks.is_first()) return;
-  CHECK(ranks.train("alone", nullptr) == 0);
+  CHECK(ranks.train("alone") == 0);
   CHECK(test::same(ranks.newest("run").load("trained.safetensors"),
                    ranks.newest("alone").load("trained.safetensors")));
 }
@@ -232,7 +185,7 @@ TEST_CASE("Where a step that ranks compute together does not fit on one, the las
   CHECK(fs::exists(ranks.folder / "run/step-2.safetensors"));
   ranks.config.num_epochs = 1;
   ranks.config.sequence_parallel = 1;
-  CHECK(ranks.train("alone", nullptr) == 0);
+  CHECK(ranks.train("alone") == 0);
   CHECK(ranks.newest("alone").step == 2);
   CHECK(test::same(ranks.state_of("alone"), ranks.state_of("run")));
 }
@@ -250,8 +203,7 @@ TEST_CASE("Weights that several ranks have parts of are written when the run goe
   ranks.config.shards.stage = 0;
   ranks.config.sequence_parallel = 1;
   ranks.config.resume = ranks.folder / "run";
-  ranks.resumed = ranks.newest("run");
-  CHECK(ranks.train("run", nullptr) == 0);
+  CHECK(ranks.train("run", ranks.newest("run")) == 0);
   CHECK(fs::exists(ranks.folder / "run/step-2.safetensors"));
   CHECK(fs::exists(ranks.folder / "run/step-6.safetensors"));
 }
@@ -379,21 +331,11 @@ TEST_CASE("A checkpoint that cannot be written is left out, and the run goes on"
   ranks.check_alone_gives("run");
 }
 
-// A disk on which nothing more fits.
-struct FullDisk final : files::FileOperations {
-  bool is_full = true;
-  ssize_t write(int file, const void* bytes, size_t count) override {
-    if (!is_full) return FileOperations::write(file, bytes, count);
-    errno = ENOSPC;
-    return -1;
-  }
-};
-
 TEST_CASE("A checkpoint of which one rank cannot write its part is left out by all",
           "[part_full]") {
   Ranks ranks;
   ranks.config.shards.stage = 2;
-  FullDisk disk;
+  test::FullDisk disk;
   {
     std::optional<files::ReplacedFileOperations> replaced;
     if (!ranks.is_first()) replaced.emplace(disk);

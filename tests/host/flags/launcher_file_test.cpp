@@ -31,14 +31,9 @@ LauncherFile read_text(const std::string& text, const std::string& name = "a.yam
 }
 
 std::string refused(const std::string& text, const std::string& name = "a.yaml") {
-  try {
-    read_text(text, name);
-  } catch (const Error& error) {
-    REQUIRE(error.code() == ErrorCode::kInvalidArgument);
-    return error.what();
-  }
-  FAIL("nothing was refused");
-  return {};
+  const Error error = test::error_of([&] { read_text(text, name); });
+  REQUIRE(error.code() == ErrorCode::kInvalidArgument);
+  return error.what();
 }
 
 std::string all_notes(const LauncherFile& file) {
@@ -265,13 +260,7 @@ LauncherFile read_words(const Words& words) {
 }
 
 std::string refused_words(const Words& words) {
-  try {
-    read_words(words);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  FAIL("nothing was refused");
-  return {};
+  return test::error_of([&] { read_words(words); }).what();
 }
 
 }  // namespace

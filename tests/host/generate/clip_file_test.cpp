@@ -56,12 +56,9 @@ TEST_CASE("Of a clip that is not finished nothing stays, and what was there does
 
 TEST_CASE("A clip's file that cannot be written is named", "[clip]") {
   const Folder folder;
-  try {
-    ClipFile clip(folder / "no/a.gif", kClipTarget, 16, {});
-    FAIL("it was made");
-  } catch (const Error& error) {
-    CHECK_THAT(error.what(), Catch::Contains("no/a.gif"));
-  }
+  const Error error =
+      test::error_of([&] { ClipFile clip(folder / "no/a.gif", kClipTarget, 16, {}); });
+  CHECK_THAT(error.what(), Catch::Contains("no/a.gif"));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // A small model of files, and LoRA files for it, for tests of host/lora.
 #pragma once
 
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 

@@ -1,6 +1,7 @@
 #include "host/model/model_loader.h"
 
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "host/files/safetensors_writer.h"
 #include "host/model/encoder_check.h"

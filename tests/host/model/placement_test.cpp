@@ -21,13 +21,7 @@ std::vector<std::string> problems_of(const Placement& placement) {
   report::Problems problems;
   plan_residency(placement, kToy, problems);
   if (problems.empty()) return {};
-  std::vector<std::string> lines;
-  try {
-    problems.throw_if_any();
-  } catch (const Error& error) {
-    lines.push_back(error.what());
-  }
-  return lines;
+  return {test::message_of([&] { problems.throw_if_any(); })};
 }
 
 // The toy's denoiser in `dtype`, alone.

@@ -205,10 +205,8 @@ TEST_CASE("What the host does with frames is not the plugin's mistake", "[plugin
   const FrameSink full = [](const at::Tensor&) {
     throw Error(ErrorCode::kEnvironment, "the disk is full");
   };
-  try {
+  const Error error = test::error_of([&] {
     liar.model->decode(at::ones({1, 3, 1, 1, 1}), liar.runner, full);
-    FAIL("nothing was thrown");
-  } catch (const Error& error) {
-    CHECK(error.message() == "the disk is full");
-  }
+  });
+  CHECK(error.message() == "the disk is full");
 }

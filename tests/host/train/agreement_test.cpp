@@ -7,10 +7,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "atelier/error.h"
-
 #include "host/distributed/group.h"
-#include "support/catch.h"
+#include "support/errors.h"
 
 namespace atelier::train {
 namespace {
@@ -34,13 +32,8 @@ TEST_CASE("Skipped steps are counted, and as many in a row end the run", "[agree
     agreement.count(is_skipped, 1, counters);
   CHECK(counters.skipped == 4);
   CHECK(counters.skipped_in_row == 2);
-  try {
-    agreement.count(true, 6, counters);
-    FAIL("the third in a row is one too many");
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::kNumerics);
-    CHECK(std::string(error.what()).find("step 6: 3 steps in a row") != std::string::npos);
-  }
+  test::expect_error(ErrorCode::kNumerics, {"step 6: 3 steps in a row"},
+                     [&] { agreement.count(true, 6, counters); });
 }
 
 TEST_CASE("A signal ends a step that takes long, and waits for one that does not", "[agreement]") {

@@ -41,12 +41,7 @@ class Rows {
         row_check(config_, model_->stages().encoding, lengths, is_trained_on));
     items = dataset.items().size();
     note = lengths.note();
-    try {
-      problems.throw_if_any();
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+    return test::message_of([&] { problems.throw_if_any(); });
   }
 
   size_t items = 0;

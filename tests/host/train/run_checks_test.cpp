@@ -14,12 +14,7 @@ namespace fs = std::filesystem;
 
 // What is wrong, one a line; empty: nothing.
 std::string text_of(const report::Problems& problems) {
-  try {
-    problems.throw_if_any();
-    return {};
-  } catch (const Error& error) {
-    return error.what();
-  }
+  return test::message_of([&] { problems.throw_if_any(); });
 }
 
 struct OutputFolder {

@@ -1,9 +1,6 @@
 #include "host/train/run_state.h"
 
-#include <cerrno>
-
-#include "host/files/file_operations.h"
-#include "run_toy.h"
+#include "run_workshop.h"
 
 namespace atelier::train {
 namespace {
@@ -146,24 +143,12 @@ TEST_CASE("A step is saved once, and nothing before the first", "[run_state]") {
   CHECK(bench.newest().step == 1);
 }
 
-// A disk that takes nothing while it is full.
-class FullDisk final : public files::FileOperations {
- public:
-  bool is_full = true;
-
-  ssize_t write(int file, const void* bytes, size_t count) override {
-    if (!is_full) return FileOperations::write(file, bytes, count);
-    errno = ENOSPC;
-    return -1;
-  }
-};
-
 TEST_CASE("A save that fails on the way is told and tried again, the last one is an error",
           "[run_state]") {
   RunStateBench bench;
   bench.begin();
   bench.make_step();
-  FullDisk disk;
+  test::FullDisk disk;
   const files::ReplacedFileOperations replaced(disk);
   bench.state->save("step-1");
   CHECK_THAT(bench.said(), Catch::Contains("not saved: "));

@@ -7,66 +7,16 @@
 
 #include "atelier/host/stop.h"
 
-#include "run_toy.h"
+#include "run_workshop.h"
 
 namespace atelier::train {
 namespace {
 
 namespace fs = std::filesystem;
-using test::HookScope;
-
-// A run of two steps an epoch, of two batches and of one.
-struct TrainerWorkshop : test::RunToy {
-  double seconds = 100;  // of the clock that the run believes
-  std::string device = "cpu";
-
-  TrainerWorkshop() {
-    config.order.gradient_accumulation_steps = 2;
-    config.num_epochs = 3;
-    config.dataset_num_workers = 1;
-    config.output.save_steps = 2;
-    config.output.checkpoints_total_limit = 0;
-    config.ema_decay = 0.9;
-  }
-
-  // Trains into the folder `name`, from the newest checkpoint there when it `resumes`; with the
-  // weights as they are in the files.
-  int train(const std::string& name, bool resumes = false) {
-    open(device);
-    config.output.output_path = folder / name;
-    run::RunFolder run_folder(config.output.output_path);
-    Trainer trainer(parts(run_folder), selection(), [this] { return seconds; });
-    if (resumes) trainer.resume(newest(name));
-    return trainer.run();
-  }
-  run::SavedState newest(const std::string& name) const {
-    return run::find_state(folder / name, [](const std::string&) {});
-  }
-  // Everything that the newest checkpoint of `name` holds.
-  NamedTensors state_of(const std::string& name) const {
-    const run::SavedState checkpoint = newest(name);
-    NamedTensors all;
-    for (const char* file : {"trained.safetensors", "optimizer.safetensors", "ema.safetensors"}) {
-      for (const auto& [key, value] : checkpoint.load(file)) all.emplace(file + key, value);
-    }
-    return all;
-  }
-};
-
-// Calls `action` in the forward pass number `number` of a training step, from 1.
-test::VelocityHook at_forward(int number, std::function<void()> action) {
-  return [number, calls = 0, action = std::move(action)](const at::Tensor& velocity) mutable {
-    if (at::GradMode::is_enabled() && ++calls == number) action();
-    return velocity;
-  };
-}
-
-[[noreturn]] void run_out_of_memory() {
-  throw Error(ErrorCode::kOutOfMemory, "no room");
-}
+using test::at_forward, test::HookScope, test::run_out_of_memory, test::RunWorkshop;
 
 TEST_CASE("A run that is resumed has the bits of one that was not interrupted", "[trainer]") {
-  TrainerWorkshop shop;
+  RunWorkshop shop;
   CHECK(count_steps(*shop.samples, shop.config) == 6);
   CHECK(shop.train("straight") == 0);
   CHECK(shop.newest("straight").step == 6);
@@ -76,14 +26,14 @@ TEST_CASE("A run that is resumed has the bits of one that was not interrupted", 
     CHECK(shop.train(name) == 0);
     CHECK(shop.newest(name).step == cut);
     shop.config.max_train_steps.reset();
-    CHECK(shop.train(name, /*resumes=*/true) == 0);
+    CHECK(shop.resume(name) == 0);
     CHECK(test::same(shop.state_of(name), shop.state_of("straight")));
     CHECK(shop.newest(name).facts == shop.newest("straight").facts);
   }
 }
 
 TEST_CASE("Weights that a stopped run did not write are written when it goes on", "[trainer]") {
-  TrainerWorkshop shop;
+  RunWorkshop shop;
   shop.config.max_train_steps = 2;
   CHECK(shop.train("run") == 0);
   const std::string weights = shop.folder / "run/step-2.safetensors";
@@ -92,12 +42,12 @@ TEST_CASE("Weights that a stopped run did not write are written when it goes on"
   CHECK(find_weights_to_write(shop.newest("run"), shop.selection(), shop.config).empty());
   fs::remove(weights);
   CHECK(find_weights_to_write(shop.newest("run"), shop.selection(), shop.config) == "step-2");
-  CHECK(shop.train("run", /*resumes=*/true) == 0);
+  CHECK(shop.resume("run") == 0);
   CHECK(test::read_bytes(weights) == bytes);
 }
 
 TEST_CASE("A step that does not fit is made again as a whole, to the same bits", "[trainer]") {
-  TrainerWorkshop shop;
+  RunWorkshop shop;
   CHECK(shop.train("plain") == 0);
   for (const int pass : {1, 2, 5}) {  // the first or second batch of a step, and one later on
     const std::string name = "tight " + std::to_string(pass);
@@ -110,7 +60,7 @@ TEST_CASE("A step that does not fit is made again as a whole, to the same bits",
 }
 
 TEST_CASE("A run ends with its last step saved when nothing less can be kept", "[trainer]") {
-  TrainerWorkshop shop;
+  RunWorkshop shop;
   shop.config.use_gradient_checkpointing = true;
   const HookScope fails(at_forward(4, run_out_of_memory));  // the second step has one batch
   test::expect_error(ErrorCode::kOutOfMemory, {"step 3: toy.denoise: no room", "--optimize_on_cpu"},
@@ -121,7 +71,7 @@ TEST_CASE("A run ends with its last step saved when nothing less can be kept", "
 
 TEST_CASE("A signal lets the step end that it came in, and the run goes on from there",
           "[trainer]") {
-  TrainerWorkshop shop;
+  RunWorkshop shop;
   CHECK(shop.train("straight") == 0);
   {
     const run::StopSignals signals;
@@ -131,12 +81,12 @@ TEST_CASE("A signal lets the step end that it came in, and the run goes on from 
   CHECK(shop.newest("run").step == 3);
   CHECK(fs::exists(shop.folder / "run/step-3.safetensors"));
   const run::StopSignals signals;  // forgets the one that came
-  CHECK(shop.train("run", /*resumes=*/true) == 0);
+  CHECK(shop.resume("run") == 0);
   CHECK(test::same(shop.state_of("run"), shop.state_of("straight")));
 }
 
 TEST_CASE("A step that a signal ends is given up, and nothing of it is saved", "[trainer]") {
-  TrainerWorkshop shop;
+  RunWorkshop shop;
   CHECK(shop.train("straight") == 0);
   {
     const run::StopSignals signals;
@@ -151,12 +101,12 @@ TEST_CASE("A step that a signal ends is given up, and nothing of it is saved", "
   }
   CHECK(shop.newest("run").step == 2);
   const run::StopSignals signals;
-  CHECK(shop.train("run", /*resumes=*/true) == 0);
+  CHECK(shop.resume("run") == 0);
   CHECK(test::same(shop.state_of("run"), shop.state_of("straight")));
 }
 
 TEST_CASE("What ends a step without a decision to leave ends the run with an error", "[trainer]") {
-  TrainerWorkshop shop;
+  RunWorkshop shop;
   const HookScope hook(
       at_forward(5, [] { throw Error(ErrorCode::kCancelled, "the model gives up"); }));
   test::expect_error(ErrorCode::kCancelled, {"the model gives up"}, [&] { shop.train("run"); });
@@ -164,7 +114,7 @@ TEST_CASE("What ends a step without a decision to leave ends the run with an err
 }
 
 TEST_CASE("A checkpoint is saved when one is asked for", "[trainer]") {
-  TrainerWorkshop shop;
+  RunWorkshop shop;
   shop.config.output.save_steps = 100;
   const run::StopSignals signals;
   const HookScope hook(at_forward(3, [] { std::raise(SIGUSR2); }));
@@ -184,7 +134,7 @@ test::VelocityHook not_finite(int first, int last) {
 }
 
 TEST_CASE("Steps that are not finite are skipped and counted", "[trainer]") {
-  TrainerWorkshop shop;
+  RunWorkshop shop;
   shop.config.max_train_steps = 1;
   CHECK(shop.train("one") == 0);
   shop.config.max_train_steps = 2;
@@ -199,7 +149,7 @@ TEST_CASE("Steps that are not finite are skipped and counted", "[trainer]") {
 
 TEST_CASE("Averages of what is on a device, or moved beside it, have the bits of the host's",
           "[trainer]") {
-  TrainerWorkshop shop;
+  RunWorkshop shop;
   const auto state_on = [&](const std::string& name, const std::string& device,
                             bool optimizes_on_host) {
     const HookScope hook(not_finite(5, 5));  // the third step is skipped
@@ -217,7 +167,7 @@ TEST_CASE("Averages of what is on a device, or moved beside it, have the bits of
 }
 
 TEST_CASE("Too many steps in a row that are not finite end the run", "[trainer]") {
-  TrainerWorkshop shop;
+  RunWorkshop shop;
   shop.config.max_skipped_steps = 2;
   const HookScope hook(not_finite(4, 100));
   test::expect_error(ErrorCode::kNumerics, {"step 4: 2 steps in a row were not finite"},
@@ -227,7 +177,7 @@ TEST_CASE("Too many steps in a row that are not finite end the run", "[trainer]"
 
 TEST_CASE("Metrics have the loss of each step and of validation, and go on when resumed",
           "[trainer]") {
-  TrainerWorkshop shop;
+  RunWorkshop shop;
   shop.config.log.csv = true;
   shop.config.validation.steps = 2;
   shop.config.validation.timesteps = 2;
@@ -235,7 +185,7 @@ TEST_CASE("Metrics have the loss of each step and of validation, and go on when 
   shop.config.max_train_steps = 3;
   CHECK(shop.train("cut") == 0);
   shop.config.max_train_steps.reset();
-  CHECK(shop.train("cut", /*resumes=*/true) == 0);
+  CHECK(shop.resume("cut") == 0);
   std::map<std::string, std::set<std::string>> rows;
   for (const char* name : {"straight", "cut"}) {
     std::istringstream lines(test::read_bytes(shop.folder / name + "/loss.csv"));

@@ -7,7 +7,7 @@
 #include "atelier/error.h"
 #include "atelier/text/tokenizer.h"
 
-#include "support/catch.h"
+#include "support/errors.h"
 
 namespace atelier::text {
 namespace {
@@ -103,13 +103,7 @@ std::shared_ptr<const Tokenizer> load(Model model) {
 }
 
 Error model_error_of(const std::string& path) {
-  try {
-    Tokenizer::load(path);
-  } catch (const Error& error) {
-    return error;
-  }
-  FAIL("no error");
-  return Error(ErrorCode::kInternal, "");
+  return test::error_of([&] { Tokenizer::load(path); });
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 
 #include "atelier/error.h"
 
-#include "support/catch.h"
+#include "support/errors.h"
 
 namespace atelier::text {
 namespace {
@@ -170,13 +170,7 @@ class Reader {
 };
 
 Error error_of(const std::string& path, const std::optional<ByteLevelRules>& rules = {}) {
-  try {
-    Tokenizer::load(path, rules);
-  } catch (const Error& e) {
-    return e;
-  }
-  FAIL(path << " was loaded");
-  throw;  // not reached
+  return test::error_of([&] { Tokenizer::load(path, rules); });
 }
 
 Error error_of(const json& tokenizer_json) {
