@@ -121,6 +121,14 @@ class VisionTest(Models):
         compare.assert_close("text encoder with pictures", got["hidden"], whole)
 
 
+class StillVaeTest(Models):
+
+    def test_the_vae_of_the_references_gives_what_the_published_one_gives(self):
+        image, latents = pixels(smooth_picture(96, 160, 8))[None], torch.randn(1, 16, 1, 12, 20)
+        for call, given in ((references.encode, image), (references.decode, latents)):
+            compare.assert_close("VAE of single frames", call(self.models.vae, given), call(self.tiny.vae, given))
+
+
 class TemplateTest(unittest.TestCase):
 
     def test_published_tokenizers_give_the_same_ids(self):

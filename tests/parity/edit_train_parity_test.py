@@ -84,17 +84,19 @@ class EditTrainTest(unittest.TestCase):
         pixels = torch.from_numpy(steps.picture(61 + number)).permute(2, 0, 1)[None] / 255 * 2 - 1
         with torch.no_grad():
             embeds, _ = self.pipeline.encode_prompt(prompt or own_prompt, image=shown, device="cpu")
-            latents = references.encode(self.models.tiny.vae, pixels)[0]
+            latents = references.encode(self.models.vae, pixels)[0]
         return training.Sample(latents, embeds[0])
 
-    def references(self, number, is_resized=True):
-        latents = []
-        for picture in (self.pictures[picture] for picture in ROWS[number][1]):
-            width, height = edit_models.size_of_area(1024 * 1024, picture) if is_resized else picture.size
-            pixels = self.pipeline.image_processor.preprocess(picture, height, width)
-            with torch.no_grad():
-                latents.append(references.encode(self.models.tiny.vae, pixels))
-        return latents
+    def encoded(self, picture, is_resized):
+        width, height = edit_models.size_of_area(1024 * 1024, picture) if is_resized else picture.size
+        pixels = self.pipeline.image_processor.preprocess(picture, height, width)
+        with torch.no_grad():
+            return references.encode(self.models.vae, pixels)
+
+    def references(self, is_resized=True):
+        """The latents of the pictures of each row."""
+        latents = [self.encoded(picture, is_resized) for picture in self.pictures]
+        return [[latents[picture] for picture in pictures] for _, pictures in ROWS]
 
     def train(self, **flags):
         flags = dict(dataset_base_path=self.data,
@@ -115,8 +117,8 @@ class EditTrainTest(unittest.TestCase):
         flags = helper.lora_flags(transformer)
         parameters = steps.trained(transformer)
         samples = [self.sample(number) for number in range(len(ROWS))]
-        latents = {len(sample.prompt_embeds): self.references(number, is_resized=False)
-                   for number, sample in enumerate(samples)}
+        latents = {len(sample.prompt_embeds): latents
+                   for sample, latents in zip(samples, self.references(is_resized=False))}
         losses, first = training.train(WithReferences(transformer, latents),
                                        steps.adamw(parameters.values()), lambda: samples,
                                        seed=7, batch_size=2)
@@ -137,13 +139,12 @@ class EditTrainTest(unittest.TestCase):
         with self.train(lora_base_model="dit", lora_target_modules="to_q",
                         caption_dropout_rate=0.5) as run:
             texts, kept = run.encodings("text"), run.encodings("references")
-        for number in range(len(ROWS)):
+        for number, latents in enumerate(self.references()):
             for prompt in (None, " "):
                 expected = self.sample(number, prompt).prompt_embeds
                 got, = [text["prompt_embeds"] for text in texts
                         if text["prompt_embeds"].shape == expected.shape]
                 compare.assert_close("edit training, encoded texts", got, expected, TOLERANCE)
-            latents = self.references(number)
             names = {f"reference_{place + 1}" for place in range(len(latents))}
             got, = [one for one in kept if set(one) == names | {"clean_pictures"}]
             for place, expected in enumerate(latents):

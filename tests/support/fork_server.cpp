@@ -117,6 +117,7 @@ extern "C" __attribute__((visibility("default"))) int __libc_start_main(Main mai
       reinterpret_cast<decltype(&__libc_start_main)>(dlsym(RTLD_NEXT, "__libc_start_main"));
   if (const char* socket = std::getenv(kSocket)) {
     static std::vector<char*> block = serve(std::atoi(socket));
+    rtld_fini = nullptr;  // it would be called ahead of end()
     arguments = block.data();
     count = static_cast<int>(std::find(block.begin(), block.end(), nullptr) - block.begin());
   }
