@@ -2,9 +2,7 @@
 diffusers make them, and whole runs give the same images."""
 
 import os
-import pathlib
 import sys
-import tempfile
 import unittest
 from unittest import mock
 
@@ -20,6 +18,7 @@ import compare
 import edit_models
 import references
 from edit_models import shown, smooth_picture
+from tiny_run import FolderTest
 
 # Height and width: odd ones, long ones, small ones, and some that need no scaling at all.
 SIZES = [(384, 384), (333, 517), (40, 30), (1080, 1920), (1000, 3000), (90, 1700), (7, 9)]
@@ -29,17 +28,13 @@ def pixels(picture):
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255 * 2 - 1
 
 
-class Models(unittest.TestCase):
+class Models(FolderTest):
 
     @classmethod
     def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_edit_")
-        cls.models = edit_models.EditModels(cls.holder.name)
+        super().setUpClass()
+        cls.models = edit_models.EditModels(cls.root)
         cls.tiny = cls.models.tiny
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
 
 
 class VisionTest(Models):
@@ -230,7 +225,7 @@ class EditPipelineTest(Models):
         expected = [(image * 255).round().astype(np.uint8) for image in expected]
         files = []
         for number, picture in enumerate(pictures):
-            files.append(pathlib.Path(self.holder.name) / f"{folder.name}_{number}.png")
+            files.append(self.root / f"{folder.name}_{number}.png")
             picture.save(files[-1])
         flags = dict(prompt=self.PROMPT, negative_prompt=self.NEGATIVE, cfg_scale=cfg, seed=0,
                      num_inference_steps=2, dtype="float32", edit_image=files)
@@ -268,7 +263,7 @@ class EditPipelineTest(Models):
                                192, 224, cfg=1, stretches=True, edit_rope_interpolation=True)
 
     def test_what_a_folder_says_of_pictures_and_is_not_computed_is_refused_by_its_name(self):
-        picture = pathlib.Path(self.holder.name) / "refused.png"
+        picture = self.root / "refused.png"
         smooth_picture(40, 90, 4).save(picture)
         for name, value in dict(max_pixels=1003520, patch_size=16, image_mean=[0.5, 0.5, 0.5],
                                 resample=2, do_normalize=False, unheard_of=1).items():

@@ -2,10 +2,8 @@
 pictures, and a plan counts them."""
 
 import json
-import pathlib
 import re
 import sys
-import tempfile
 import unittest
 
 import numpy as np
@@ -13,6 +11,7 @@ from PIL import Image
 
 import atelier
 import edit_models
+from tiny_run import FolderTest
 
 ROOM = "8GiB"
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -24,20 +23,15 @@ def bytes_of(text):
     return float(number) * UNITS[unit]
 
 
-class EditRunsTest(unittest.TestCase):
+class EditRunsTest(FolderTest):
 
     @classmethod
     def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_edit_runs_")
-        cls.dir = pathlib.Path(cls.holder.name)
-        cls.model = edit_models.EditModels(cls.dir).variant("Qwen-Image-Edit-2511", zero_cond_t=True)
-        cls.pictures = [cls.dir / f"picture {number}.png" for number in range(3)]
+        super().setUpClass()
+        cls.model = edit_models.EditModels(cls.root).variant("Qwen-Image-Edit-2511", zero_cond_t=True)
+        cls.pictures = [cls.root / f"picture {number}.png" for number in range(3)]
         for number, path in enumerate(cls.pictures):
             edit_models.smooth_picture(200, 300, number).save(path)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
 
     def run_program(self, command, **flags):
         flags = dict(plugin="qwen_image", model_paths=atelier.paths_argument(self.model), dtype="float32",
@@ -51,27 +45,27 @@ class EditRunsTest(unittest.TestCase):
         """A row for each count of pictures, the same in size."""
         rows = [{"image": str(self.pictures[0]), "prompt": PROMPT,
                  "edit_image": [str(path) for path in self.pictures[:count]]} for count in counts]
-        path = self.dir / ("_".join(map(str, counts)) + ".json")
+        path = self.root / ("_".join(map(str, counts)) + ".json")
         path.write_text(json.dumps(rows))
-        return dict(dataset_base_path=self.dir, dataset_metadata_path=path, data_file_keys="image,edit_image",
+        return dict(dataset_base_path=self.root, dataset_metadata_path=path, data_file_keys="image,edit_image",
                     extra_inputs="edit_image", edit_image_auto_resize="false", height=64, width=64)
 
     def training(self, name, **flags):
         return dict(lora_base_model="dit", lora_target_modules="to_q", lora_rank=4,
-                    activation_memory_budget="0", save_state="false", output_path=self.dir / name,
+                    activation_memory_budget="0", save_state="false", output_path=self.root / name,
                     **{"max_train_steps": 1, **flags})
 
     def test_previews_show_what_is_made_of_the_same_pictures(self):
-        prompts = self.dir / "prompts.txt"
+        prompts = self.root / "prompts.txt"
         prompts.write_text(f"{PROMPT} --ci {self.pictures[0]} --ci {self.pictures[1]} --w 64 --h 96 --d 5 --s 2 --l 1\n"
                            f"{PROMPT} --ci {self.pictures[2]} --w 64 --h 96 --d 5 --s 2 --l 1\n")
         self.run_program("train", **self.training("previews", **self.dataset([1])), sample_prompts=prompts,
                          sample_at_first="true", sample_every_n_steps=10)
         for number, pictures in enumerate((self.pictures[:2], self.pictures[2:])):
-            made = self.dir / f"made_{number}.png"
+            made = self.root / f"made_{number}.png"
             self.run_program("generate", prompt=PROMPT, edit_image=pictures, width=64, height=96, seed=5,
                              num_inference_steps=2, cfg_scale=1, edit_image_auto_resize="false", output=made)
-            shown, = (self.dir / "previews/samples").glob(f"step-00000000_{number}.png")
+            shown, = (self.root / "previews/samples").glob(f"step-00000000_{number}.png")
             self.assertTrue(np.array_equal(np.asarray(Image.open(shown)), np.asarray(Image.open(made))))
 
     def check_peak(self, said):
@@ -86,7 +80,7 @@ class EditRunsTest(unittest.TestCase):
         peaks = [
             self.limited("generate", prompt=PROMPT, edit_image=self.pictures[:count], width=64, height=64, seed=5,
                          num_inference_steps=1, cfg_scale=4, edit_image_auto_resize="false",
-                         output=self.dir / "planned.png") for count in (1, 2, 3)
+                         output=self.root / "planned.png") for count in (1, 2, 3)
         ]
         self.assertLess(peaks[0], peaks[1])
         self.assertLess(peaks[1], peaks[2])
@@ -95,7 +89,7 @@ class EditRunsTest(unittest.TestCase):
         peaks = []
         for counts in ([1], [2, 1]):
             name = "_".join(map(str, counts))
-            dataset, cache = self.dataset(counts), self.dir / f"cache_{name}"
+            dataset, cache = self.dataset(counts), self.root / f"cache_{name}"
             self.limited("train", **self.training(f"rows_{name}", **dataset), cache_path=cache)
             cached = dict(task="sft:train", dataset_base_path=cache, max_train_steps=len(counts))
             peaks.append(self.limited("train", **self.training(f"cached_{name}", **cached)))

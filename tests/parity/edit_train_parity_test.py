@@ -2,9 +2,7 @@
 encoded of them is kept, and stays where a caption is left out."""
 
 import json
-import pathlib
 import sys
-import tempfile
 import unittest
 
 import numpy as np
@@ -19,6 +17,7 @@ import references
 import train_parity_test as steps
 import training
 from edit_models import smooth_picture
+from tiny_run import FolderTest
 
 PICTURES = [(304, 208, 1), (128, 256, 2)]  # height, width and seed; sides that may be kept
 # What a row says, and which pictures it has.
@@ -53,17 +52,16 @@ class WithReferences:
         return (torch.cat(samples),)
 
 
-class EditTrainTest(unittest.TestCase):
+class EditTrainTest(FolderTest):
 
     @classmethod
     def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_edit_train_")
-        cls.dir = pathlib.Path(cls.holder.name)
-        cls.models = edit_models.EditModels(cls.dir)
+        super().setUpClass()
+        cls.models = edit_models.EditModels(cls.root)
         cls.folder = cls.models.variant("Qwen-Image-Edit-2511", zero_cond_t=True)
         cls.pipeline = cls.models.pipeline(cls.folder)
         cls.pictures = [smooth_picture(*picture) for picture in PICTURES]
-        cls.data = cls.dir / "data"
+        cls.data = cls.root / "data"
         cls.data.mkdir()
         for number, picture in enumerate(cls.pictures):
             picture.save(cls.data / f"{number}.png")
@@ -73,10 +71,6 @@ class EditTrainTest(unittest.TestCase):
             rows.append({"image": f"new_{number}.png", "prompt": prompt,
                          "edit_image": [f"{picture}.png" for picture in pictures]})
         (cls.data / "rows.json").write_text(json.dumps(rows))
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
 
     def sample(self, number, prompt=None):
         own_prompt, pictures = ROWS[number]
@@ -112,7 +106,7 @@ class EditTrainTest(unittest.TestCase):
     def test_a_step_of_a_lora_on_rows_of_one_and_two_pictures_is_that_of_peft(self):
         transformer = QwenImageTransformer2DModel.from_pretrained(self.folder / "transformer")
         helper = steps.TrainParityTest()
-        helper.dir, helper.transformer = self.dir, lambda: transformer
+        helper.dir, helper.transformer = self.root, lambda: transformer
         helper.lora()
         flags = helper.lora_flags(transformer)
         parameters = steps.trained(transformer)

@@ -1,9 +1,7 @@
 """A part of an image made anew gives the images of diffusers' pipelines, from the same noise; the
 rest of the latents is the image's own."""
 
-import pathlib
 import sys
-import tempfile
 import unittest
 from unittest import mock
 
@@ -18,6 +16,7 @@ import atelier
 import compare
 import edit_models
 import tiny_models
+from tiny_run import FolderTest
 
 PROMPT = "A chalkboard sign, 一只可爱的猫"
 NEGATIVE = "blurry, 低画质"
@@ -35,21 +34,16 @@ def levels(images):
     return list((images * 255).round().astype(np.uint8))
 
 
-class InpaintParityTest(unittest.TestCase):
+class InpaintParityTest(FolderTest):
 
     @classmethod
     def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_inpaint_")
-        cls.dir = pathlib.Path(cls.holder.name)
+        super().setUpClass()
         cls.tiny = tiny_models.get()
 
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
-
     def write(self, picture, mask):
-        picture.save(self.dir / "picture.png")
-        mask.save(self.dir / "mask.png")
+        picture.save(self.root / "picture.png")
+        mask.save(self.root / "mask.png")
 
     def check(self, name, module, pipeline, folder, picture, steps, strength, count, **flags):
         """diffusers samples the image's latents; both sides take their mode, so that the pipeline
@@ -75,7 +69,7 @@ class InpaintParityTest(unittest.TestCase):
                                width=picture.width, num_inference_steps=steps, num_images=count,
                                batch_size=count, denoising_strength=strength, seed=0,
                                dtype="float32", input_image=np.asarray(picture),
-                               inpaint_mask=self.dir / "mask.png", **flags)
+                               inpaint_mask=self.root / "mask.png", **flags)
         compare.assert_images(name, got, expected)
 
     def test_a_part_of_an_image_is_made_anew(self):
@@ -88,7 +82,7 @@ class InpaintParityTest(unittest.TestCase):
 
     def test_a_part_of_a_picture_is_edited(self):
         """Pictures are small, and both sides leave them as they are."""
-        models = edit_models.EditModels(self.dir)
+        models = edit_models.EditModels(self.root)
         folder = models.variant("Qwen-Image-Edit")
         edits = models.pipeline(folder)
         pipeline = QwenImageEditInpaintPipeline(**edits.components)
@@ -97,7 +91,7 @@ class InpaintParityTest(unittest.TestCase):
         with mock.patch.object(pipeline_qwenimage_edit_inpaint, "calculate_dimensions",
                                lambda area, ratio: (160, 96, None)):
             self.check("inpainting of a picture", pipeline_qwenimage_edit_inpaint, pipeline, folder,
-                       picture, 4, 0.8, 1, edit_image=self.dir / "picture.png",
+                       picture, 4, 0.8, 1, edit_image=self.root / "picture.png",
                        edit_image_auto_resize="false")
 
 

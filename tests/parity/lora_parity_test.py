@@ -1,8 +1,6 @@
 """LoRA files that peft and diffusers write give here the images that they give there."""
 
-import pathlib
 import sys
-import tempfile
 import unittest
 import zlib
 
@@ -17,6 +15,7 @@ import atelier
 import compare
 import references
 import tiny_models
+from tiny_run import FolderTest
 
 PROMPT = "A coffee shop entrance with a chalkboard sign, 一只可爱的猫"
 HEIGHT, WIDTH, STEPS = 64, 48, 3
@@ -60,13 +59,12 @@ def spell(layers, prefix, down, up, alpha=None, is_flat=False):
     return tensors
 
 
-class LoraParityTest(unittest.TestCase):
+class LoraParityTest(FolderTest):
 
     @classmethod
     def setUpClass(cls):
         cls.models = tiny_models.get()
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_lora_")
-        cls.dir = pathlib.Path(cls.holder.name)
+        super().setUpClass()
         cls.pipeline = QwenImagePipeline.from_pretrained(cls.models.model)
         cls.pipeline.set_progress_bar_config(disable=True)
         cls.latents = torch.randn((1, 16, 1, HEIGHT // 8, WIDTH // 8),
@@ -83,10 +81,6 @@ class LoraParityTest(unittest.TestCase):
                                  alpha_pattern={"transformer_blocks.1.attn.to_v": 5})
         cls.plain = cls.reference()
 
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
-
     def tearDown(self):
         self.pipeline.unload_lora_weights()
 
@@ -98,7 +92,7 @@ class LoraParityTest(unittest.TestCase):
         randomize_adapters_(transformer, seed, std)
         metadata = transformer.peft_config["default"].to_dict()
         QwenImagePipeline.save_lora_weights(
-            cls.dir,
+            cls.root,
             transformer_lora_layers=get_peft_model_state_dict(transformer),
             weight_name=name + ".safetensors",
             transformer_lora_adapter_metadata={
@@ -121,7 +115,7 @@ class LoraParityTest(unittest.TestCase):
     def with_adapters(self, **strengths):
         """The reference with NAME.safetensors of each name at its strength."""
         for name in strengths:
-            self.pipeline.load_lora_weights(self.dir / (name + ".safetensors"), adapter_name=name)
+            self.pipeline.load_lora_weights(self.root / (name + ".safetensors"), adapter_name=name)
         self.pipeline.set_adapters(list(strengths), adapter_weights=list(strengths.values()))
         expected = self.reference()
         self.assertGreater(
@@ -142,7 +136,7 @@ class LoraParityTest(unittest.TestCase):
         return atelier.generate_jobs(self.models.model,
                                      jobs,
                                      dtype="float32",
-                                     lora_dir=self.dir,
+                                     lora_dir=self.root,
                                      **flags)
 
     def test_a_lora_of_diffusers_gives_the_same_picture_at_any_strength(self):
@@ -185,7 +179,7 @@ class LoraParityTest(unittest.TestCase):
                 parameter += diff
                 ending = ".diff" if name.endswith(".weight") else ".diff_b"
                 tensors["diffusion_model." + name.rsplit(".", 1)[0] + ending] = diff
-        save_file(tensors, self.dir / "whole.safetensors")
+        save_file(tensors, self.root / "whole.safetensors")
         self.assertTrue(any("norm_q.diff" in name for name in tensors))
         expected = self.image_of(transformer)
         compare.assert_images("whole differences", self.ours(["whole"])[0], expected)
@@ -205,7 +199,7 @@ class LoraParityTest(unittest.TestCase):
                      dtype="float32")
         got = atelier.generate(self.models.model,
                                self.latents,
-                               lora=str(self.dir / "style.safetensors") + ":0.7",
+                               lora=str(self.root / "style.safetensors") + ":0.7",
                                **flags)
         listed = self.ours([{"name": "style", "strength": 0.7}])
         self.assertTrue(np.array_equal(got[0], listed[0][0]))
@@ -227,7 +221,7 @@ class LoraParityTest(unittest.TestCase):
         transformer = QwenImageTransformer2DModel.from_pretrained(self.models.model / "transformer")
         wrapped = get_peft_model(transformer, config)
         randomize_adapters_(wrapped, 3, std)
-        wrapped.save_pretrained(self.dir / "peft" / name)
+        wrapped.save_pretrained(self.root / "peft" / name)
         wrapped.eval()
         expected = self.image_of(transformer)
         got = atelier.generate(self.models.model,
@@ -239,7 +233,7 @@ class LoraParityTest(unittest.TestCase):
                                cfg_scale=1.0,
                                seed=0,
                                dtype="float32",
-                               lora=self.dir / "peft" / name)
+                               lora=self.root / "peft" / name)
         compare.assert_images(name + " folder of peft", got, expected)
 
     def image_of(self, transformer):
@@ -259,7 +253,7 @@ class LoraParityTest(unittest.TestCase):
         return expected
 
     def test_every_spelling_of_one_lora_gives_the_same_bits(self):
-        layers = layers_of(self.dir / "style.safetensors")
+        layers = layers_of(self.root / "style.safetensors")
         self.assertGreater(len(layers), 20)
         rank = next(iter(layers.values()))[0].shape[0]
         spellings = {
@@ -275,9 +269,9 @@ class LoraParityTest(unittest.TestCase):
             "old": spell(layers, "transformer.", ".lora.down.weight", ".lora.up.weight"),
         }
         save_file(spell(layers, "transformer.", ".lora_A.weight", ".lora_B.weight"),
-                  self.dir / "spelled_diffusers.safetensors")
+                  self.root / "spelled_diffusers.safetensors")
         for name, tensors in spellings.items():
-            save_file(tensors, self.dir / f"spelled_{name}.safetensors")
+            save_file(tensors, self.root / f"spelled_{name}.safetensors")
         names = ["diffusers", *spellings]
         got = self.ours(*[["spelled_" + name] for name in names])
         for name, pictures in zip(names, got):
@@ -291,9 +285,9 @@ class LoraParityTest(unittest.TestCase):
                 self.pipeline.unload_lora_weights()
 
     def test_an_alpha_beside_the_factors_counts(self):
-        layers = layers_of(self.dir / "style.safetensors")
+        layers = layers_of(self.root / "style.safetensors")
         save_file(spell(layers, "lora_unet_", ".lora_down.weight", ".lora_up.weight", 8, True),
-                  self.dir / "kohya_alpha.safetensors")
+                  self.root / "kohya_alpha.safetensors")
         compare.assert_images("LoRA with alpha tensors",
                                 self.ours(["kohya_alpha"])[0],
                                 self.with_adapters(kohya_alpha=1.0))

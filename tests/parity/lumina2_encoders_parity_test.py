@@ -2,9 +2,7 @@
 Gemma 2 and the autoencoder of other sizes than lumina2_parity_test.py has, values and gradients."""
 
 import copy
-import pathlib
 import sys
-import tempfile
 import unittest
 
 import torch
@@ -17,6 +15,7 @@ import compare
 import lumina2_models
 import references
 import tiny_models
+from tiny_run import FolderTest
 
 TOLERANCE = 1e-5
 
@@ -95,22 +94,13 @@ def make_autoencoder(seed, block_out_channels, **changes):
     return tiny_models.randomize_(vae, seed, gain=1.2)
 
 
-class Folder(unittest.TestCase):
-
-    @classmethod
-    def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_lumina2_encoders_")
-        cls.dir = pathlib.Path(cls.holder.name)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
+class EncoderTest(FolderTest):
 
     def probe(self, component, path, inputs, **extra):
         return atelier.probe(component, path, inputs, plugin="lumina2", **extra)
 
 
-class Gemma2Test(Folder):
+class Gemma2Test(EncoderTest):
 
     @classmethod
     def setUpClass(cls):
@@ -118,7 +108,7 @@ class Gemma2Test(Folder):
         cls.encoders = {}
         for number, (name, changes) in enumerate(ENCODERS.items()):
             cls.encoders[name] = make_encoder(80 + number, **changes)
-            cls.encoders[name].save_pretrained(cls.dir / name)
+            cls.encoders[name].save_pretrained(cls.root / name)
         cls.lengths = torch.tensor([23, 1, 9, 40])
         cls.ids = torch.randint(0, 300, (4, 40), generator=torch.Generator().manual_seed(3))
         for row, length in enumerate(cls.lengths):
@@ -134,7 +124,7 @@ class Gemma2Test(Folder):
     def test_other_sizes_give_the_same_hidden_states(self):
         for name, encoder in self.encoders.items():
             with self.subTest(name), torch.no_grad():
-                compare.assert_close("gemma2, " + name, self.ours(self.dir / name)["hidden"],
+                compare.assert_close("gemma2, " + name, self.ours(self.root / name)["hidden"],
                                      self.expected(encoder), TOLERANCE)
 
     def test_windows_and_caps_change_the_hidden_states(self):
@@ -150,7 +140,7 @@ class Gemma2Test(Folder):
     def test_gradients_are_the_same(self):
         for name, encoder in self.encoders.items():
             with self.subTest(name):
-                got = self.ours(self.dir / name, gradients=True, trainable="*")
+                got = self.ours(self.root / name, gradients=True, trainable="*")
                 output = self.expected(encoder)
                 last = f"layers.{encoder.config.num_hidden_layers - 1}."
                 parameters = {
@@ -169,7 +159,7 @@ class Gemma2Test(Folder):
                 rounded = copy.deepcopy(self.encoders[name]).bfloat16()
                 exact = self.expected(copy.deepcopy(rounded).double())
                 theirs = self.expected(rounded).double() - exact
-                ours = self.ours(self.dir / name, dtype="bfloat16")["hidden"].double() - exact
+                ours = self.ours(self.root / name, dtype="bfloat16")["hidden"].double() - exact
                 ratio = float(ours.square().mean().sqrt() / theirs.square().mean().sqrt())
                 compare.record(f"gemma2, {name}, bfloat16: error against transformers'", ratio)
                 self.assertLess(ratio, 1.05)
@@ -178,7 +168,7 @@ class Gemma2Test(Folder):
         """config.json says how many layers there are; the last is not run."""
         encoder = self.encoders["cap"]
         last = f"layers.{encoder.config.num_hidden_layers - 1}."
-        folder = self.dir / "trimmed"
+        folder = self.root / "trimmed"
         folder.mkdir()
         save_file({
             name: tensor.contiguous() for name, tensor in encoder.state_dict().items()
@@ -190,7 +180,7 @@ class Gemma2Test(Folder):
                                  self.expected(encoder), TOLERANCE)
 
 
-class AutoencoderTest(Folder):
+class AutoencoderTest(EncoderTest):
 
     @classmethod
     def setUpClass(cls):
@@ -198,7 +188,7 @@ class AutoencoderTest(Folder):
         cls.autoencoders = {}
         for number, (name, changes) in enumerate(AUTOENCODERS.items()):
             cls.autoencoders[name] = make_autoencoder(90 + number, **changes)
-            cls.autoencoders[name].save_pretrained(cls.dir / name)
+            cls.autoencoders[name].save_pretrained(cls.root / name)
 
     def inputs(self, vae, height=5, width=7):
         generator = torch.Generator().manual_seed(5)
@@ -215,7 +205,7 @@ class AutoencoderTest(Folder):
         for name, vae in self.autoencoders.items():
             for key, (value, reference) in self.inputs(vae).items():
                 with self.subTest(name=name, key=key), torch.no_grad():
-                    (got,) = self.probe("vae", self.dir / name, {key: value}).values()
+                    (got,) = self.probe("vae", self.root / name, {key: value}).values()
                     compare.assert_close(f"autoencoder, {name}, of {key}", got,
                                          reference(vae, value), TOLERANCE)
 
@@ -223,7 +213,7 @@ class AutoencoderTest(Folder):
         for name, vae in self.autoencoders.items():
             for key, (value, reference) in self.inputs(vae, 3, 2).items():
                 with self.subTest(name=name, key=key):
-                    got = self.probe("vae", self.dir / name, {key: value}, gradients=True,
+                    got = self.probe("vae", self.root / name, {key: value}, gradients=True,
                                      trainable="*")
                     value = value.clone().requires_grad_(True)
                     output = reference(vae, value)
@@ -235,7 +225,7 @@ class AutoencoderTest(Folder):
     def test_the_original_spelling_gives_the_same(self):
         for name in ("four levels", "convolved latents", "attention in levels", "no attention"):
             vae = self.autoencoders[name]
-            folder = self.dir / "original" / name
+            folder = self.root / "original" / name
             vae.save_config(folder)  # the number of groups is not in the shapes
             save_file(tiny_models.contiguous(lumina2_models.original_vae(vae.state_dict())),
                       folder / "ae.safetensors")

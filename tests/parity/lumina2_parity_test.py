@@ -20,6 +20,7 @@ import lumina2_models
 import references
 import tiny_models
 import training
+from tiny_run import FolderTest
 
 PLUGIN = "lumina2"
 PROMPT = "A coffee shop entrance with a chalkboard sign, 一只可爱的猫, cinematic lighting"
@@ -355,24 +356,19 @@ def draw_adapters_(module, seed, std):
                 parameter.copy_(drawn * std)
 
 
-class Lumina2LoraTest(unittest.TestCase):
+class Lumina2LoraTest(FolderTest):
     """A LoRA of diffusers, one of sd-scripts, and what `lora convert` makes of them."""
 
     @classmethod
     def setUpClass(cls):
         cls.models = lumina2_models.get()
         cls.pipeline = cls.models.pipeline
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_lumina2_lora_")
-        cls.dir = pathlib.Path(cls.holder.name)
+        super().setUpClass()
         cls.latents = noise(1, HEIGHT, WIDTH, seed=51)
         cls.write_with_diffusers("style")
         cls.write_with_diffusers("dora", use_dora=True)
         cls.write_with_sd_scripts("fused")
         cls.plain = cls.reference()
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
 
     def tearDown(self):
         self.pipeline.unload_lora_weights()
@@ -388,7 +384,7 @@ class Lumina2LoraTest(unittest.TestCase):
             for key, value in transformer.peft_config["default"].to_dict().items()
         }
         cls.pipeline.save_lora_weights(
-            cls.dir,
+            cls.root,
             transformer_lora_layers=get_peft_model_state_dict(transformer),
             weight_name=name + ".safetensors",
             transformer_lora_adapter_metadata=metadata)
@@ -408,7 +404,7 @@ class Lumina2LoraTest(unittest.TestCase):
             tensors[layer + ".lora_up.weight"] = 0.1 * torch.randn(
                 (value.shape[0], 4), generator=generator)
             tensors[layer + ".alpha"] = torch.tensor(2.0)
-        save_file(tensors, cls.dir / f"{name}.safetensors")
+        save_file(tensors, cls.root / f"{name}.safetensors")
 
     @classmethod
     def reference(cls):
@@ -422,7 +418,7 @@ class Lumina2LoraTest(unittest.TestCase):
         return levels(images)
 
     def with_adapter(self, name):
-        self.pipeline.load_lora_weights(self.dir / f"{name}.safetensors", adapter_name="one")
+        self.pipeline.load_lora_weights(self.root / f"{name}.safetensors", adapter_name="one")
         expected = self.reference()
         self.pipeline.unload_lora_weights()
         effect = np.abs(
@@ -441,17 +437,17 @@ class Lumina2LoraTest(unittest.TestCase):
                                 cfg_scale=1,
                                 seed=0,
                                 dtype="float32",
-                                lora=self.dir / f"{name}.safetensors")
+                                lora=self.root / f"{name}.safetensors")
 
     def convert(self, name, to, spelling, layout="diffusers"):
-        (self.dir / f"{to}.safetensors").unlink(missing_ok=True)  # of a conversion before
+        (self.root / f"{to}.safetensors").unlink(missing_ok=True)  # of a conversion before
         with atelier.call_folder("lora_convert") as folder:
             atelier.run([
-                "lora", "convert", self.dir / f"{name}.safetensors", self.dir / f"{to}.safetensors",
+                "lora", "convert", self.root / f"{name}.safetensors", self.root / f"{to}.safetensors",
                 "--lora_format", spelling, "--plugin", PLUGIN, "--model_paths",
                 atelier.paths_argument(self.models.layout_of("dit")[layout])
             ], folder)
-        return load_file(self.dir / f"{to}.safetensors")
+        return load_file(self.root / f"{to}.safetensors")
 
     def test_a_lora_of_diffusers_gives_its_picture_on_every_spelling_of_the_model(self):
         expected = self.with_adapter("style")
@@ -462,7 +458,7 @@ class Lumina2LoraTest(unittest.TestCase):
 
     def test_a_lora_of_diffusers_goes_through_fused_spellings_and_comes_back(self):
         expected = self.with_adapter("style")
-        original = load_file(self.dir / "style.safetensors")
+        original = load_file(self.root / "style.safetensors")
         for spelling, layer in (("kohya", "lora_unet_layers_0_attention_qkv.lora_down.weight"),
                                 ("comfy", "diffusion_model.layers.0.attention.qkv.lora_A.weight")):
             for layout in ("diffusers", "original"):
@@ -486,7 +482,7 @@ class Lumina2LoraTest(unittest.TestCase):
         keys = list(state)
         marks = {k: torch.full_like(v, number) for number, (k, v) in enumerate(state.items())}
         marks = lumina2_models.original_dit(marks)
-        changed = lora_readers.comfyui(self.dir / f"{name}.safetensors",
+        changed = lora_readers.comfyui(self.root / f"{name}.safetensors",
                                        lumina2_models.original_dit(state))
         for original, value in changed.items():
             numbers = torch.unique_consecutive(marks[original].flatten()).int().tolist()
@@ -516,14 +512,14 @@ class Lumina2LoraTest(unittest.TestCase):
         """As docs/lora.md says; where this changes, the page has to."""
         for spelling in ("kohya", "diffsynth"):
             self.convert("style", "foreign", spelling)
-            self.pipeline.load_lora_weights(self.dir / "foreign.safetensors", adapter_name="one")
+            self.pipeline.load_lora_weights(self.root / "foreign.safetensors", adapter_name="one")
             self.assertTrue(np.array_equal(self.reference(), self.plain), spelling)
             self.pipeline.unload_lora_weights()
         compare.assert_images("lumina2, style as diffsynth, here", self.ours("foreign"),
                                 self.with_adapter("style"))
         self.convert("style", "foreign", "comfy")
         with self.assertRaises(Exception):
-            self.pipeline.load_lora_weights(self.dir / "foreign.safetensors", adapter_name="one")
+            self.pipeline.load_lora_weights(self.root / "foreign.safetensors", adapter_name="one")
 
     def test_a_fused_lora_of_sd_scripts_is_cut_for_diffusers(self):
         for layout in ("diffusers", "original", "bundle"):
@@ -534,7 +530,7 @@ class Lumina2LoraTest(unittest.TestCase):
             self.assertTrue(torch.equal(down[0], down[1]) and torch.equal(down[0], down[2]))
             up = torch.cat(
                 [cut[f"transformer.layers.1.attn.to_{part}.lora_B.weight"] for part in "qkv"])
-            fused = load_file(self.dir / "fused.safetensors")
+            fused = load_file(self.root / "fused.safetensors")
             self.assertTrue(
                 torch.equal(up, fused["lora_unet_layers_1_attention_qkv.lora_up.weight"]))
             expected = self.with_adapter("cut_" + layout)

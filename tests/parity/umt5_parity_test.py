@@ -3,9 +3,7 @@ prompts, cleaned and cut into tokens, beside diffusers and transformers."""
 
 import copy
 import io
-import pathlib
 import sys
-import tempfile
 import unittest
 
 import sentencepiece
@@ -19,6 +17,7 @@ import compare
 import references
 import tiny_models
 import tokenizer_parity_test
+from tiny_run import FolderTest
 
 TOLERANCE = 1e-5
 PIPELINE_TOKENS = 512  # what the Wan pipelines pad texts to
@@ -74,19 +73,7 @@ def hidden(encoder, ids, lengths):
     return states * mask[..., None]
 
 
-class Folder(unittest.TestCase):
-
-    @classmethod
-    def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_umt5_")
-        cls.dir = pathlib.Path(cls.holder.name)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
-
-
-class PromptTest(Folder):
+class PromptTest(FolderTest):
 
     @classmethod
     def setUpClass(cls):
@@ -94,7 +81,7 @@ class PromptTest(Folder):
         cls.texts = [*tokenizer_parity_test.strings(), *PROMPTS]
 
     def make(self, name, **settings):
-        folder = self.dir / name
+        folder = self.root / name
         folder.mkdir()
         model = io.BytesIO()
         sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(tiny_models.CORPUS * 4),
@@ -130,7 +117,7 @@ class PromptTest(Folder):
                    lambda text: processor.encode(text)[:PIPELINE_TOKENS - 1] + [1])
 
 
-class Umt5Test(Folder):
+class Umt5Test(FolderTest):
 
     @classmethod
     def setUpClass(cls):
@@ -138,7 +125,7 @@ class Umt5Test(Folder):
         cls.encoders = {}
         for number, (name, changes) in enumerate(ENCODERS.items()):
             cls.encoders[name] = make_encoder(60 + number, **changes)
-            cls.encoders[name].save_pretrained(cls.dir / name)
+            cls.encoders[name].save_pretrained(cls.root / name)
         cls.texts = cls.padded([23, 1, 9, 130], 130)
 
     @staticmethod
@@ -158,7 +145,7 @@ class Umt5Test(Folder):
     def test_hidden_states_are_the_same(self):
         for name, encoder in self.encoders.items():
             with self.subTest(name), torch.no_grad():
-                compare.assert_close("umt5, " + name, self.ours(self.dir / name)["hidden"],
+                compare.assert_close("umt5, " + name, self.ours(self.root / name)["hidden"],
                                      self.expected(encoder), TOLERANCE)
 
     def test_texts_padded_as_the_pipelines_do_give_the_same(self):
@@ -166,7 +153,7 @@ class Umt5Test(Folder):
         encoder = self.encoders["as published"]
         with torch.no_grad():
             compare.assert_close("umt5, 512 tokens",
-                                 self.ours(self.dir / "as published", texts)["hidden"],
+                                 self.ours(self.root / "as published", texts)["hidden"],
                                  self.expected(encoder, texts), TOLERANCE)
 
     def test_distances_show_in_the_hidden_states(self):
@@ -182,7 +169,7 @@ class Umt5Test(Folder):
     def test_gradients_are_the_same(self):
         for name, encoder in self.encoders.items():
             with self.subTest(name):
-                got = self.ours(self.dir / name, gradients=True, trainable="*")
+                got = self.ours(self.root / name, gradients=True, trainable="*")
                 expected = references.gradients(self.expected(encoder), {},
                                                 dict(encoder.named_parameters()))
                 compare.assert_gradients(f"umt5, {name}, gradients", got, expected)
@@ -202,7 +189,7 @@ class Umt5Test(Folder):
         }  # fmt: skip
         for name, tensors in spellings.items():
             with self.subTest(name), torch.no_grad():
-                folder = self.dir / ("spelling " + name)
+                folder = self.root / ("spelling " + name)
                 folder.mkdir()
                 save_file(tensors, folder / "model.safetensors")
                 encoder.config.save_pretrained(folder)
@@ -219,7 +206,7 @@ class Umt5Test(Folder):
                 state[key] = state[key].t().contiguous().t()
         tokens = state["token_embedding.weight"]
         state["token_embedding.weight"] = torch.cat([tokens, tokens])[len(tokens):]
-        folder = self.dir / "archive"
+        folder = self.root / "archive"
         folder.mkdir()
         torch.save(state, folder / "encoder.pth")
         encoder.config.save_pretrained(folder)
@@ -234,7 +221,7 @@ class Umt5Test(Folder):
                 rounded = copy.deepcopy(encoder).bfloat16()
                 exact = self.expected(copy.deepcopy(rounded).double())
                 theirs = self.expected(rounded).double() - exact
-                ours = self.ours(self.dir / name, dtype="bfloat16")["hidden"].double() - exact
+                ours = self.ours(self.root / name, dtype="bfloat16")["hidden"].double() - exact
                 ratio = float(ours.square().mean().sqrt() / theirs.square().mean().sqrt())
                 compare.record(f"umt5, {name}, bfloat16: error against transformers'", ratio)
                 self.assertLess(ratio, 1.0)

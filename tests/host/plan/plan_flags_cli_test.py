@@ -1,13 +1,11 @@
 """Walks through the flags that say where things rest: a plan takes each as the run takes it."""
 
 import json
-import pathlib
 import re
-import tempfile
 import unittest
 
 import program
-from tiny_run import write_dataset
+from tiny_run import FolderTest, write_dataset
 
 MODEL = program.REPOSITORY / "examples/shapes/model"
 MIB = 1 << 20
@@ -87,18 +85,13 @@ def size_in(text, what):
     return float(number) * UNITS[unit]
 
 
-class FlagsTest(unittest.TestCase):
+class FlagsTest(FolderTest):
 
     @classmethod
     def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_plan_flags_")
-        cls.root = pathlib.Path(cls.holder.name)
+        super().setUpClass()
         write_dataset(cls.root / "data", count=4)
         (cls.root / "elsewhere.json").write_text(json.dumps(PROFILE))
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
 
     def words(self, command, flags):
         common = {"plugin": "qwen_image", "model_paths": json.dumps([str(MODEL)]), "dtype": "float32", "threads": 1}

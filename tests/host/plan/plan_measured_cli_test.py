@@ -1,13 +1,11 @@
 """Holds plans to what is measured, over models, commands, placements and sizes, on a simulated device."""
 
 import json
-import pathlib
 import re
-import tempfile
 import unittest
 
 import program
-from tiny_run import write_dataset
+from tiny_run import FolderTest, write_dataset
 
 UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 TOLERANCE = 0.05
@@ -80,17 +78,12 @@ SHARED_BOUNDED = [
 ]
 
 
-class MeasuredTest(unittest.TestCase):
+class MeasuredTest(FolderTest):
 
     @classmethod
     def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_measured_")
-        cls.root = pathlib.Path(cls.holder.name)
+        super().setUpClass()
         write_dataset(cls.root / "data", count=4, sizes=((64, 64),))
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
 
     def told(self, *command, ranks=1, **flags):
         """What is predicted and what is measured, in bytes."""
