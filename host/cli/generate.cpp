@@ -202,8 +202,8 @@ int generate_or_plan(std::span<const std::string> said, const PlanOnly* only) {
   order::Words words({said.begin(), said.end()}, order::generate_command(nullptr), problems);
   Generation order = read_generation(words, choose_family(words, problems), problems);
   const std::string device = order.load ? order.load->device : "cpu";
-  set_up(order.process,
-         {.device = device, .is_quiet = order.is_quiet, .computes = only == nullptr}, problems);
+  set_up(order.process, {.device = device, .is_quiet = order.is_quiet, .computes = only == nullptr},
+         problems);
   if (only != nullptr) {
     if (order.load) plan::plan_elsewhere(only->device_profile, order.limits, *order.load);
   } else {

@@ -108,8 +108,8 @@ tune::KernelTable prove_kind(const tune::GpuKind& kind, double seconds,
   const size_t count = proofs_for(device::choose(device)).size();
   progress::Step step(progress, "prove kernels on " + kind.name + ", once",
                       static_cast<int64_t>(count), progress::Unit::kParts);
-  tune::KernelTable table = prove_elsewhere(device, {.all_s = seconds},
-                                            [&](const tune::Verdict&) { step.advance(); });
+  tune::KernelTable table =
+      prove_elsewhere(device, {.all_s = seconds}, [&](const tune::Verdict&) { step.advance(); });
   step.finish();
   progress.note(std::to_string(table.on().size()) + " of " + std::to_string(count) +
                 " run by default from now on; atelier doctor says which");

@@ -121,8 +121,7 @@ int train_or_plan(std::span<const std::string> arguments, const PlanOnly* only) 
   if (foreign::is_compat_line(arguments)) return run_compat_line(arguments);
   if (flags::wants_help(arguments)) return print_help(train_command(family_for_help(arguments)));
   report::Problems problems;
-  order::Training order =
-      read_training(arguments, "train", /*computes=*/only == nullptr, problems);
+  order::Training order = read_training(arguments, "train", /*computes=*/only == nullptr, problems);
   return only != nullptr ? plan_only(std::move(order), *only, problems)
                          : train_with_others(std::move(order), problems);
 }
