@@ -7,6 +7,7 @@
 #include <cstring>
 #include <poll.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <vector>
@@ -23,6 +24,7 @@ Child start_program(std::span<const std::string> arguments) {
   const pid_t child = fork();
   if (child < 0) throw Error(ErrorCode::kEnvironment, std::string("fork: ") + std::strerror(errno));
   if (child == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // whoever follows it is its only end, where it hangs
     dup2(ends[1], STDOUT_FILENO);
     close(ends[0]);
     close(ends[1]);

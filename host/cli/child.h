@@ -14,7 +14,8 @@ struct Child {
   int output = -1;  // what it writes to stdout is read from there; follow() closes it
 };
 
-// Runs this program with these words. Throws Error{kEnvironment}.
+// Runs this program with these words, until the thread that calls this ends. Throws
+// Error{kEnvironment}.
 Child start_program(std::span<const std::string> words);
 
 // What a time limit is of.

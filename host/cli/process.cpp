@@ -18,8 +18,8 @@ namespace {
 
 using flags::KernelChoice;
 
-// One process of a run on this machine proves kernels; each finds mistakes in what a
-// launcher says of them where it joins the run.
+// One process of a run on this machine proves kernels; each finds mistakes in what a launcher says
+// where it joins the run.
 bool is_first_here() {
   try {
     return distributed::find_ranks(distributed::process_environment()).local_rank == 0;
@@ -104,7 +104,7 @@ void set_up(flags::ProcessSettings& settings, const ProcessUse& use, report::Pro
   if (!kernels.named) return;
   tune::use(*kernels.named);
   if (use.computes && is_first_here())
-    note(use, "of our own kernels run on GPUs: " + flags::kernels_text(kernels));
+    note(use, "kernels of our own on this GPU: " + flags::kernels_text(kernels));
 }
 
 void set_up(order::Training& config, bool computes, report::Problems& problems) {

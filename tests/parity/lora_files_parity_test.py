@@ -46,9 +46,9 @@ class LoraFilesTest(lora.LoraParityTest):
 
     def convert(self, name, to, format, *flags):
         """NAME.safetensors as TO.safetensors; names that need it are told by the model."""
-        output = self.dir / f"{to}.safetensors"
+        output = self.root / f"{to}.safetensors"
         output.unlink(missing_ok=True)  # of another test
-        self.atelier_lora("convert", self.dir / f"{name}.safetensors", output, "--lora_format", format,
+        self.atelier_lora("convert", self.root / f"{name}.safetensors", output, "--lora_format", format,
                           *self.model_flags(), *flags)
 
     def expected_of(self, name):
@@ -80,7 +80,7 @@ class LoraFilesTest(lora.LoraParityTest):
                 with self.subTest(name=name, format=format):
                     self.convert(name, f"{name}_{format}", format)
                     transformer = QwenImageTransformer2DModel.from_pretrained(self.transformer)
-                    changed = read(self.dir / f"{name}_{format}.safetensors", plain)
+                    changed = read(self.root / f"{name}_{format}.safetensors", plain)
                     transformer.load_state_dict({**plain, **changed})
                     compare.assert_images(f"{name} as {format}, in its program",
                                             self.image_of(transformer), expected)
@@ -96,13 +96,13 @@ class LoraFilesTest(lora.LoraParityTest):
     def test_dora_gives_the_same_image_wherever_it_can_be_written(self):
         self.write_dora()
         expected = self.expected_of("dora")
-        original = load_file(self.dir / "dora.safetensors")
+        original = load_file(self.root / "dora.safetensors")
         for format in ("kohya", "comfy"):
             self.convert("dora", f"dora_{format}", format)
             self.convert(f"dora_{format}", f"dora_{format}_back", "diffusers")
             compare.assert_images(f"DoRA as {format}, here", self.ours([f"dora_{format}"])[0],
                                     expected)
-            back = load_file(self.dir / f"dora_{format}_back.safetensors")
+            back = load_file(self.root / f"dora_{format}_back.safetensors")
             self.assertEqual(sorted(back), sorted(original))
             for key, value in original.items():
                 self.assertTrue(torch.equal(back[key], value), key)
@@ -119,7 +119,7 @@ class LoraFilesTest(lora.LoraParityTest):
         self.convert("light", "light_for_kohya", "kohya")  # rsLoRA becomes alpha tensors
         self.convert("light_for_kohya", "light_for_peft", "diffusers")
         for name in ("style", "light", "dora"):
-            path = self.dir / f"{name}_for_peft.safetensors"
+            path = self.root / f"{name}_for_peft.safetensors"
             config = json.loads(metadata_of(path)["lora_adapter_metadata"])
             config = LoraConfig(**without_prefix(config))
             transformer = QwenImageTransformer2DModel.from_pretrained(self.transformer)
@@ -144,17 +144,17 @@ class LoraFilesTest(lora.LoraParityTest):
             transformer = QwenImageTransformer2DModel.from_pretrained(self.transformer)
             wrapped = get_peft_model(transformer, config)
             lora.randomize_adapters_(wrapped, 3, 0.08 if name == "lora" else 0.4)
-            wrapped.save_pretrained(self.dir / name)
-            self.atelier_lora("convert", self.dir / name, self.dir / f"{name}_kohya.safetensors",
+            wrapped.save_pretrained(self.root / name)
+            self.atelier_lora("convert", self.root / name, self.root / f"{name}_kohya.safetensors",
                               "--lora_format", "kohya")
             folder = atelier.generate(self.models.model,
                                       self.latents,
                                       **self.flags(),
-                                      lora=self.dir / name)
+                                      lora=self.root / name)
             file = atelier.generate(self.models.model,
                                     self.latents,
                                     **self.flags(),
-                                    lora=self.dir / f"{name}_kohya.safetensors")
+                                    lora=self.root / f"{name}_kohya.safetensors")
             self.assertTrue(np.array_equal(folder[0], file[0]), name)
             if name == "lora":
                 compare.assert_images("folder of peft as kohya, in diffusers",
@@ -170,7 +170,7 @@ class LoraFilesTest(lora.LoraParityTest):
                     dtype="float32")
 
     def test_the_way_through_all_spellings_and_back_gives_the_same_bits(self):
-        path = self.dir / "style.safetensors"
+        path = self.root / "style.safetensors"
         tensors = load_file(path)
         # alpha 8 over rank 4 is a power of two: diffsynth's factors are exact as well.
         chain = ["kohya", "comfy", "diffusers"]
@@ -178,33 +178,33 @@ class LoraFilesTest(lora.LoraParityTest):
         for number, format in enumerate(chain):
             self.convert(name, f"chain{number}", format)
             name = f"chain{number}"
-        back = load_file(self.dir / f"{name}.safetensors")
+        back = load_file(self.root / f"{name}.safetensors")
         self.assertEqual(sorted(back), sorted(tensors))
         for key, value in tensors.items():
             self.assertTrue(torch.equal(back[key], value), key)
-        config = json.loads(metadata_of(self.dir / f"{name}.safetensors")["lora_adapter_metadata"])
+        config = json.loads(metadata_of(self.root / f"{name}.safetensors")["lora_adapter_metadata"])
         self.assertEqual((config["transformer.r"], config["transformer.lora_alpha"]), (4, 8))
         self.convert(name, "chain_folded", "diffsynth")
         self.convert("chain_folded", "chain_end", "diffusers")
-        for key, value in load_file(self.dir / "chain_end.safetensors").items():
+        for key, value in load_file(self.root / "chain_end.safetensors").items():
             factor = 2 if "lora_B" in key else 1
             self.assertTrue(torch.equal(value, tensors[key] * factor), key)
 
     def test_merged_loras_give_the_image_of_both(self):
         expected = self.with_adapters(style=0.7, light=-1.5)
         self.pipeline.unload_lora_weights()
-        self.atelier_lora("merge", f"{self.dir}/style.safetensors:0.7",
-                          f"{self.dir}/light.safetensors:-1.5", "--output",
-                          self.dir / "sum.safetensors")
+        self.atelier_lora("merge", f"{self.root}/style.safetensors:0.7",
+                          f"{self.root}/light.safetensors:-1.5", "--output",
+                          self.root / "sum.safetensors")
         compare.assert_images("merged LoRAs, here", self.ours(["sum"])[0], expected)
         compare.assert_images("merged LoRAs, in diffusers", self.expected_of("sum"), expected)
 
     def test_a_merged_model_gives_the_image_in_both(self):
         expected = self.with_adapters(style=0.7)
         self.pipeline.unload_lora_weights()
-        folder = self.dir / "merged"
+        folder = self.root / "merged"
         folder.mkdir()
-        self.atelier_lora("merge", f"{self.dir}/style.safetensors:0.7", *self.model_flags(),
+        self.atelier_lora("merge", f"{self.root}/style.safetensors:0.7", *self.model_flags(),
                           "--output", folder / "diffusion_pytorch_model.safetensors")
         (folder / "config.json").write_text((self.transformer / "config.json").read_text())
         pipeline = self.pipeline
@@ -220,10 +220,10 @@ class LoraFilesTest(lora.LoraParityTest):
         self.atelier_lora("extract", "--plugin", "qwen_image", "--base_model_paths",
                           atelier.paths_argument(self.transformer), "--tuned_model_paths",
                           atelier.paths_argument(folder), "--lora_rank", "4", "--output",
-                          self.dir / "extracted.safetensors")
+                          self.root / "extracted.safetensors")
         compare.assert_images("extracted LoRA, in diffusers", self.expected_of("extracted"),
                                 expected)
-        original, extracted = (lora.layers_of(self.dir / f"{name}.safetensors")
+        original, extracted = (lora.layers_of(self.root / f"{name}.safetensors")
                                for name in ("style", "extracted"))
         self.assertEqual(sorted(original), sorted(extracted))
         for layer, (a, b) in original.items():

@@ -3,8 +3,10 @@
 
 import json
 import math
+import os
 import pathlib
 import re
+import select
 import shutil
 import struct
 import subprocess
@@ -106,6 +108,15 @@ class ProgramTest(FolderTest):
         self.assertIn("WRONG   norm_modulate                    : stopped after 0.01 seconds", late.stdout)
         self.refused(2, "tune", "--device", "cpu", "--in_process", "nothing", says=["'nothing' is not proven on this device"])
         self.refused(2, "tune", "--device", "gpu", says=["--device 'gpu' is not known"])
+
+    def test_proofs_end_with_the_program_that_asked_for_them(self):
+        with subprocess.Popen([PROGRAM, "tune", "--device", "cpu"], stdout=subprocess.PIPE, text=True) as tuning:
+            tuning.stdout.readline()  # of a kernel, by a process that has others before it
+            [child] = pathlib.Path(f"/proc/{tuning.pid}/task/{tuning.pid}/children").read_text().split()
+            proofs = os.pidfd_open(int(child))
+            tuning.kill()
+        self.addCleanup(os.close, proofs)
+        self.assertEqual([proofs], select.select([proofs], [], [], 60)[0])  # it can be read when the process has ended
 
     @unittest.skipIf(shutil.which("nvidia-smi"), "there may be a GPU")
     def test_tune_proves_nothing_without_a_gpu(self):
