@@ -103,7 +103,7 @@ void set_up(flags::ProcessSettings& settings, const ProcessUse& use, report::Pro
   }
   if (!kernels.named) return;
   tune::use(*kernels.named);
-  if (use.computes && is_first_here())
+  if (proven && use.computes && is_first_here())
     note(use, "kernels of our own on this GPU: " + flags::kernels_text(kernels));
 }
 

@@ -28,7 +28,8 @@ int shard_ranks(const Training& config, const distributed::Ranks& ranks) {
   const int stage = config.shards.stage;
   const bool is_shared =
       stage == 1 || stage == 2 || (stage == 3 && !config.trainable_models.empty());
-  return is_shared && !ranks.is_alone() ? group_size(config.shards.group, ranks) : 1;
+  // A group that is none is a problem elsewhere.
+  return is_shared && !ranks.is_alone() ? std::max(1, group_size(config.shards.group, ranks)) : 1;
 }
 
 int block_ranks(const Training& config, const distributed::Ranks& ranks) {

@@ -48,6 +48,7 @@ class RankRuns(TinyRuns):
         for _ in range(1200):
             if csv.exists() and "train/loss" in csv.read_text():
                 return process
+            self.assertIsNone(process.poll(), process.stderr.read() if process.poll() is not None else "")
             time.sleep(0.1)
         self.fail("no step in two minutes")
 
