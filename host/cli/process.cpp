@@ -94,7 +94,8 @@ void set_up(flags::ProcessSettings& settings, const ProcessUse& use, report::Pro
   const bool asks_table = kernels.form == ops::Kernels::kAuto &&
                           (kernels.named.has_value() || !settings.is_deterministic);
   if (!kHasKernels || !may_be_gpu || !asks_table) return;
-  const bool may_prove = use.computes && problems.empty() && is_first_here();
+  const bool may_prove =
+      use.computes && !settings.is_deterministic && problems.empty() && is_first_here();
   const std::optional<tune::Proven> proven = proven_here(use, may_prove);
   if (proven && kernels.named) {
     drop_wrong(kernels, *proven, use);

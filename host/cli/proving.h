@@ -4,7 +4,7 @@
 #include <functional>
 #include <optional>
 #include <string>
-#include <string_view>
+#include <vector>
 
 #include "host/tune/tuning.h"
 
