@@ -19,7 +19,7 @@ namespace {
 
 using at::Tensor;
 
-constexpr std::array<ProvenGraphs, 0> kProven = {};
+int64_t proven_rows = 0;
 
 // A denoiser may have blocks of text, of an image and of both, and run with both halves of guidance
 // in one call and with each alone.
@@ -112,18 +112,13 @@ void copy_into(const Tensors& buffers, const Tensors& inputs) {
 
 }  // namespace
 
-std::span<const ProvenGraphs> proven_graphs() {
-  return kProven;
+void set_proven_graph_rows(int64_t rows) {
+  proven_rows = rows;
 }
 
-int64_t graph_rows(GraphChoice choice, int capability, std::span<const ProvenGraphs> proven) {
+int64_t graph_rows(GraphChoice choice, at::Device device) {
   if (choice != GraphChoice::kAuto) return choice == GraphChoice::kOn ? INT64_MAX : 0;
-  int64_t rows = 0;
-  for (const ProvenGraphs& record : proven) {
-    if (capability >= record.first_capability && capability <= record.last_capability)
-      rows = std::max(rows, record.most_rows);
-  }
-  return rows;
+  return device.is_cpu() ? 0 : proven_rows;
 }
 
 GraphRunner::GraphRunner(BlockRunner& inner) : inner_(inner) {}

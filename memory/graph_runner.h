@@ -8,7 +8,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -17,22 +16,17 @@
 
 namespace atelier::memory {
 
-// A recorded run on GPUs of such capabilities in which `tools/gpu check` found the same bits with
-// graphs and `tools/gpu models` found images faster with them, of blocks of so many rows.
-struct ProvenGraphs {
-  int first_capability, last_capability;
-  int64_t most_rows;
-};
-std::span<const ProvenGraphs> proven_graphs();
+// Blocks of up to so many rows were proven to have the same bits as graphs and to be faster, on the
+// GPUs of this machine. Before other threads plan or generate; 0: none, as at the start.
+void set_proven_graph_rows(int64_t rows);
 
 enum class GraphChoice {
   kAuto,  // where it is proven
   kOn,
   kOff
 };
-// Blocks of how many rows are graphs on a device of this capability; 0: none.
-int64_t graph_rows(GraphChoice choice, int capability,
-                   std::span<const ProvenGraphs> proven = proven_graphs());
+// Blocks of how many rows are graphs on a device; 0: none.
+int64_t graph_rows(GraphChoice choice, at::Device device);
 
 // Runs blocks without gradients as graphs of the same operators on the same numbers, to the same
 // bits. A block runs as ever when it meets inputs of a form for the first time, which makes plans

@@ -204,6 +204,7 @@ int generate_or_plan(std::span<const std::string> said, const PlanOnly* only) {
   const std::string device = order.load ? order.load->device : "cpu";
   set_up(order.process, {.device = device, .is_quiet = order.is_quiet, .computes = only == nullptr},
          problems);
+  if (order.load) note_slow_products(*order.load, order.is_quiet);
   if (only != nullptr) {
     if (order.load) plan::plan_elsewhere(only->device_profile, order.limits, *order.load);
   } else {

@@ -11,6 +11,7 @@
 #include "host/cli/built_kernels.h"
 #include "host/cli/proving.h"
 #include "host/device/cuda.h"
+#include "host/report/error_line.h"
 #include "host/report/say_once.h"
 
 namespace atelier::cli {
@@ -66,7 +67,7 @@ void drop_wrong(KernelChoice& kernels, const tune::Proven& proven, const Process
 
 void check_names(const std::vector<std::string>& names, report::Problems& problems) {
   std::vector<std::string> known;
-  for (const tune::KernelProof& proof : all_proofs()) known.emplace_back(proof.op);
+  for (const tune::KernelProof& proof : choices()) known.emplace_back(proof.op);
   for (const std::string& name : names) {
     if (std::ranges::find(known, name) != known.end()) continue;
     std::vector<std::string> words = {"auto", "fused", "composed", "none"};
@@ -108,11 +109,29 @@ void set_up(flags::ProcessSettings& settings, const ProcessUse& use, report::Pro
     note(use, "kernels of our own on this GPU: " + flags::kernels_text(kernels));
 }
 
+void note_slow_products(const model::LoadRequest& load, bool is_quiet) {
+  const bool may_be_gpu = load.device == "auto" || load.device.starts_with("cuda");
+  for (const auto& [component, compute] : load.compute) {
+    if (compute != weights::Compute::kW8A8 || is_quiet || !may_be_gpu || !is_first_here()) continue;
+    const auto storage = load.storage.find(component);
+    const bool is_int8 = storage != load.storage.end() && storage->second == weights::Storage::kInt8;
+    const std::string_view product = is_int8 ? tune::kInt8Products : tune::kFp8Products;
+    for (const tune::GpuKind& kind : tune::kinds_here()) {
+      const auto table = tune::read_table(tune::cache_folder(), kind);
+      const std::string slow = table ? tune::slow_products(*table, product) : std::string();
+      if (slow.empty()) continue;
+      report::say_once("note: --compute " + component + "=w8a8 saves memory and no time on " +
+                       report::printable(kind.name) + "; " + slow + "\n");
+    }
+  }
+}
+
 void set_up(order::Training& config, bool computes, report::Problems& problems) {
   const ProcessUse use = {.device = config.model.device,
                           .is_quiet = config.log.quiet,
                           .computes = computes && !config.dry_run};
   set_up(config.process, use, problems);
+  note_slow_products(config.model, config.log.quiet);
   keep_choice(config);
 }
 

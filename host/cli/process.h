@@ -5,6 +5,7 @@
 
 #include "host/distributed/group.h"
 #include "host/flags/process_flags.h"
+#include "host/model/model_loader.h"
 #include "host/order/training.h"
 #include "host/report/problems.h"
 
@@ -25,6 +26,10 @@ struct ProcessUse {
 void set_up(flags::ProcessSettings& settings, const ProcessUse& use, report::Problems& problems);
 // As the settings of a training say; its effective_toml has the names.
 void set_up(order::Training& config, bool computes, report::Problems& problems);
+
+// Says where products of 8 bits that were asked for take longer than those in bfloat16, as it was
+// measured on the GPUs here.
+void note_slow_products(const model::LoadRequest& load, bool is_quiet);
 
 // All processes of a run choose as the first one did, but for what is wrong with one of them.
 void agree_on_kernels(distributed::Group& group, flags::KernelChoice& kernels);

@@ -39,9 +39,10 @@ void tell(const tune::Verdict& verdict) {
 
 // Returns false where the device may compute nothing more for this process.
 bool prove_one(const std::string& name, at::Device device) {
-  const tune::Sizes& timed_at = device.is_cpu() ? tune::small_sizes().front() : tune::model_sizes();
   try {
-    tell(tune::prove(proof_of(name, device), tune::small_sizes(), timed_at, device));
+    const tune::KernelProof proof = proof_of(name, device);
+    const auto timed_at = device.is_cpu() ? tune::small_sizes().first(1) : proof.timed_at();
+    tell(tune::prove(proof, tune::small_sizes(), timed_at, device));
   } catch (const c10::Error& error) {
     const std::string what = error.what_without_backtrace();
     const bool lacks_memory = plugins::out_of_memory().has_value();
@@ -53,11 +54,12 @@ bool prove_one(const std::string& name, at::Device device) {
 
 }  // namespace
 
-std::vector<tune::KernelProof> all_proofs() {
+std::vector<tune::KernelProof> choices() {
   const auto kernels = tune::kernel_proofs();
   std::vector<tune::KernelProof> proofs(kernels.begin(), kernels.end());
   for (const tune::AttentionProof& attention : tune::attention_proofs())
     proofs.push_back(attention.proof);
+  for (const tune::GraphProof& graphs : tune::graph_proofs()) proofs.push_back(graphs.proof);
   return with_optimizers(std::move(proofs));
 }
 
@@ -111,7 +113,7 @@ tune::KernelTable prove_kind(const tune::GpuKind& kind, double seconds,
   tune::KernelTable table =
       prove_elsewhere(device, {.all_s = seconds}, [&](const tune::Verdict&) { step.advance(); });
   step.finish();
-  progress.note(std::to_string(table.on().size()) + " of " + std::to_string(count) +
+  progress.note(std::to_string(table.on().size()) + " of " + std::to_string(table.choices()) +
                 " run by default from now on; atelier doctor says which");
   return table;
 }

@@ -10,9 +10,9 @@
 
 namespace atelier::cli {
 
-// All that can be proven, and what a device can be asked for. Each has a name of its own, see
-// --kernels.
-std::vector<tune::KernelProof> all_proofs();
+// All that can be chosen by its proof, by names of their own as --kernels takes them; and all that
+// a device can be asked for.
+std::vector<tune::KernelProof> choices();
 std::vector<tune::KernelProof> proofs_for(at::Device device);
 
 // Proves `names` here, ";" between them, and writes lines of tune::tune() to stdout. Returns the

@@ -11,6 +11,19 @@
 namespace atelier::cli {
 namespace {
 
+// How a verdict is told: whether it is on or faster, and what was timed.
+struct VerdictWords {
+  const char *yes, *no, *before, *after;
+};
+VerdictWords words_of(std::string_view op) {
+  if (op == tune::kPinnedCopies) return {"faster", "slower", "pageable", "pinned"};
+  if (op == tune::kFp8Products || op == tune::kInt8Products)
+    return {"faster", "slower", "bfloat16", "8 bits"};
+  if (op.starts_with("cudnn_attention")) return {"on", "off", "flash", "cuDNN"};
+  if (op.starts_with("cuda_graphs")) return {"on", "off", "launched", "as graphs"};
+  return {"on", "off", "composed", "fused"};
+}
+
 void print(const tune::Verdict& verdict, bool as_json) {
   if (as_json) {
     std::cout << tune::verdict_line(verdict) << std::endl;
@@ -20,8 +33,9 @@ void print(const tune::Verdict& verdict, bool as_json) {
     std::printf("%-7s %-33s: %s\n", verdict.is_unknown ? "unknown" : "WRONG", verdict.op.c_str(),
                 report::printable(verdict.problem).c_str());
   } else {
-    std::printf("%-7s %-33s %8.3f ms composed, %8.3f ms fused\n", verdict.is_on() ? "on" : "off",
-                verdict.op.c_str(), verdict.composed_ms, verdict.fused_ms);
+    const auto [yes, no, before, after] = words_of(verdict.op);
+    std::printf("%-7s %-33s %8.3f ms %s, %8.3f ms %s\n", verdict.is_on() ? yes : no,
+                verdict.op.c_str(), verdict.composed_ms, before, verdict.fused_ms, after);
   }
   std::fflush(stdout);
 }
@@ -85,7 +99,7 @@ int run_tune(std::span<const std::string> arguments) {
     tune::write_table(folder, kind, table);
     if (!as_json)
       std::printf("%zu of %zu run by default from now on; remembered in %s\n", table.on().size(),
-                  table.verdicts.size(), report::printable(tune::table_path(folder, kind)).c_str());
+                  table.choices(), report::printable(tune::table_path(folder, kind)).c_str());
   }
   return 0;
 }

@@ -8,7 +8,6 @@
 
 #include "atelier/error.h"
 #include "atelier/host/device_graph.h"
-#include "atelier/host/device_traits.h"
 
 #include "host/generate/request.h"
 #include "host/inputs/parse.h"
@@ -229,7 +228,7 @@ int64_t graph_rows_of(const order::Generation& order, const LoadedModel& model) 
       ops::make_graph_recorder(device) == nullptr)
     throw Error(ErrorCode::kInvalidArgument,
                 "--cuda_graphs on: device " + device.str() + " has no CUDA graphs", "leave it out");
-  return memory::graph_rows(order.cuda_graphs, ops::compute_capability(device));
+  return memory::graph_rows(order.cuda_graphs, device);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "host/files/folder.h"
 #include "host/report/problems.h"
 #include "host/report/sizes.h"
+#include "host/tune/kernel_table.h"
 #include "memory/activation_budget.h"
 
 namespace atelier::plan {
@@ -83,7 +84,9 @@ PlanTarget plan_target(const MemoryLimits& limits, const LoadRequest& request,
     target.has_limit = true;
     return target;
   }
-  profile = memory::measure_profile(model.device(), simulated ? simulated->bytes_per_second : 0.0);
+  const double known_copies = simulated ? simulated->bytes_per_second
+                                        : tune::copy_bytes_per_second(model.device());
+  profile = memory::measure_profile(model.device(), known_copies);
   if (simulated && simulated->capacity < INT64_MAX) profile.memory_bytes = simulated->capacity;
   // A context is part of what the user says, and no more of what is free.
   if (limits.vram && model.device().is_cuda()) profile.reserve_bytes = memory::kCudaReserveBytes;

@@ -10,11 +10,10 @@
 
 #include "atelier/error.h"
 #include "atelier/host/attention_rules.h"
+#include "atelier/host/device_graph.h"
 #include "atelier/host/device_traits.h"
-#include "atelier/host/weight_state.h"
-#include "atelier/ops/linear.h"
 
-#include "memory/quantized_store.h"
+#include "host/tune/coded_layer.h"
 
 namespace atelier::tune {
 namespace {
@@ -227,24 +226,6 @@ std::vector<Operator> channel_norm(const Sizes& sizes, const Noise& noise) {
 
 // --- codes of 8 bits ---
 
-// A layer with a weight of codes, in `dtype`; with is_w8a8 the rows become codes, too.
-WeightPtr coded_weight(const memory::Quantized& codes, at::ScalarType dtype, at::Device device,
-                       bool is_w8a8) {
-  auto weight = std::make_shared<Weight>("weight", codes.codes.sizes().vec());
-  weight->state().set_store(std::make_shared<memory::QuantizedStore>(
-      memory::Quantized{codes.codes.to(device), codes.scales.to(device)}, dtype, is_w8a8));
-  return weight;
-}
-
-// What such a layer makes of rows. What stands for float64 is the same in float32 on the CPU, whose
-// codes have to be the device's.
-Tensor coded_product(const Tensor& in, const memory::Quantized& codes, bool is_w8a8) {
-  const bool is_exact = in.scalar_type() == at::kDouble;
-  const Tensor x = is_exact ? in.to(at::kFloat) : in;
-  const Tensor y = ops::linear(x, coded_weight(codes, x.scalar_type(), x.device(), is_w8a8));
-  return is_exact ? y.to(at::kDouble) : y;
-}
-
 // An operator whose kernel makes a layer's codes on its way, once the layer has asked for some:
 // they are those that are made of its result by themselves. Nothing is left of their difference.
 Operator codes_on_the_way(Operator op, const memory::Quantized& codes) {
@@ -333,25 +314,34 @@ Times time_forms(const Operator& op, at::Device device) {
     return ms / kSets;
   };
   std::vector<double> composed, fused;
+  double first_ms = 0;
   for (int i = 0; i < kWarmUps + kRuns; ++i) {
-    const double first = run(ops::Kernels::kComposed), second = run(ops::Kernels::kFused);
+    const double composed_ms = run(ops::Kernels::kComposed), fused_ms = run(ops::Kernels::kFused);
+    if (i == 0) first_ms = kSets * fused_ms;
     if (i < kWarmUps) continue;
-    composed.push_back(first), fused.push_back(second);
+    composed.push_back(composed_ms), fused.push_back(fused_ms);
   }
-  return {median(composed), median(fused)};
+  Times times = {median(composed), median(fused)};
+  if (op.runs_a_plan > 0) {
+    const double plan_ms = std::max(0.0, first_ms - kSets * times.fused_ms);
+    times.fused_ms += plan_ms / static_cast<double>(op.runs_a_plan);
+  }
+  return times;
 }
 
 // The times of the case that gains least.
-Times least_gain(const KernelProof& proof, const Sizes& sizes, at::Device device) {
+Times least_gain(const KernelProof& proof, std::span<const Sizes> timed_at, at::Device device) {
   const Noise noise = [&](at::IntArrayRef shape) {
     return at::randn(shape, at::TensorOptions(device).dtype(at::kFloat));
   };
   std::optional<Times> least;
-  for (const Operator& op : proof.cases(sizes, noise)) {
-    if (!op.is_timed) continue;
-    const Times times = time_forms(op, device);
-    if (!least || times.fused_ms * least->composed_ms > least->fused_ms * times.composed_ms)
-      least = times;
+  for (const Sizes& sizes : timed_at) {
+    for (const Operator& op : proof.cases(sizes, noise)) {
+      if (!op.is_timed) continue;
+      const Times times = time_forms(op, device);
+      if (!least || times.fused_ms * least->composed_ms > least->fused_ms * times.composed_ms)
+        least = times;
+    }
   }
   return *least;
 }
@@ -405,6 +395,10 @@ std::vector<KernelProof> proofs_for(at::Device device) {
     if (ops::attention_kernel(wanted, {&record, 1}) == record.kernel)
       all.push_back(attention.proof);
   }
+  if (ops::make_graph_recorder(device) != nullptr) {
+    for (const GraphProof& graphs : graph_proofs()) all.push_back(graphs.proof);
+  }
+  if (!device.is_cpu()) std::ranges::copy(rate_proofs(), std::back_inserter(all));
   return all;
 }
 
@@ -415,13 +409,15 @@ std::span<const Sizes> small_sizes() {
   return kSmall;
 }
 
-const Sizes& model_sizes() {
-  static const Sizes kModel = {{4160, 4160}, 3072, 12288, 24, 128, 512, 128};
-  return kModel;
+std::span<const Sizes> model_sizes() {
+  static const std::array kModels = {Sizes{{1280, 1088}, 2304, 9216, 24, 96, 256, 256},
+                                     Sizes{{4160, 4160}, 3072, 12288, 24, 128, 512, 128},
+                                     Sizes{{8192, 1024}, 5120, 13824, 40, 128, 128, 512}};
+  return kModels;
 }
 
-Verdict prove(const KernelProof& proof, std::span<const Sizes> right_at, const Sizes& timed_at,
-              at::Device device) {
+Verdict prove(const KernelProof& proof, std::span<const Sizes> right_at,
+              std::span<const Sizes> timed_at, at::Device device) {
   Verdict verdict;
   verdict.op = proof.op;
   at::manual_seed(1);

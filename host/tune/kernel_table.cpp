@@ -1,6 +1,7 @@
 #include "host/tune/kernel_table.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -8,6 +9,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include <c10/util/StringUtil.h>
 #include <torch/headeronly/version.h>
 
 #include "atelier/error.h"
@@ -16,6 +18,8 @@
 #include "host/device/cuda.h"
 #include "host/files/content_hash.h"
 #include "host/files/temporary_file.h"
+#include "host/report/text.h"
+#include "memory/graph_runner.h"
 
 namespace atelier::tune {
 namespace {
@@ -55,6 +59,11 @@ bool has(const std::vector<std::string>& names, std::string_view name) {
   return std::ranges::find(names, name) != names.end();
 }
 
+bool is_rate(std::string_view op) {
+  const auto rates = rate_proofs();
+  return std::ranges::find(rates, op, &KernelProof::op) != rates.end();
+}
+
 std::string text_of(const json& content, int indent) {
   return content.dump(indent, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
 }
@@ -88,15 +97,23 @@ std::optional<Verdict> read_verdict(std::string_view line) {
 std::vector<std::string> KernelTable::on() const {
   std::vector<std::string> names;
   for (const Verdict& verdict : verdicts) {
-    if (verdict.is_on()) names.push_back(verdict.op);
+    if (verdict.is_on() && !is_rate(verdict.op)) names.push_back(verdict.op);
   }
   return names;
 }
 
+size_t KernelTable::choices() const {
+  return static_cast<size_t>(std::ranges::count_if(
+      verdicts, [](const Verdict& verdict) { return !is_rate(verdict.op); }));
+}
+
+const Verdict* KernelTable::find(std::string_view op) const {
+  const auto found = std::ranges::find(verdicts, op, &Verdict::op);
+  return found == verdicts.end() ? nullptr : &*found;
+}
+
 std::vector<std::string> KernelTable::missing(std::vector<std::string> names) const {
-  std::erase_if(names, [&](const std::string& name) {
-    return std::ranges::find(verdicts, name, &Verdict::op) != verdicts.end();
-  });
+  std::erase_if(names, [&](const std::string& name) { return find(name) != nullptr; });
   return names;
 }
 
@@ -106,7 +123,7 @@ Proven together(const std::vector<KernelTable>& tables) {
     const std::vector<std::string> on = table.on();
     std::erase_if(proven.on, [&](const std::string& name) { return !has(on, name); });
     for (const Verdict& verdict : table.verdicts) {
-      if (!verdict.problem.empty() && !has(proven.wrong, verdict.op))
+      if (!verdict.problem.empty() && !is_rate(verdict.op) && !has(proven.wrong, verdict.op))
         proven.wrong.push_back(verdict.op);
     }
   }
@@ -145,14 +162,52 @@ std::vector<ops::ProvenAttention> attention_of(const std::vector<std::string>& n
   return proven;
 }
 
+int64_t graph_rows_of(const std::vector<std::string>& names) {
+  int64_t rows = 0;
+  for (const GraphProof& graphs : graph_proofs()) {
+    if (!has(names, graphs.proof.op)) break;
+    rows = graphs.rows;
+  }
+  return rows;
+}
+
 void use(const std::vector<std::string>& names) {
   ops::set_proven_kernels(at::kCUDA, names);
   ops::set_proven_attention(attention_of(names));
+  memory::set_proven_graph_rows(graph_rows_of(names));
+}
+
+std::string slow_products(const KernelTable& table, std::string_view product) {
+  const Verdict* const products = table.find(product);
+  if (products == nullptr || !products->problem.empty()) return {};
+  if (products->fused_ms < products->composed_ms) return {};
+  return c10::str(product, ": ", report::number_text(products->fused_ms), " ms beside ",
+                  report::number_text(products->composed_ms), " ms in bfloat16");
+}
+
+double copy_bytes_per_second(at::Device device) {
+  if (device.is_cpu()) return 0;
+  const device::GpuFacts facts = device::gpu_facts(device.index());
+  for (const GpuKind& kind : kinds_here()) {
+    if (kind.name != facts.name || kind.capability != facts.capability) continue;
+    const auto table = read_table(cache_folder(), kind);
+    const Verdict* const copies = table ? table->find(kPinnedCopies) : nullptr;
+    if (copies != nullptr && copies->problem.empty())
+      return static_cast<double>(copied_bytes()) / (copies->fused_ms * 1e-3);
+  }
+  return 0;
 }
 
 std::string told(const KernelTable& table) {
-  std::string on, off;
+  std::string on, off, rates;
   for (const Verdict& verdict : table.verdicts) {
+    if (is_rate(verdict.op)) {
+      if (verdict.problem.empty())
+        rates += (rates.empty() ? "; measured: " : ", ") + verdict.op + " " +
+                 report::number_text(std::round(100 * verdict.composed_ms / verdict.fused_ms)) +
+                 " %";
+      continue;
+    }
     std::string& names = verdict.is_on() ? on : off;
     names += (names.empty() ? "" : ", ") + verdict.op;
     if (!verdict.problem.empty()) {
@@ -161,8 +216,7 @@ std::string told(const KernelTable& table) {
       names += " (no faster)";
     }
   }
-  if (on.empty()) return "none; not in use: " + off;
-  return on + (off.empty() ? "" : "; not in use: " + off);
+  return (on.empty() ? "none" : on) + (off.empty() ? "" : "; not in use: " + off) + rates;
 }
 
 std::string cache_folder() {

@@ -30,13 +30,17 @@ std::optional<Verdict> read_verdict(std::string_view line);
 struct KernelTable {
   std::vector<Verdict> verdicts;
 
-  // Names of those that run by default.
+  // Names of those that run by default, and how many could; none of rate_proofs().
   std::vector<std::string> on() const;
+  size_t choices() const;
+  // Null where there is no verdict of it.
+  const Verdict* find(std::string_view op) const;
   // Names, of these, that there is no verdict of.
   std::vector<std::string> missing(std::vector<std::string> names) const;
 };
 
-// One line: which run by default, which do not and why.
+// One line: which run by default, which do not and why; and how fast rate_proofs() found one way
+// of two, in percent of the other one.
 std::string told(const KernelTable& table);
 
 // What tables of several kinds of GPU say together.
@@ -57,6 +61,13 @@ std::string choice_text(const std::optional<std::vector<std::string>>& named,
                         const std::vector<std::string>& wrong);
 std::optional<std::vector<std::string>> agreed_choice(const std::vector<std::string>& texts);
 
+// Whether products of a kind of codes take longer here than those in bfloat16, where that is known,
+// and both times: "w8a8_fp8: 1.9 ms beside 1.4 ms in bfloat16". Empty: they do not.
+std::string slow_products(const KernelTable& table, std::string_view product);
+
+// Of pinned memory, in one direction, as it was measured on a GPU of this machine; 0: it was not.
+double copy_bytes_per_second(at::Device device);
+
 // From now on these run by default on GPUs, and no others. Before other threads run operators.
 void use(const std::vector<std::string>& names);
 
@@ -72,8 +83,10 @@ std::optional<KernelTable> read_table(const std::string& folder, const GpuKind& 
 std::optional<std::vector<KernelTable>> read_tables(const std::string& folder,
                                                     const std::vector<GpuKind>& kinds);
 
-// Where cuDNN attends, by the names of its proofs among `names`.
+// Where cuDNN attends, by the names of its proofs among `names`; and blocks of how many rows are
+// graphs: as many as all proofs of fewer rows are among them, too.
 std::vector<ops::ProvenAttention> attention_of(const std::vector<std::string>& names);
+int64_t graph_rows_of(const std::vector<std::string>& names);
 
 // Makes the folder where there is none. Throws Error{kEnvironment} where write_table() could not
 // write there.

@@ -35,6 +35,9 @@ struct Operator {
   bool repeats = true;
   // Whether its time counts: kernels run in it, and do not stand aside for LibTorch's operators.
   bool is_timed = true;
+  // How often its fused form runs at the same sizes at least, where its first run there takes
+  // longer, as it makes a plan: each bears its part of that. 0: the first run does not count.
+  int64_t runs_a_plan = 0;
   // Places of inputs that are float32 whatever the others are rounded to.
   std::vector<size_t> of_float32 = {};
   // In the place of `run`, where what is made ready before does not count as its time.

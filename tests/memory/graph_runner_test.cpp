@@ -286,15 +286,14 @@ TEST_CASE("A block that reads what it was not given is found out by the traced r
   CHECK_THROWS_AS(scene.runner.run(block, in), std::logic_error);
 }
 
-TEST_CASE("Blocks are graphs where a record proves it, unless the user says", "[graphs]") {
-  constexpr std::array proven = {ProvenGraphs{80, 89, 1024}, ProvenGraphs{90, 90, 4096}};
-  CHECK(graph_rows(GraphChoice::kAuto, 90, proven) == 4096);
-  CHECK(graph_rows(GraphChoice::kAuto, 86, proven) == 1024);
-  CHECK(graph_rows(GraphChoice::kAuto, 100, proven) == 0);
-  CHECK(graph_rows(GraphChoice::kAuto, 0, proven) == 0);
-  CHECK(graph_rows(GraphChoice::kOff, 90, proven) == 0);
-  CHECK(graph_rows(GraphChoice::kOn, 0, proven) == INT64_MAX);
-  CHECK(graph_rows(GraphChoice::kAuto, 90) == 0);  // until a run is recorded
+TEST_CASE("Blocks are graphs where it is proven, unless the user says", "[graphs]") {
+  CHECK(graph_rows(GraphChoice::kAuto, at::kCUDA) == 0);  // until something is
+  set_proven_graph_rows(1024);
+  CHECK(graph_rows(GraphChoice::kAuto, at::kCUDA) == 1024);
+  CHECK(graph_rows(GraphChoice::kAuto, at::kCPU) == 0);
+  CHECK(graph_rows(GraphChoice::kOff, at::kCUDA) == 0);
+  CHECK(graph_rows(GraphChoice::kOn, at::kCUDA) == INT64_MAX);
+  set_proven_graph_rows(0);
 }
 
 }  // namespace atelier::memory

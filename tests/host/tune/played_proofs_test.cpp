@@ -6,10 +6,10 @@
 namespace atelier::tune {
 
 TEST_CASE("Kernels of GPUs are right where they are played", "[tune]") {
-  const Sizes sizes = small_sizes().front();
+  const auto sizes = small_sizes().first(1);
   for (const KernelProof& proof : kernel_proofs()) {
     const int64_t before = ops::cuda::played().launches;
-    CHECK(prove(proof, {&sizes, 1}, sizes, at::kCPU).problem == "");
+    CHECK(prove(proof, sizes, sizes, at::kCPU).problem == "");
     CHECK(ops::cuda::played().launches > before);
   }
 }

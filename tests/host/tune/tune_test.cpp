@@ -10,6 +10,7 @@
 #include "host/tune/tuning.h"
 #include "support/catch.h"
 #include "support/files.h"
+#include "support/traced_graphs.h"
 
 namespace atelier::tune {
 namespace {
@@ -33,7 +34,7 @@ Verdict judged() {
   const KernelProof proof = {"doubled", [](const Sizes& sizes, const Noise& noise) {
                                return doubled(sizes, noise, kKernel);
                              }};
-  return prove(proof, small_sizes(), small_sizes().front(), at::kCPU);
+  return prove(proof, small_sizes(), small_sizes().first(1), at::kCPU);
 }
 
 Tensor right(const Tensor& x) {
@@ -84,7 +85,7 @@ TEST_CASE("Every operator with kernels of our own is proven once, and right on t
   for (const KernelProof& proof : kernel_proofs()) {
     INFO(proof.op);
     CHECK(names.insert(proof.op).second);
-    const Verdict verdict = prove(proof, small_sizes(), small_sizes().front(), at::kCPU);
+    const Verdict verdict = prove(proof, small_sizes(), small_sizes().first(1), at::kCPU);
     CHECK(verdict.problem == "");
     CHECK(verdict.composed_ms > 0);
     CHECK(verdict.fused_ms > 0);
@@ -108,6 +109,95 @@ TEST_CASE("A kernel that is wrong, drifts or is slow is not used", "[tune]") {
   CHECK_FALSE(judged<wrong_value>().is_on());
   CHECK(right_verdict("a", 1.0, 0.97).is_on());
   CHECK_FALSE(right_verdict("a", 1.0, 0.98).is_on());
+}
+
+TEST_CASE("Blocks as graphs are proven to the bit, beside blocks that are launched", "[tune]") {
+  static test::TracedRecorder::Counts counts;
+  CHECK(proofs_for(at::kCPU).size() == kernel_proofs().size());
+  ops::register_graph_recorder(at::kCPU, [](at::Device) -> std::unique_ptr<ops::GraphRecorder> {
+    return std::make_unique<test::TracedRecorder>(counts);
+  });
+  CHECK(proofs_for(at::kCPU).size() == kernel_proofs().size() + graph_proofs().size());
+  const KernelProof& proof = graph_proofs().front().proof;
+  CHECK(proof.timed_at().front().samples == std::vector<int64_t>{256});
+  const Verdict verdict = prove(proof, small_sizes().first(2), small_sizes().first(1), at::kCPU);
+  CHECK(verdict.problem == "");
+  CHECK(verdict.fused_ms > 0);
+  CHECK(counts.recorded > 0);
+  CHECK(counts.replayed > counts.recorded);
+  CHECK(counts.live == 0);
+
+  ops::register_graph_recorder(at::kCPU, [](at::Device) -> std::unique_ptr<ops::GraphRecorder> {
+    return std::make_unique<test::TracedRecorder>(counts, [] { throw std::runtime_error("no"); });
+  });
+  CHECK_THAT(prove(proof, small_sizes().first(1), small_sizes().first(1), at::kCPU).problem,
+             Catch::Contains("blocks run without CUDA graphs from now on: no"));
+  ops::register_graph_recorder(at::kCPU, nullptr);
+}
+
+TEST_CASE("As many rows are graphs as all proofs of fewer rows were on for", "[tune]") {
+  CHECK(graph_rows_of({"swiglu", "cuda_graphs_256"}) == 256);
+  CHECK(graph_rows_of({"cuda_graphs_1280", "cuda_graphs_256"}) == 1280);
+  CHECK(graph_rows_of({"cuda_graphs_1280", "cuda_graphs_4352"}) == 0);
+  CHECK(graph_rows_of({}) == 0);
+}
+
+TEST_CASE("Products of 8 bits and copies are measured, and choose nothing", "[tune]") {
+  std::vector<std::string> names;
+  for (const KernelProof& proof : rate_proofs()) {
+    INFO(proof.op);
+    names.emplace_back(proof.op);
+    const Verdict verdict = prove(proof, small_sizes(), small_sizes().first(1), at::kCPU);
+    CHECK(verdict.problem == "");
+    CHECK(verdict.composed_ms > 0);
+    CHECK(verdict.fused_ms > 0);
+  }
+  CHECK(names == std::vector<std::string>{"w8a8_fp8", "w8a8_int8", "pinned_copies"});
+  const Sizes& copied = rate_proofs().back().timed_at().front();
+  CHECK(copied_bytes() == 2 * 2 * copied.samples[0] * copied.width);
+
+  const KernelTable table = {{right_verdict("a"), right_verdict("w8a8_fp8", 1.5, 1.25),
+                              right_verdict("w8a8_int8", 1.5, 2),
+                              {.op = "pinned_copies", .problem = "it cannot pin"}}};
+  CHECK(table.on() == std::vector<std::string>{"a"});
+  CHECK(table.choices() == 1);
+  CHECK(together({table}).wrong.empty());
+  CHECK(table.missing(names).empty());
+  CHECK(told(table) == "a; measured: w8a8_fp8 120 %, w8a8_int8 75 %");
+  CHECK(slow_products(table, kFp8Products) == "");
+  CHECK(slow_products(table, kInt8Products) == "w8a8_int8: 2 ms beside 1.5 ms in bfloat16");
+  CHECK(slow_products({{right_verdict("a")}}, kInt8Products) == "");
+  CHECK(copy_bytes_per_second(at::kCPU) == 0);
+}
+
+TEST_CASE("Each run bears its part of the plan that the first one makes", "[tune]") {
+  static bool is_planned = false;
+  const auto timed = [](int64_t runs_a_plan) {
+    is_planned = false;
+    static int64_t runs = 0;
+    runs = runs_a_plan;
+    const KernelProof proof = {"planned", [](const Sizes& sizes, const Noise& noise) {
+                                 std::vector<Operator> all = doubled(
+                                     sizes, noise, +[](const Tensor& x) {
+                                       if (!std::exchange(is_planned, true))
+                                         std::this_thread::sleep_for(std::chrono::milliseconds(60));
+                                       return x + x;
+                                     });
+                                 all[0].runs_a_plan = runs;
+                                 return all;
+                               }};
+    return prove(proof, {}, small_sizes().first(1), at::kCPU).fused_ms;
+  };
+  CHECK(timed(10) >= 5.9);
+  CHECK(timed(0) < 5.9);
+}
+
+TEST_CASE("The case and the sizes that gain least decide", "[tune]") {
+  const KernelProof proof = {"doubled", [](const Sizes& sizes, const Noise& noise) {
+                               const bool is_slow = sizes.width == small_sizes()[1].width;
+                               return doubled(sizes, noise, is_slow ? slow : right);
+                             }};
+  CHECK(prove(proof, {}, small_sizes().first(2), at::kCPU).fused_ms > 2);
 }
 
 TEST_CASE("A process that crashes, hangs or ends costs the operator it had begun", "[tune]") {
