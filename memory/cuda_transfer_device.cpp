@@ -9,7 +9,6 @@
 #include <future>
 #include <mutex>
 #include <string>
-#include <sys/mman.h>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -23,6 +22,8 @@
 #include <c10/util/Exception.h>
 
 #include "atelier/error.h"
+
+#include "memory/host_pages.h"
 
 namespace atelier::memory {
 
@@ -82,17 +83,27 @@ class Pinned {
   bool is_pinned_ = false;
 };
 
-std::shared_ptr<void> take_pages(int64_t bytes) {
-  const auto size = static_cast<size_t>(std::max<int64_t>(bytes, 1));
-  void* const data =
-      mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data == MAP_FAILED)
-    throw Error(ErrorCode::kOutOfMemory,
-                "the host's memory: it has no " + std::to_string(bytes) + " bytes",
-                "free some, or leave weights on disk");
-  madvise(data, size, MADV_HUGEPAGE);
-  return {data, [size](void* pages) { munmap(pages, size); }};
-}
+// Small parts of pinned memory, cut from slabs one after another: to pin a page costs as much as
+// many copies of it. A slab goes when its parts did.
+class SmallParts {
+ public:
+  static constexpr int64_t kSlabBytes = int64_t{8} << 20, kMostBytes = kSlabBytes / 8;
+
+  // `pinned` gives slabs of so many bytes.
+  at::Tensor take(int64_t bytes, const std::function<at::Tensor(int64_t bytes)>& pinned) {
+    constexpr int64_t kAlignment = 256;
+    const std::lock_guard lock(mutex_);
+    if (!slab_.defined() || taken_ + bytes > kSlabBytes) slab_ = pinned(kSlabBytes), taken_ = 0;
+    const int64_t begin = taken_;
+    taken_ = (begin + bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return slab_.narrow(0, begin, bytes);
+  }
+
+ private:
+  std::mutex mutex_;
+  at::Tensor slab_;
+  int64_t taken_ = 0;
+};
 
 struct EventState final : Ticket::State {
   explicit EventState(at::DeviceType type) : event(type) {}
@@ -199,7 +210,11 @@ class CudaTransferDevice final : public TransferDevice {
     }
   }
 
-  at::Tensor host_memory(int64_t bytes) override { return pin(take_pages(bytes), bytes); }
+  at::Tensor host_memory(int64_t bytes) override {
+    const c10::InferenceMode normal(false);
+    const auto pinned = [this](int64_t size) { return pin(take_host_pages(size), size); };
+    return bytes > SmallParts::kMostBytes ? pinned(bytes) : small_parts_.take(bytes, pinned);
+  }
 
   at::Tensor pin(std::shared_ptr<void> memory, int64_t bytes) override {
     const c10::InferenceMode normal(false);
@@ -281,6 +296,7 @@ class CudaTransferDevice final : public TransferDevice {
   at::Device device_;
   c10::impl::VirtualGuardImpl guard_;
   std::shared_ptr<HostBytes> host_bytes_ = std::make_shared<HostBytes>();
+  SmallParts small_parts_;
   mutable CopyStream in_, out_;  // const: they let go of what is done
   std::mutex exchange_mutex_;
   c10::Stream exchanges_;

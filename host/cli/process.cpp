@@ -114,7 +114,8 @@ void note_slow_products(const model::LoadRequest& load, bool is_quiet) {
   for (const auto& [component, compute] : load.compute) {
     if (compute != weights::Compute::kW8A8 || is_quiet || !may_be_gpu || !is_first_here()) continue;
     const auto storage = load.storage.find(component);
-    const bool is_int8 = storage != load.storage.end() && storage->second == weights::Storage::kInt8;
+    const bool is_int8 =
+        storage != load.storage.end() && storage->second == weights::Storage::kInt8;
     const std::string_view product = is_int8 ? tune::kInt8Products : tune::kFp8Products;
     for (const tune::GpuKind& kind : tune::kinds_here()) {
       const auto table = tune::read_table(tune::cache_folder(), kind);

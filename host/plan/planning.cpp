@@ -84,8 +84,8 @@ PlanTarget plan_target(const MemoryLimits& limits, const LoadRequest& request,
     target.has_limit = true;
     return target;
   }
-  const double known_copies = simulated ? simulated->bytes_per_second
-                                        : tune::copy_bytes_per_second(model.device());
+  const double known_copies =
+      simulated ? simulated->bytes_per_second : tune::copy_bytes_per_second(model.device());
   profile = memory::measure_profile(model.device(), known_copies);
   if (simulated && simulated->capacity < INT64_MAX) profile.memory_bytes = simulated->capacity;
   // A context is part of what the user says, and no more of what is free.

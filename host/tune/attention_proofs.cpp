@@ -56,13 +56,13 @@ std::vector<Operator> attention(const Sizes& sizes, const Noise& noise) {
                                                                           : kFlash);
     return Traced{{ops::attention(in[0], in[1], in[2], rows)}, in};
   };
-  return {{.name = "attention",
-           .inputs = {noise({n, heads, kWidth}), noise({n, keys, kWidth}),
-                      noise({n, keys, kWidth})},
-           .run = run,
-           .slack = 2.0,
-           .repeats = false,
-           .runs_a_plan = kRunsAPlan}};
+  return {
+      {.name = "attention",
+       .inputs = {noise({n, heads, kWidth}), noise({n, keys, kWidth}), noise({n, keys, kWidth})},
+       .run = run,
+       .slack = 2.0,
+       .repeats = false,
+       .runs_a_plan = kRunsAPlan}};
 }
 
 constexpr std::array kAttentionProofs = {

@@ -20,8 +20,7 @@ WeightPtr coded_weight(const memory::Quantized& codes, at::ScalarType dtype, at:
 at::Tensor coded_product(const at::Tensor& in, const memory::Quantized& codes, bool is_w8a8) {
   const bool is_exact = in.scalar_type() == at::kDouble;
   const at::Tensor x = is_exact ? in.to(at::kFloat) : in;
-  const at::Tensor y =
-      ops::linear(x, coded_weight(codes, x.scalar_type(), x.device(), is_w8a8));
+  const at::Tensor y = ops::linear(x, coded_weight(codes, x.scalar_type(), x.device(), is_w8a8));
   return is_exact ? y.to(at::kDouble) : y;
 }
 

@@ -81,10 +81,9 @@ class Repeated {
     inputs_ = {given[0].detach(), given[1].detach(), given[2].detach().to(angles).cos(),
                given[2].detach().to(angles).sin(), Segments(sizes.samples).tensor()};
     if (!as_graphs) return;
-    runner_.begin({.recorder = ops::make_graph_recorder(given[0].device()),
-                   .warn = [](const std::string& what) {
-                     throw Error(ErrorCode::kUnsupported, what);
-                   }});
+    runner_.begin(
+        {.recorder = ops::make_graph_recorder(given[0].device()),
+         .warn = [](const std::string& what) { throw Error(ErrorCode::kUnsupported, what); }});
     const at::NoGradGuard no_grad;
     // The first time it runs as ever, then it is recorded.
     for (int i = 0; i < 2; ++i) runner_.run(block_, inputs_);

@@ -103,8 +103,8 @@ std::vector<std::string> KernelTable::on() const {
 }
 
 size_t KernelTable::choices() const {
-  return static_cast<size_t>(std::ranges::count_if(
-      verdicts, [](const Verdict& verdict) { return !is_rate(verdict.op); }));
+  return static_cast<size_t>(
+      std::ranges::count_if(verdicts, [](const Verdict& verdict) { return !is_rate(verdict.op); }));
 }
 
 const Verdict* KernelTable::find(std::string_view op) const {

@@ -65,7 +65,8 @@ std::optional<std::vector<std::string>> agreed_choice(const std::vector<std::str
 // and both times: "w8a8_fp8: 1.9 ms beside 1.4 ms in bfloat16". Empty: they do not.
 std::string slow_products(const KernelTable& table, std::string_view product);
 
-// Of pinned memory, in one direction, as it was measured on a GPU of this machine; 0: it was not.
+// The rate of copies of pinned memory in one direction, as it was measured on a GPU of this
+// machine; 0: it was not.
 double copy_bytes_per_second(at::Device device);
 
 // From now on these run by default on GPUs, and no others. Before other threads run operators.

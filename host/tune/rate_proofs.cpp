@@ -38,8 +38,8 @@ std::vector<Operator> copies(const Sizes& sizes, const Noise& noise) {
   const auto prepare = [](const Tensors& in) -> std::function<Traced()> {
     const Tensor there = at::empty_like(in[0].detach());
     const bool is_pinned = ops::kernels() == ops::Kernels::kFused && !there.is_cpu();
-    const Tensor here = at::empty_like(
-        there, there.options().device(at::kCPU).pinned_memory(is_pinned));
+    const Tensor here =
+        at::empty_like(there, there.options().device(at::kCPU).pinned_memory(is_pinned));
     here.copy_(in[0].detach());
     return [there, here] {
       const at::NoGradGuard no_grad;

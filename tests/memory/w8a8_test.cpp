@@ -259,7 +259,7 @@ TEST_CASE("A device may add up in fewer bits where it is allowed to, and nowhere
     const test::DeviceCalls calls;
     at::Tensor out = at::empty({32, 32}, at::kBFloat16);
     try {
-      ops::scaled_product({codes.codes, codes.scales}, {codes.codes, codes.scales}, out);
+      ops::scaled_product({codes.codes, codes.scales}, {codes.codes, codes.scales}, {}, out);
     } catch (const c10::Error&) {
       // Not every CPU has it.
     }

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <tuple>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -158,9 +159,18 @@ class CudaGraphRecorder final : public GraphRecorder {
     generator.graphsafe_set_state(generator.clone());
   }
 
-  // Workspaces of products, which LibTorch would keep for `stream_` in the memory of the graphs:
-  // there it may be used again, for graphs run one after another.
-  static void forget_workspaces() { at::cuda::clearCublasWorkspaces(); }
+  // Workspaces of products on `stream_`, which LibTorch would keep in the memory of the graphs:
+  // there it may be used again, for graphs run one after another. Those of other streams stay, as
+  // other threads may be about to use them.
+  void forget_workspaces() const {
+    void* const stream = stream_.stream();
+    for (auto* known : {&at::cuda::cublas_handle_stream_to_workspace(),
+                        &at::cuda::cublaslt_handle_stream_to_workspace()}) {
+      const std::unique_lock lock(known->mutex);
+      std::erase_if(known->map,
+                    [&](const auto& entry) { return std::get<1>(entry.first) == stream; });
+    }
+  }
 
   at::Device device_;
   c10::cuda::CUDAStream stream_;

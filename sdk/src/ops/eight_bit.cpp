@@ -65,12 +65,17 @@ int64_t rounded_up(int64_t size) {
   return (size + kSizeMultiple - 1) / kSizeMultiple * kSizeMultiple;
 }
 
-// Whether the device makes e4m3 products with scales of both factors' rows, in `dtype`. A GPU keeps
-// about 14 bits of their sums, which float32 is not asked for.
-bool multiplies_e4m3(at::Device device, at::ScalarType dtype) {
-  if (!device.is_cuda() || dtype == at::kFloat) return false;
+// What a device has of e4m3 products with scales of both factors' rows.
+struct E4m3Products {
+  bool are_there = false;
+  bool take_bias = false;  // which is added before the result is rounded
+};
+
+// In results of `dtype`. A GPU keeps about 14 bits of their sums, which float32 is not asked for.
+E4m3Products e4m3_products(at::Device device, at::ScalarType dtype) {
+  if (!device.is_cuda() || dtype == at::kFloat) return {};
   static std::mutex mutex;
-  static std::map<std::pair<int, at::ScalarType>, bool> known;
+  static std::map<std::pair<int, at::ScalarType>, E4m3Products> known;
   const std::lock_guard<std::mutex> lock(mutex);
   const std::pair<int, at::ScalarType> key{device.index(), dtype};
   if (const auto found = known.find(key); found != known.end()) return found->second;
@@ -78,15 +83,19 @@ bool multiplies_e4m3(at::Device device, at::ScalarType dtype) {
   const Tensor codes =
       at::zeros({kLeastRows, kLeastRows}, options.dtype(at::kByte)).view(at::kFloat8_e4m3fn);
   const RowCodes some = {codes, at::ones({kLeastRows}, options.dtype(at::kFloat))};
-  bool can = true;
-  Tensor out = at::empty({kLeastRows, kLeastRows}, options.dtype(dtype));
-  try {
-    scaled_product(some, some, out);
-  } catch (const c10::Error& error) {
-    if (says_out_of_memory(error.what_without_backtrace())) throw;
-    can = false;
-  }
-  return known.emplace(key, can).first->second;
+  const auto can = [&](const Tensor& bias) {
+    Tensor out = at::empty({kLeastRows, kLeastRows}, options.dtype(dtype));
+    try {
+      scaled_product(some, some, bias, out);
+    } catch (const c10::Error& error) {
+      if (says_out_of_memory(error.what_without_backtrace())) throw;
+      return false;
+    }
+    return true;
+  };
+  E4m3Products products = {.are_there = can({})};
+  products.take_bias = products.are_there && can(at::zeros({kLeastRows}, options.dtype(dtype)));
+  return known.emplace(key, products).first->second;
 }
 
 // a bᵀ of e4m3 codes, float32. bfloat16 holds every code, and a CUDA device multiplies it faster.
@@ -164,14 +173,19 @@ void multiply(const RowCodes& a, const RowCodes& b, const Tensor& bias, Tensor o
     left = padded(left, std::max(n, kLeastRows), rounded_up(k));
     right = padded(right, rounded_up(m), rounded_up(k));
   }
-  if (!is_int8 && multiplies_e4m3(left.device(), dtype)) {
+  const E4m3Products products = is_int8 ? E4m3Products() : e4m3_products(left.device(), dtype);
+  if (products.are_there) {
     const bool is_padded = left.size(0) != n || right.size(0) != m;
     Tensor whole = is_padded ? at::empty({left.size(0), right.size(0)}, out.options()) : out;
-    const Tensor left_scales = at::constant_pad_nd(a.scales, {0, left.size(0) - n}, 1.0);
-    const Tensor right_scales = at::constant_pad_nd(b.scales, {0, right.size(0) - m}, 1.0);
-    scaled_product({left, left_scales}, {right, right_scales}, whole);
+    const auto widened = [](const Tensor& t, int64_t size) {
+      return t.size(0) == size ? t : at::constant_pad_nd(t, {0, size - t.size(0)}, 1.0);
+    };
+    const bool takes_bias = products.take_bias && bias.defined();
+    scaled_product({left, widened(a.scales, left.size(0))},
+                   {right, widened(b.scales, right.size(0))},
+                   takes_bias ? widened(bias, right.size(0)) : Tensor(), whole);
     if (is_padded) out.copy_(whole.narrow(0, 0, n).narrow(1, 0, m));
-    if (bias.defined()) out.add_(bias);
+    if (bias.defined() && !takes_bias) out.add_(bias);
     return;
   }
   const Tensor sums = is_int8 ? multiply_int8(left, right) : multiply_codes(left, right);
@@ -193,10 +207,13 @@ Tensor multiply_rows(const Tensor& rows, const Tensor& folded, const RowCodes& r
   const at::ScalarType type = right.codes.scalar_type();
   const std::optional<RowCodes> codes = quantize_at_once(rows, folded, type);
   Tensor result = at::empty({n, m}, rows.options());
-  // Where codes are there and products go where they stay, nothing is float32 on the way.
+  // Where codes are there and products go where they stay, nothing is float32 on the way; int8 has
+  // its sums.
   const bool is_lean =
-      codes && type != at::kChar && multiplies_e4m3(rows.device(), rows.scalar_type());
-  const int64_t step = is_lean ? n : std::max<int64_t>(kLeastRows, kChunkElements / std::max(k, m));
+      codes && type != at::kChar && e4m3_products(rows.device(), rows.scalar_type()).are_there;
+  const bool has_sums_alone = codes && type == at::kChar;
+  const int64_t elements = has_sums_alone ? 4 * kChunkElements : kChunkElements;
+  const int64_t step = is_lean ? n : std::max<int64_t>(kLeastRows, elements / std::max(k, m));
   for (int64_t begin = 0; begin < n; begin += step) {
     const int64_t count = std::min(step, n - begin);
     const Tensor part = result.narrow(0, begin, count);
@@ -223,9 +240,10 @@ bool FastSums::are_allowed() {
   return fast_sums;
 }
 
-void scaled_product(const RowCodes& a, const RowCodes& b, Tensor& out) {
+void scaled_product(const RowCodes& a, const RowCodes& b, const Tensor& bias, Tensor& out) {
   at::_scaled_mm_out(out, a.codes, b.codes.t(), a.scales.unsqueeze(1), b.scales.unsqueeze(0),
-                     /*bias=*/{}, /*scale_result=*/{}, out.scalar_type(),
+                     bias.defined() ? std::optional(bias) : std::nullopt, /*scale_result=*/{},
+                     out.scalar_type(),
                      /*use_fast_accum=*/FastSums::are_allowed());
 }
 

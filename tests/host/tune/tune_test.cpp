@@ -156,7 +156,8 @@ TEST_CASE("Products of 8 bits and copies are measured, and choose nothing", "[tu
   const Sizes& copied = rate_proofs().back().timed_at().front();
   CHECK(copied_bytes() == 2 * 2 * copied.samples[0] * copied.width);
 
-  const KernelTable table = {{right_verdict("a"), right_verdict("w8a8_fp8", 1.5, 1.25),
+  const KernelTable table = {{right_verdict("a"),
+                              right_verdict("w8a8_fp8", 1.5, 1.25),
                               right_verdict("w8a8_int8", 1.5, 2),
                               {.op = "pinned_copies", .problem = "it cannot pin"}}};
   CHECK(table.on() == std::vector<std::string>{"a"});

@@ -1,11 +1,15 @@
 // Codes of 8 bits by the kernels of GPUs, played on the CPU, beside LibTorch's operators: the same
 // bits. And the group norm of images.
 #include <cfloat>
+#include <cmath>
+#include <random>
+#include <vector>
 
 #include "atelier/host/row_codes.h"
 #include "atelier/ops/linear.h"
 #include "atelier/ops/pointwise.h"
 
+#include "ops/cuda/row_codes.h"
 #include "ops/gelu_tanh.h"
 #include "ops/layer_norm.h"
 #include "ops/row_codes.h"
@@ -162,6 +166,42 @@ TEST_CASE("Every code is drawn as its value, in one pass", "[ops][cuda]") {
       }
     }
   }
+}
+
+TEST_CASE("Quotients are those of a division, beside every tie of codes and in every range",
+          "[ops][cuda]") {
+  // Quotients halfway between two codes, where the last bit of a quotient decides.
+  std::vector<float> ties;
+  for (int code = 0; code < 127; ++code) {
+    ties.push_back(static_cast<float>(code) + 0.5f);
+    if (code < 126)
+      ties.push_back((cuda::value_of(code, false) + cuda::value_of(code + 1, false)) / 2);
+  }
+  std::mt19937 random(9);
+  std::uniform_real_distribution<float> mantissas(1, 2);
+  int64_t compared = 0, different = 0;
+  for (int exponent = -126; exponent < 119; ++exponent) {
+    const float scale = std::ldexp(mantissas(random), exponent);
+    const cuda::Divisor by = cuda::divisor(scale);
+    for (const float tie : ties) {
+      float v = tie * scale;
+      for (int i = 0; i < 3; ++i) v = std::nextafter(v, 0.0f);
+      for (int i = 0; i < 7; ++i, v = std::nextafter(v, HUGE_VALF)) {
+        for (const float value : {v, -v}) {
+          ++compared;
+          different += cuda::quotient(value, by) != value / scale;
+        }
+      }
+    }
+  }
+  CHECK(compared > 800000);
+  CHECK(different == 0);
+  const cuda::Divisor one = cuda::divisor(1.0f), infinite = cuda::divisor(HUGE_VALF);
+  CHECK((cuda::code_of(NAN, one, false) & 0x7f) == 0x7f);
+  CHECK(cuda::code_of(NAN, one, true) == 0);
+  CHECK(cuda::code_of(3.0f, infinite, false) == 0);
+  CHECK(cuda::code_of(-0.0f, one, false) == 0x80);
+  CHECK((cuda::code_of(HUGE_VALF, infinite, false) & 0x7f) == 0x7f);
 }
 
 TEST_CASE("Sums of products are scaled in one pass", "[ops][cuda]") {

@@ -22,8 +22,9 @@ class ATELIER_API FastSums {
 };
 
 // Puts a bᵀ of e4m3 codes [n, k] and [m, k], whose sizes the device takes, times the scales of the
-// rows of both into `out`, dense [n, m], rounded once. Throws c10::Error where the device has no
-// such products of its dtype.
-ATELIER_API void scaled_product(const RowCodes& a, const RowCodes& b, at::Tensor& out);
+// rows of both into `out`, dense [n, m], rounded once. `bias`, [m] of its dtype, is added before;
+// undefined: none. Throws c10::Error where the device has no such products of its dtype.
+ATELIER_API void scaled_product(const RowCodes& a, const RowCodes& b, const at::Tensor& bias,
+                                at::Tensor& out);
 
 }  // namespace atelier::ops

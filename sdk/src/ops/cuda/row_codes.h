@@ -39,23 +39,25 @@ ATELIER_LANE uint32_t e4m3_of(float v) {
   return sign | (rounded - (120u << 23)) >> 20;
 }
 
-// What many values are divided by.
+// What many values are divided by. Both are multiplied by a power of two first, which leaves the
+// quotient as it is: products with the inverse would leave a float's range otherwise.
 struct Divisor {
-  float value, inverse;  // 0: divide, as products with the inverse would leave a float's range
+  float value, inverse, power;
 };
 ATELIER_LANE Divisor divisor(float value) {
-  const bool is_usual = value > 0x1p-90f && value < 0x1p120f;
-  return {value, is_usual ? 1.0f / value : 0.0f};
+  const float power = value < 0x1p-90f ? 0x1p96f : value < 0x1p120f ? 1.0f : 0x1p-96f;
+  // All that is finite is nothing of an infinite one.
+  if (value > FLT_MAX) return {FLT_MAX, 0.0f, power};
+  return {value * power, 1.0f / (value * power), power};
 }
 
-// v / by.value in three operations: a product with the rounded inverse, corrected by its remainder
-// (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990).
-// Rounded as a division is, but where that lies within 2^-21 of a last digit from halfway between
-// two floats.
+// v divided by it in five operations: a product with the rounded inverse, corrected by its
+// remainder (Markstein, "Computation of elementary functions on the IBM RISC System/6000
+// processor", 1990). Rounded as a division is, but where that lies within 2^-21 of a last digit
+// from halfway between two floats.
 ATELIER_LANE float quotient(float v, const Divisor& by) {
-  if (by.inverse == 0.0f) return v / by.value;
-  const float q = v * by.inverse;
-  return fmaf(fmaf(-q, by.value, v), by.inverse, q);
+  const float moved = v * by.power, q = moved * by.inverse;
+  return copysignf(fmaf(fmaf(-q, by.value, moved), by.inverse, q), v);  // zeros keep their sign
 }
 
 // A code of int8 or e4m3.
