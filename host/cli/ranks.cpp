@@ -145,12 +145,12 @@ void require_same_run(distributed::Group& group, const train::PreparedRun& run) 
   compare_ranks(group, group.size() > 1 ? identity_of(run) : distributed::RunIdentity(), folders);
 }
 
-bool agree_on_placement(distributed::Group& group, train::PreparedRun& run) {
+bool agree_on_layout(distributed::Group& group, train::PreparedRun& run) {
   if (group.size() == 1) return false;
   const int64_t room = memory::available_bytes(run.model->device());
-  const std::vector<std::string> texts = group.say(train::placement_text(run.config, room));
-  if (!train::take_placement(train::tightest_placement(texts), run.config)) return false;
-  run.model->rearrange(run.config.model);
+  const std::vector<std::string> texts = group.say(train::layout_text(run.layout, room));
+  if (!train::take_layout(train::tightest_layout(texts), run.layout)) return false;
+  run.model->rearrange(run.layout.weights);
   report::Problems problems;
   plan::place_trained(run, problems);
   problems.throw_if_any();

@@ -59,7 +59,7 @@ void require_same_run(distributed::Group& group, const train::PreparedRun& run);
 // Each rank has planned for itself: all take the placement of the one with the least room, since
 // what they exchange depends on it. Returns whether that is another one than this rank's. All come
 // here.
-bool agree_on_placement(distributed::Group& group, train::PreparedRun& run);
+bool agree_on_layout(distributed::Group& group, train::PreparedRun& run);
 
 // What of a model rests in host memory and is not trained, the ranks of a machine have together.
 // All come here.

@@ -87,7 +87,7 @@ int train_with(Group& group, order::Training order, report::Problems& problems) 
   plan::PreparedTraining prepared = prepare_together(
       group, [&] { return plan::prepare_training(std::move(order), progress, problems); });
   require_same_run(group, prepared.run);
-  if (agree_on_placement(group, prepared.run))
+  if (agree_on_layout(group, prepared.run))
     progress.note("another process has less room: all place weights and activations as it plans");
   share_host_memory(group, prepared.run);
   return train(prepared, progress, group);

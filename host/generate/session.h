@@ -21,6 +21,7 @@ namespace atelier::generate {
 
 // How a run carries out an order: what the plan decided, or what holds where nothing is planned.
 struct Layout {
+  model::WeightLayout weights = {};
   bool batches_cfg = true;  // both halves of guidance in one call of the denoiser
   bool keeps_all = false;   // components stay beside each other; see Engine
   int64_t graph_rows = 0;   // see memory::graph_rows()

@@ -324,14 +324,14 @@ void LoadedModel::place_blocks() {
         "--offload to host memory saves nothing on the CPU, where everything is in host memory");
 }
 
-void LoadedModel::rearrange(const LoadRequest& request) {
+void LoadedModel::rearrange(const WeightLayout& layout) {
   report::Problems problems;
-  check_storage(family_, request, *model_, parts_, problems);
-  auto plans =
-      residency_of(request, placed_components(), !is_simulated_ && device_.is_cpu(), problems);
+  check_storage(family_, layout.storage, *model_, parts_, problems);
+  auto plans = residency_of(layout.placement, placed_components(),
+                            !is_simulated_ && device_.is_cpu(), problems);
   problems.throw_if_any();
   plans_ = std::move(plans);
-  for (const auto& [component, storage] : request.storage) storage_[component] = storage;
+  for (const auto& [component, storage] : layout.storage) storage_[component] = storage;
   places_.clear();
   notes_.clear();
   place_blocks();

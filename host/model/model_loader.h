@@ -113,9 +113,9 @@ class LoadedModel {
   BlockRunner& runner();
   // Blocks with one of these stay on the device, unless they are divided. No component is loaded.
   void keep_on_device(const std::set<const Weight*>& weights);
-  // Puts storages and placement of `request` in the place of those that the model was opened with.
-  // No component is loaded. Throws as open() does for what is wrong with them.
-  void rearrange(const LoadRequest& request);
+  // Puts this layout in the place of that which the model was opened with. No component is loaded.
+  // Throws as open() does for what is wrong with it.
+  void rearrange(const WeightLayout& layout);
   // Whether a component has blocks that come to the device when they run.
   bool is_streamed(std::string_view component) const;
   // Whether the weight comes with its block.

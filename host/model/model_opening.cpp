@@ -295,8 +295,8 @@ class LoadedModel::Opening {
 
   // In what weights rest, where blocks do, and how products are made.
   void arrange() {
-    check_storage(family_, request_, *model_->model_, model_->parts_, problems_);
-    model_->plans_ = residency_of(request_, model_->placed_components(),
+    check_storage(family_, request_.storage, *model_->model_, model_->parts_, problems_);
+    model_->plans_ = residency_of(request_.placement, model_->placed_components(),
                                   !simulated_ && model_->device_.is_cpu(), problems_);
     for (const auto& [component, storage] : request_.storage) model_->storage_[component] = storage;
     model_->compute_ = request_.compute;

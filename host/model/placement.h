@@ -41,6 +41,12 @@ struct Placement {
   int denoiser_parts = 1;
 };
 
+// Where weights rest, and as what.
+struct WeightLayout {
+  Placement placement = {};
+  weights::StorageByComponent storage = {};
+};
+
 // "dit=host", "text_encoder=disk". Throws Error{kInvalidArgument}.
 PlaceByComponent parse_offload(const std::vector<std::string>& entries);
 

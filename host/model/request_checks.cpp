@@ -30,9 +30,9 @@ bool check_component(const ModelFamily& family, const std::string& component,
   return false;
 }
 
-void check_storage(const ModelFamily& family, const LoadRequest& request, Model& model,
-                   const std::vector<LoadedPart>& parts, report::Problems& problems) {
-  for (const auto& [component, storage] : request.storage) {
+void check_storage(const ModelFamily& family, const weights::StorageByComponent& storages,
+                   Model& model, const std::vector<LoadedPart>& parts, report::Problems& problems) {
+  for (const auto& [component, storage] : storages) {
     if (!check_component(family, component, "--storage", problems)) continue;
     const std::string place = place_of("--storage", component);
     const bool is_here = std::any_of(parts.begin(), parts.end(), [&](const LoadedPart& part) {
@@ -99,12 +99,12 @@ void check_fp8_models(const LoadRequest& request, const files::FoundFiles& found
 }
 
 std::map<std::string, memory::ResidencyPlan, std::less<>> residency_of(
-    const LoadRequest& request, const PlacedComponents& components, bool is_host,
+    const Placement& placement, const PlacedComponents& components, bool is_host,
     report::Problems& problems) {
-  auto plans = plan_residency(request.placement, components, problems);
+  auto plans = plan_residency(placement, components, problems);
   if (is_host) {
     std::erase_if(plans, [&](const auto& plan) {
-      return !request.placement.offload.contains(plan.first) && plan.second.parts == 1;
+      return !placement.offload.contains(plan.first) && plan.second.parts == 1;
     });
   }
   return plans;

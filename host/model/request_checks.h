@@ -16,8 +16,8 @@ bool check_component(const ModelFamily& family, const std::string& component,
 
 // Mistakes in storage become problems; in the ways to compute, once the model knows its dtypes; and
 // in the names of --fp8_models.
-void check_storage(const ModelFamily& family, const LoadRequest& request, Model& model,
-                   const std::vector<LoadedPart>& parts, report::Problems& problems);
+void check_storage(const ModelFamily& family, const weights::StorageByComponent& storages,
+                   Model& model, const std::vector<LoadedPart>& parts, report::Problems& problems);
 void check_compute(const LoadedModel& model, const LoadRequest& request,
                    report::Problems& problems);
 // Why a GPU of that compute capability (75 is 7.5; 0: no GPU) cannot compute in `dtype`; empty: it
@@ -28,7 +28,7 @@ void check_fp8_models(const LoadRequest& request, const files::FoundFiles& found
 
 // `is_host`: the device is the host, and only what is named goes elsewhere.
 std::map<std::string, memory::ResidencyPlan, std::less<>> residency_of(
-    const LoadRequest& request, const PlacedComponents& components, bool is_host,
+    const Placement& placement, const PlacedComponents& components, bool is_host,
     report::Problems& problems);
 
 }  // namespace atelier::model

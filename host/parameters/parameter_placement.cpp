@@ -21,11 +21,11 @@ using order::Training;
 
 namespace {
 
-RankMode mode_of(const Training& config, const distributed::Group* group) {
+RankMode mode_of(const Training& config, const Layout& layout, const distributed::Group* group) {
   const int shards = group == nullptr ? 1 : shard_ranks(config, group->ranks());
   return {.ranks = group == nullptr ? 1 : group->size(),
           .zero_stage = shards > 1 ? config.shards.stage : 0,
-          .on_host = config.offload.optimizer,
+          .on_host = layout.optimizes_on_host,
           .group = shards,
           .sequence = config.sequence_parallel};
 }
@@ -56,12 +56,13 @@ class StepRunner final : public BlockRunner {
 }  // namespace
 
 ParameterPlacement::ParameterPlacement(LoadedModel& model, const Selection& selection,
-                                       const Training& config, distributed::Group* group)
+                                       const Training& config, const Layout& layout,
+                                       distributed::Group* group)
     : model_(model),
       selection_(selection),
       blocks_(model, selection),
       group_(group),
-      mode_(mode_of(config, group)) {
+      mode_(mode_of(config, layout, group)) {
   const bool is_wanted = mode_.on_host && (!model.device().is_cpu() || model.is_simulated());
   bool rest_on_host = false, divides = false, keeps_parts_on_host = false;
   for (const Selection::TrainedWeight& trained : selection.weights) {

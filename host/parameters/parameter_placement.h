@@ -17,6 +17,7 @@
 #include "host/parameters/exchange_plan.h"
 #include "host/parameters/gradient_sums.h"
 #include "host/parameters/host_parameters.h"
+#include "host/parameters/layout.h"
 #include "host/parameters/piece_files.h"
 #include "host/parameters/selection.h"
 #include "host/parameters/shared_pieces.h"
@@ -44,7 +45,8 @@ class ParameterPlacement {
   // `model` and `group` outlive this. group: null: this process is alone; otherwise all processes
   // come here.
   ParameterPlacement(model::LoadedModel& model, const Selection& selection,
-                     const order::Training& config, distributed::Group* group = nullptr);
+                     const order::Training& config, const Layout& layout,
+                     distributed::Group* group = nullptr);
   ~ParameterPlacement();
   ParameterPlacement(const ParameterPlacement&) = delete;
   ParameterPlacement& operator=(const ParameterPlacement&) = delete;

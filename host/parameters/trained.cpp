@@ -36,11 +36,11 @@ using model::LoadedModel;
 using model::LoadedPart;
 
 TrainedTensors::TrainedTensors(LoadedModel& model, Selection selection, const Training& config,
-                               distributed::Group* group)
+                               const Layout& layout, distributed::Group* group)
     : model_(model),
       selection_(std::move(selection)),
       config_(config),
-      placement_(std::in_place, model, selection_, config, group) {
+      placement_(std::in_place, model, selection_, config, layout, group) {
   const at::NoGradGuard no_grad;
   for (const Selection::AdaptedLayer& layer : selection_.layers) adapt(layer);
   if (!config.lora.checkpoint.empty()) load_lora_checkpoint();

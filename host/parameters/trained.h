@@ -42,7 +42,7 @@ class TrainedTensors {
   // +-1/sqrt(in), B zero, or those of config.lora.checkpoint, see check_lora_checkpoint(). `model`
   // outlives this. `group`: see ParameterPlacement.
   TrainedTensors(model::LoadedModel& model, Selection selection, const order::Training& config,
-                 distributed::Group* group = nullptr);
+                 const Layout& layout, distributed::Group* group = nullptr);
   ~TrainedTensors();
   TrainedTensors(const TrainedTensors&) = delete;
   TrainedTensors& operator=(const TrainedTensors&) = delete;

@@ -236,7 +236,11 @@ int64_t graph_rows_of(const order::Generation& order, const LoadedModel& model) 
 generate::Layout layout_of(const order::Generation& order, const LoadedModel& model,
                            const std::optional<Planned>& planned) {
   generate::Layout layout = {.graph_rows = graph_rows_of(order, model)};
-  if (planned) layout.batches_cfg = cfg_batch_of(*planned);
+  if (order.load) layout.weights = {order.load->placement, order.load->storage};
+  if (planned) {
+    layout.weights = planned_weights(planned->result.plan, *order.load);
+    layout.batches_cfg = cfg_batch_of(*planned);
+  }
   if (order.cfg_batch) layout.batches_cfg = *order.cfg_batch;
   if (order.has_prompts_file())
     layout.keeps_all = planned ? everything_stays(*planned) : everything_fits(model);
@@ -434,23 +438,25 @@ std::optional<Planned> plan_training(const train::PreparedRun& run, std::string&
   });
 }
 
-void apply_to_training(const Planned& planned, order::Training& config) {
-  apply_plan(planned.result.plan, config.model);
+parameters::Layout layout_of(const order::Training& order, const Planned& planned) {
+  parameters::Layout layout = parameters::said_layout(order);
+  layout.weights = planned_weights(planned.result.plan, order.model);
   const memory::PhaseChoice* phase = planned.result.plan.phase("train");
-  if (phase == nullptr) return;
+  if (phase == nullptr) return layout;
   const memory::ActivationBudget& budget = planned.result.sized.activations.at(phase->strategy);
-  const bool is_open = !config.activation_budget ||
-                       config.activation_budget->kind == memory::ActivationBudget::Kind::kAuto;
+  const bool is_open = !order.activation_budget ||
+                       order.activation_budget->kind == memory::ActivationBudget::Kind::kAuto;
   const bool is_least =
       budget.kind == memory::ActivationBudget::Kind::kFraction && budget.fraction == 0;
-  const bool is_said = config.use_gradient_checkpointing && !config.activation_budget;
-  if (is_open && is_least && !config.offloads_activations) {
-    config.use_gradient_checkpointing = true;  // without the measuring of a budget
-    config.activation_budget.reset();
+  const bool is_said = order.use_gradient_checkpointing && !order.activation_budget;
+  if (is_open && is_least && !order.offloads_activations) {
+    layout.use_gradient_checkpointing = true;  // without the measuring of a budget
+    layout.activation_budget.reset();
   } else if (is_open && !is_said) {
-    config.activation_budget = budget;
+    layout.activation_budget = budget;
   }
-  config.offload.optimizer |= planned.result.sized.on_host;
+  layout.optimizes_on_host |= planned.result.sized.on_host;
+  return layout;
 }
 
 void note_plan(const Planned& planned, progress::Progress& progress) {

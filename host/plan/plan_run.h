@@ -38,9 +38,8 @@ TrainingBasis training_basis(const train::PreparedRun& run, const order::Trainin
 // The limits that a training is planned within, and the choices that its user has made.
 PlanTarget training_target(const train::PreparedRun& run);
 
-// Puts what a plan for training says of activations and of the optimizer where the user said
-// nothing.
-void apply_to_training(const Planned& planned, order::Training& config);
+// How a training is carried out: as planned where the user said nothing.
+parameters::Layout layout_of(const order::Training& order, const Planned& planned);
 // Whether all components have room beside each other, so that none needs to leave for another.
 bool everything_stays(const Planned& planned);
 // How an order is carried out. `planned`: nullopt where nothing was planned.

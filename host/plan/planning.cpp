@@ -172,22 +172,24 @@ PlannedResult plan_or_refuse(const SizedRun& sized, const PlanTarget& target,
   return std::move(*planned);
 }
 
-void apply_plan(const MemoryPlan& plan, LoadRequest& request) {
-  model::Placement& placement = request.placement;
+model::WeightLayout planned_weights(const MemoryPlan& plan, const LoadRequest& request) {
+  model::WeightLayout layout = {request.placement, request.storage};
+  model::Placement& placement = layout.placement;
   placement.resident_blocks.clear();
   placement.resident_denoiser_blocks.reset();
   placement.offload.clear();
   placement.offload_others = false;
   for (const memory::ComponentChoice& choice : plan.components) {
     if (choice.storage != "plain")
-      request.storage[choice.name] = choice.storage == "fp8"    ? Storage::kFp8
-                                     : choice.storage == "int8" ? Storage::kInt8
-                                                                : Storage::kPublished;
+      layout.storage[choice.name] = choice.storage == "fp8"    ? Storage::kFp8
+                                    : choice.storage == "int8" ? Storage::kInt8
+                                                               : Storage::kPublished;
     if (choice.resident == choice.num_blocks) continue;
     placement.offload[choice.name] = choice.others;
     placement.resident_blocks[choice.name] = choice.resident;
     placement.prefetch = choice.prefetch;
   }
+  return layout;
 }
 
 std::vector<Alternative> storage_alternatives(LoadedModel& model, const LoadRequest& request,

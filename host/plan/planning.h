@@ -69,8 +69,9 @@ std::optional<PlannedResult> try_plan(const SizedRun& sized, const PlanTarget& t
 PlannedResult plan_or_refuse(const SizedRun& sized, const PlanTarget& target,
                              const std::vector<Alternative>& alternatives);
 
-// Puts the plan's storages and places into a request.
-void apply_plan(const memory::MemoryPlan& plan, model::LoadRequest& request);
+// Where weights rest by the plan, as it chose beside what `request` says.
+model::WeightLayout planned_weights(const memory::MemoryPlan& plan,
+                                    const model::LoadRequest& request);
 
 // What of `components` has weights that could rest in 8 bits and do not: --storage flags, and the
 // run's model opened with them, as alternatives.

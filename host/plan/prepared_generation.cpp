@@ -92,8 +92,7 @@ void PreparedGeneration::follow_plan() {
   }
   if (planned_) {
     note_plan(*planned_, progress_);
-    apply_plan(planned_->result.plan, *order_.load);
-    model_->rearrange(*order_.load);
+    model_->rearrange(layout().weights);
   }
   for (const std::string& note : model_->notes()) progress_.note("note: " + note);
 }

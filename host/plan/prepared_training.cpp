@@ -80,6 +80,7 @@ class Preparation {
     };
     config_.model.placement.denoisers_take_turns =
         std::ranges::count_if(family_.components(), is_trained_denoiser) > 1;
+    run_.layout = parameters::said_layout(config_);
   }
 
   PreparedTraining for_training() {
@@ -457,8 +458,8 @@ class Preparation {
     }
     if (!prepared.planned) return;
     note_plan(*prepared.planned, progress_);
-    apply_to_training(*prepared.planned, prepared.run.config);
-    prepared.run.model->rearrange(prepared.run.config.model);
+    prepared.run.layout = layout_of(prepared.run.config, *prepared.planned);
+    prepared.run.model->rearrange(prepared.run.layout.weights);
     place_trained(prepared.run, problems_);
     problems_.throw_if_any();
   }
@@ -476,12 +477,12 @@ class Preparation {
 }  // namespace
 
 void place_trained(PreparedRun& run, Problems& problems) {
-  const auto& places = run.config.model.placement.offload;
+  const auto& places = run.layout.weights.placement.offload;
   std::set<const Weight*> stay;
   std::set<std::string> on_disk;
   for (const auto& trained : run.selection.weights) {
     const auto place = places.find(trained.component);
-    if (place == places.end() && !run.config.offload.optimizer) stay.insert(trained.weight);
+    if (place == places.end() && !run.layout.optimizes_on_host) stay.insert(trained.weight);
     if (place != places.end() && place->second == memory::Place::kDisk)
       on_disk.insert(trained.component);
   }

@@ -14,6 +14,7 @@ using memory::ActivationBudget;
 using memory::ComponentChoice;
 using memory::Place;
 using order::Training;
+using parameters::Layout;
 
 // Words between spaces.
 class Words {
@@ -45,21 +46,21 @@ std::string budget_text(const ActivationBudget& budget) {
   return {};
 }
 
-void add_activations(Words& words, const Training& asked, const Training& told) {
+void add_activations(Words& words, const Layout& asked, const Layout& told) {
   if (told.use_gradient_checkpointing && !asked.use_gradient_checkpointing)
     return words.add("--use_gradient_checkpointing");
   // Nothing is computed again where nobody says so.
   constexpr ActivationBudget kUnsaid;
-  const auto text_of = [&](const Training& config) {
-    return budget_text(config.activation_budget.value_or(kUnsaid));
+  const auto text_of = [&](const Layout& layout) {
+    return budget_text(layout.activation_budget.value_or(kUnsaid));
   };
   if (text_of(told) != text_of(asked)) words.add("--activation_memory_budget " + text_of(told));
 }
 
-void add_storages(Words& words, const Training& asked, const Training& told) {
-  if (told.model.storage == asked.model.storage) return;
+void add_storages(Words& words, const Layout& asked, const Layout& told) {
+  if (told.weights.storage == asked.weights.storage) return;
   std::string entries;
-  for (const auto& [component, storage] : told.model.storage)
+  for (const auto& [component, storage] : told.weights.storage)
     add_entry(entries, component, std::string(weights::storage_name(storage)));
   words.add("--storage " + entries);
 }
@@ -156,11 +157,10 @@ std::string sharing_flags(const Training& asked, const RankMode& mode) {
 
 std::string placing_flags(const Training& asked, const PlannedResult& planned,
                           const PlanTarget& target) {
-  Training told = asked;
-  apply_to_training({planned, target}, told);
+  const Layout said = parameters::said_layout(asked), told = layout_of(asked, {planned, target});
   Words words;
-  add_activations(words, asked, told);
-  add_storages(words, asked, told);
+  add_activations(words, said, told);
+  add_storages(words, said, told);
   add_places(words, asked, planned, target);
   return words.text();
 }

@@ -5,63 +5,62 @@
 
 namespace atelier::train {
 
-using order::Training;
-
 using memory::ActivationBudget;
 using nlohmann::json;
+using parameters::Layout;
 
 namespace {
 
-json to_json(const Training& config) {
-  const model::Placement& placement = config.model.placement;
+json to_json(const Layout& layout) {
+  const model::Placement& placement = layout.weights.placement;
   json result = {{"offload", placement.offload},
                  {"offload_others", placement.offload_others},
                  {"resident_blocks", placement.resident_blocks},
                  {"prefetch", placement.prefetch},
-                 {"storage", config.model.storage},
-                 {"optimizer", config.offload.optimizer},
-                 {"checkpointing", config.use_gradient_checkpointing}};
+                 {"storage", layout.weights.storage},
+                 {"optimizer", layout.optimizes_on_host},
+                 {"checkpointing", layout.use_gradient_checkpointing}};
   if (placement.resident_denoiser_blocks)
     result["resident_denoiser_blocks"] = *placement.resident_denoiser_blocks;
-  if (const auto& budget = config.activation_budget)
+  if (const auto& budget = layout.activation_budget)
     result["budget"] = {budget->kind, budget->fraction, budget->bytes};
   return result;
 }
 
-void from_json(const json& from, Training& config) {
-  model::Placement& placement = config.model.placement;
+void from_json(const json& from, Layout& layout) {
+  model::Placement& placement = layout.weights.placement;
   from["offload"].get_to(placement.offload);
   from["offload_others"].get_to(placement.offload_others);
   from["resident_blocks"].get_to(placement.resident_blocks);
   from["prefetch"].get_to(placement.prefetch);
-  from["storage"].get_to(config.model.storage);
-  from["optimizer"].get_to(config.offload.optimizer);
-  from["checkpointing"].get_to(config.use_gradient_checkpointing);
+  from["storage"].get_to(layout.weights.storage);
+  from["optimizer"].get_to(layout.optimizes_on_host);
+  from["checkpointing"].get_to(layout.use_gradient_checkpointing);
   placement.resident_denoiser_blocks.reset();
   if (from.contains("resident_denoiser_blocks"))
     placement.resident_denoiser_blocks = from["resident_denoiser_blocks"].get<int64_t>();
-  config.activation_budget.reset();
+  layout.activation_budget.reset();
   if (from.contains("budget"))
-    config.activation_budget = {.kind = from["budget"][0].get<ActivationBudget::Kind>(),
+    layout.activation_budget = {.kind = from["budget"][0].get<ActivationBudget::Kind>(),
                                 .fraction = from["budget"][1].get<double>(),
                                 .bytes = from["budget"][2].get<int64_t>()};
 }
 
 }  // namespace
 
-std::string placement_text(const Training& config, int64_t room) {
-  return json{{"room", room}, {"placement", to_json(config)}}.dump();
+std::string layout_text(const Layout& layout, int64_t room) {
+  return json{{"room", room}, {"layout", to_json(layout)}}.dump();
 }
 
-const std::string& tightest_placement(const std::vector<std::string>& texts) {
+const std::string& tightest_layout(const std::vector<std::string>& texts) {
   return *std::ranges::min_element(
       texts, {}, [](const std::string& text) { return json::parse(text)["room"].get<int64_t>(); });
 }
 
-bool take_placement(const std::string& text, Training& config) {
-  const json placement = json::parse(text)["placement"];
-  if (placement == to_json(config)) return false;
-  from_json(placement, config);
+bool take_layout(const std::string& text, Layout& layout) {
+  const json said = json::parse(text)["layout"];
+  if (said == to_json(layout)) return false;
+  from_json(said, layout);
   return true;
 }
 

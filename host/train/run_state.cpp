@@ -52,7 +52,7 @@ std::string find_weights_to_write(const run::SavedState& saved_state, const Sele
 
 RunState::RunState(const RunParts& parts, Selection selection)
     : parts_(parts),
-      trained_(parts.model, std::move(selection), parts.config, parts.group),
+      trained_(parts.model, std::move(selection), parts.config, parts.layout, parts.group),
       optimizer_(make_optimizer(trained_, parts.config)),
       fingerprint_(fingerprint_of(parts.model, trained_.selection())) {
   if (const std::string note = trained_.placement().note(); !note.empty())

@@ -27,6 +27,7 @@ namespace atelier::train {
 struct RunParts {
   model::LoadedModel& model;
   const order::Training& config;
+  parameters::Layout layout;
   const samples::Samples& samples;
   const samples::Samples* validation;  // null: none
   Preview* preview;                    // null: no images during training

@@ -61,17 +61,18 @@ bool is_tighter(const memory::ActivationBudget& a, const memory::ActivationBudge
 
 }  // namespace
 
-StepMemory::StepMemory(model::LoadedModel& model, const Training& config, TrainedTensors& trained,
+StepMemory::StepMemory(model::LoadedModel& model, const Training& config,
+                       const parameters::Layout& layout, TrainedTensors& trained,
                        progress::Progress& progress, run::MemoryTimeline* timeline)
     : model_(model), config_(config), trained_(trained), progress_(progress) {
   BlockRunner* blocks = &model.runner();
   if (timeline != nullptr) blocks = &sampling_.emplace(*blocks, *timeline);
-  runner_ = &trained.placement().runner(keeping_runner(*blocks));
+  runner_ = &trained.placement().runner(keeping_runner(*blocks, layout));
 }
 
 // Blocks whose weights come and go are computed again: the weights are needed twice, and not
 // between.
-BlockRunner& StepMemory::keeping_runner(BlockRunner& inner) {
+BlockRunner& StepMemory::keeping_runner(BlockRunner& inner, const parameters::Layout& layout) {
   offloader_ = make_offloader();
   std::vector<std::string> run = config_.trained_names();
   for (const std::string& component : parameters::running_components(model_, trained_.selection()))
@@ -80,13 +81,13 @@ BlockRunner& StepMemory::keeping_runner(BlockRunner& inner) {
     return model_.is_streamed(order::component_of(name));
   });
   const auto on_gradients = [this](const Block& block) { trained_.placement().end_block(block); };
-  if (!config_.activation_budget && (config_.use_gradient_checkpointing || streams))
+  if (!layout.activation_budget && (layout.use_gradient_checkpointing || streams))
     return recompute_.emplace(inner, memory::RecomputeRunner::Planner(),
                               memory::RecomputeOptions{.offloader = offloader_,
                                                        .offloads_inputs = offloader_ != nullptr,
                                                        .on_gradients = on_gradients});
   return activations_.emplace(
-      inner, config_.activation_budget.value_or(memory::ActivationBudget()), model_.device(),
+      inner, layout.activation_budget.value_or(memory::ActivationBudget()), model_.device(),
       [this](const memory::ActivationPlan& plan) { tell(plan); }, offloader_, on_gradients);
 }
 

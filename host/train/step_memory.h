@@ -26,13 +26,13 @@ class Group;
 namespace atelier::train {
 
 // The runners around the blocks of a step: activations are kept, computed again or sent to the host
-// as the configuration says. Not thread-safe; everything that it is given outlives it.
+// as the layout says. Not thread-safe; everything that it is given outlives it.
 class StepMemory {
  public:
   // `timeline`: is given a sample after each block; null: there is none.
   StepMemory(model::LoadedModel& model, const order::Training& config,
-             parameters::TrainedTensors& trained, progress::Progress& progress,
-             run::MemoryTimeline* timeline);
+             const parameters::Layout& layout, parameters::TrainedTensors& trained,
+             progress::Progress& progress, run::MemoryTimeline* timeline);
   StepMemory(const StepMemory&) = delete;  // its runners point at each other
   StepMemory& operator=(const StepMemory&) = delete;
 
@@ -55,7 +55,7 @@ class StepMemory {
   Error does_not_fit(const Error& failure) const;
 
  private:
-  BlockRunner& keeping_runner(BlockRunner& inner);
+  BlockRunner& keeping_runner(BlockRunner& inner, const parameters::Layout& layout);
   std::shared_ptr<memory::Offloader> make_offloader();
   void tell(const memory::ActivationPlan& plan);
   model::Holder activation_holder(const memory::DeviceBytes& device) const;

@@ -79,7 +79,8 @@ Trainer::Trainer(const RunParts& parts, Selection selection, std::function<doubl
       total_steps_(steps_of(order_, parts.config)),
       settles_at_once_(parts.model.device().is_cpu() && !parts.model.is_simulated()),
       state_(parts, std::move(selection)),
-      memory_(parts.model, parts.config, state_.trained(), parts.progress, parts.timeline),
+      memory_(parts.model, parts.config, parts.layout, state_.trained(), parts.progress,
+              parts.timeline),
       timesteps_(
           timesteps_of(parts.model, parts.config.timesteps,
                        parameters::running_denoisers(parts.model, state_.trained().selection()))),

@@ -176,9 +176,9 @@ class TrainingRun {
   RunEnd train(const Samples& samples, const Samples* validation) {
     const std::shared_ptr<SequenceGroup> sequence =
         group_ ? distributed::make_sequence(*group_, config_.sequence_parallel) : nullptr;
-    Trainer trainer({model_, config_, samples, validation, preview_ ? &*preview_ : nullptr,
-                     folder_ ? &*folder_ : nullptr, progress_, timeline_, group_, blocks_.get(),
-                     sequence.get()},
+    Trainer trainer({model_, config_, run_.layout, samples, validation,
+                     preview_ ? &*preview_ : nullptr, folder_ ? &*folder_ : nullptr, progress_,
+                     timeline_, group_, blocks_.get(), sequence.get()},
                     run_.selection);
     if (!config_.resume.empty()) {
       run::find_state(

@@ -12,6 +12,7 @@
 #include "host/model/model_loader.h"
 #include "host/order/settings.h"
 #include "host/order/training.h"
+#include "host/parameters/layout.h"
 #include "host/parameters/selection.h"
 #include "host/parameters/starting_weights.h"
 #include "host/progress/progress.h"
@@ -24,6 +25,7 @@ namespace atelier::train {
 // Everything that is known before a weight is read.
 struct PreparedRun {
   order::Training config;
+  parameters::Layout layout = {};  // what it says, or what was planned
   std::unique_ptr<model::LoadedModel> model = {};
   parameters::Selection selection = {};
   // Null: samples come from the cache alone; there is no validation.

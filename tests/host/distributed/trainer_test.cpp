@@ -393,9 +393,10 @@ TEST_CASE("A checkpoint that one rank passes over is passed over by both", "[pas
   const std::string run_folder = ranks.group->say(ranks.folder / "run").front();
   ranks.open();
   ranks.config.output.output_path = ranks.folder / "again";
-  Trainer trainer({*ranks.model, ranks.config, *ranks.samples, nullptr, nullptr, nullptr,
-                   ranks.progress, nullptr, ranks.group.get()},
-                  ranks.selection());
+  Trainer trainer(
+      {*ranks.model, ranks.config, parameters::said_layout(ranks.config), *ranks.samples, nullptr,
+       nullptr, nullptr, ranks.progress, nullptr, ranks.group.get()},
+      ranks.selection());
   const run::SavedState resumed = run::find_state(
       run_folder, [](const std::string&) {},
       [&](const run::SavedState& state) {

@@ -125,9 +125,10 @@ struct OneOfMany : test::RunToy {
     if (!blocks) open();
     const auto sequence = distributed::make_sequence(*group, config.sequence_parallel);
     run::RunFolder run_folder(config.output.output_path);
-    train::Trainer trainer({*model, config, *samples, nullptr, nullptr, &run_folder, progress,
-                            nullptr, group.get(), blocks.get(), sequence.get()},
-                           selection());
+    train::Trainer trainer(
+        {*model, config, parameters::said_layout(config), *samples, nullptr, nullptr, &run_folder,
+         progress, nullptr, group.get(), blocks.get(), sequence.get()},
+        selection());
     steps = trainer.total_steps();
     REQUIRE(steps == 3 * config.num_epochs);
     sent = {};
@@ -138,7 +139,8 @@ struct OneOfMany : test::RunToy {
   double trained_bytes(int64_t parts) {
     open();
     std::vector<at::Tensor> leaves;
-    const parameters::TrainedTensors trained(*model, selection(), config);
+    const parameters::TrainedTensors trained(*model, selection(), config,
+                                             parameters::said_layout(config));
     for (const optim::Group& group : trained.groups()) {
       for (const optim::Parameter& parameter : group.parameters) leaves.push_back(parameter.leaf);
     }
@@ -268,7 +270,8 @@ TEST_CASE("Moved values are on their way until the block that needs them runs", 
   one.config.trainable_models = {"dit.blocks.1"};
   one.config.shards = {.stage = 1, .group = "all"};
   const std::shared_ptr<Group> group = one.meet(8);
-  parameters::TrainedTensors trained(*one.model, one.selection(), one.config, group.get());
+  parameters::TrainedTensors trained(*one.model, one.selection(), one.config,
+                                     parameters::said_layout(one.config), group.get());
   parameters::ParameterPlacement& placement = trained.placement();
   IdleRunner idle;
   BlockRunner& runner = placement.runner(idle);
@@ -303,7 +306,8 @@ TEST_CASE("Sums are not taken before ranks have told each other what there is", 
   one.open();
   one.config.shards = {.stage = GENERATE(0, 1, 2), .group = "all"};
   const std::shared_ptr<Group> group = one.meet(8);
-  parameters::TrainedTensors trained(*one.model, one.selection(), one.config, group.get());
+  parameters::TrainedTensors trained(*one.model, one.selection(), one.config,
+                                     parameters::said_layout(one.config), group.get());
   parameters::ParameterPlacement& placement = trained.placement();
   at::Tensor loss = at::zeros({});
   placement.begin_step("dit", /*passes=*/1);
@@ -377,7 +381,8 @@ TEST_CASE("On the host a rank holds twelve bytes of each bfloat16 number that it
   one.config.offload.optimizer = true;
   one.config.optimizer.kind = kind;
   const std::shared_ptr<Group> group = one.meet(8);
-  const parameters::TrainedTensors trained(*one.model, one.selection(), one.config, group.get());
+  const parameters::TrainedTensors trained(*one.model, one.selection(), one.config,
+                                           parameters::said_layout(one.config), group.get());
   REQUIRE(trained.placement().is_on_host());
   const auto optimizer =
       optim::make_optimizer(trained.moved(), one.config.optimizer, trained.placement().sum());

@@ -33,7 +33,8 @@ struct MonitorBench : test::RunToy {
     run_folder = std::make_unique<run::RunFolder>(config.output.output_path);
     const RunParts all = parts(*run_folder, preview);
     state = std::make_unique<RunState>(all, selection());
-    memory = std::make_unique<StepMemory>(*model, config, state->trained(), progress, nullptr);
+    memory = std::make_unique<StepMemory>(*model, config, parameters::said_layout(config),
+                                          state->trained(), progress, nullptr);
     timesteps = std::make_unique<Timesteps>(ScheduleDefaults{}, config.timesteps);
     objective = std::make_unique<Objective>(*model, model->stages().denoisers, model->runner(),
                                             *timesteps, config.seed);

@@ -43,7 +43,8 @@ struct RunToy : TrainToy {
     return text;
   }
   train::RunParts parts(run::RunFolder& run_folder, train::Preview* preview = nullptr) {
-    return {*model, config, *samples, /*validation=*/samples.get(), preview, &run_folder, progress};
+    return {*model,      config,  parameters::said_layout(config), *samples, samples.get(), preview,
+            &run_folder, progress};
   }
 };
 
