@@ -26,7 +26,7 @@ MAY_INCLUDE = {
 HOST_ORDER = """
     report progress random device distributed media files tune flags inputs plugins weights model
     lora data optim run sampling samples order generate foreign parameters train
-    plan conformance inspect cli main.cpp
+    plan check conformance inspect cli main.cpp
 """.split()
 # Where a family may be named, beside its own folder.
 FAMILIES_ALLOWED = ("tests/", "docs/", "examples/", "bench/", "plugins/CMakeLists.txt", "tools/demo", "README.md")

@@ -4,13 +4,13 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "host/check/training.h"
 #include "host/cli/commands.h"
 #include "host/cli/family.h"
 #include "host/cli/process.h"
 #include "host/cli/ranks.h"
 #include "host/data/order.h"
 #include "host/files/file_reader.h"
-#include "host/plan/prepared_training.h"
 #include "host/progress/progress.h"
 #include "host/report/error_line.h"
 #include "host/report/problems.h"
@@ -70,7 +70,7 @@ int encode(Group& group, order::Training order, report::Problems& problems) {
   Progress progress(shown);
   agree_on_kernels(group, order);
   PreparedRun run = prepare_together(
-      group, [&] { return plan::prepare_encoding(std::move(order), progress, problems); });
+      group, [&] { return check::open_encoding(std::move(order), progress, problems); });
   require_same_run(group, run);
   share_host_memory(group, run);
   const std::string& folder = run.config.cache_path;

@@ -10,6 +10,7 @@
 
 #include "atelier/error.h"
 
+#include "host/check/generation.h"
 #include "host/cli/commands.h"
 #include "host/cli/family.h"
 #include "host/cli/plan.h"
@@ -17,7 +18,6 @@
 #include "host/cli/ranks.h"
 #include "host/distributed/machine_slabs.h"
 #include "host/generate/session.h"
-#include "host/plan/prepared_generation.h"
 #include "host/progress/progress.h"
 #include "host/report/problems.h"
 #include "host/run/memory_timeline.h"
@@ -26,13 +26,13 @@
 namespace atelier::cli {
 namespace {
 
+using check::OpenedGeneration;
 using distributed::Group;
 using generate::JobResult;
 using generate::PictureRanks;
 using generate::Session;
 using order::Generation;
 using order::Job;
-using plan::PreparedGeneration;
 using progress::Progress;
 using run::StopSignals;
 
@@ -56,16 +56,15 @@ void print_line(const std::string& line) {
 }
 
 // Runs stdin's jobs one by one as they come. A wrong line is answered with its error and skipped.
-void run_stdin(generate::JobRunner& runner, PreparedGeneration& prepared,
-               const order::Settings& base) {
-  const auto inputs = prepared.model().family().inputs();
+void run_stdin(generate::JobRunner& runner, OpenedGeneration& opened, const order::Settings& base) {
+  const auto inputs = opened.model().family().inputs();
   for (uint64_t line = 1; !StopSignals::is_requested(); ++line) {
     const std::optional<std::string> text = read_stdin_line();
     if (!text) break;
     if (text->find_first_not_of(" \t\r") == std::string::npos) continue;
     report::Problems problems;
     std::optional<Job> job = order::parse_job(*text, {"stdin", line}, base, inputs, problems);
-    if (problems.empty()) prepared.check(*job, problems);
+    if (problems.empty()) opened.check(*job, problems);
     try {
       problems.throw_if_any();
     } catch (const Error& error) {
@@ -87,8 +86,8 @@ std::vector<Job> share_of(const std::vector<Job>& jobs, const PictureRanks& rank
 }
 
 // Makes what was asked for. Returns the exit code.
-int run_jobs(Session& session, PreparedGeneration& prepared, const PictureRanks& ranks) {
-  const Generation& order = prepared.order();
+int run_jobs(Session& session, OpenedGeneration& opened, const PictureRanks& ranks) {
+  const Generation& order = opened.order();
   if (!order.has_prompts_file()) {
     JobResult result;
     session.run(order.jobs.front().settings, result);
@@ -101,7 +100,7 @@ int run_jobs(Session& session, PreparedGeneration& prepared, const PictureRanks&
       },
       /*is_shared=*/!ranks.is_alone());
   if (order.reads_stdin()) {
-    run_stdin(runner, prepared, order.base);
+    run_stdin(runner, opened, order.base);
   } else {
     const std::vector<Job> jobs = share_of(order.jobs, ranks);
     if (!session.keeps_all() && !jobs.empty()) session.encode_ahead(jobs);
@@ -110,11 +109,12 @@ int run_jobs(Session& session, PreparedGeneration& prepared, const PictureRanks&
   return runner.exit_code();
 }
 
-int make_images(PreparedGeneration& prepared, const PictureRanks& ranks, Progress& progress) {
-  const Generation& order = prepared.order();
-  prepared.follow_plan();
+int make_images(OpenedGeneration& opened, const plan::Outcome& outcome, const PictureRanks& ranks,
+                Progress& progress) {
+  const Generation& order = opened.order();
+  model::LoadedModel& model = opened.model();
+  plan::follow_plan(outcome, order, model, opened.unchecked(), progress);
   const StopSignals interrupts(StopSignals::Kind::kInterrupt);
-  model::LoadedModel& model = prepared.model();
   std::optional<run::MemoryTimeline> timeline;
   if (!order.report_memory.empty() && ranks.team == 0 && ranks.is_first())
     timeline.emplace(order.report_memory, model.device(), model.transfer());
@@ -122,14 +122,21 @@ int make_images(PreparedGeneration& prepared, const PictureRanks& ranks, Progres
                                   .timeline = timeline ? &*timeline : nullptr,
                                   .ranks = ranks};
   if (!order.has_prompts_file()) hooks.on_file = print_line;
-  Session session(model, prepared.loras(), order, prepared.layout(), std::move(hooks), progress);
-  const int code = run_jobs(session, prepared, ranks);
+  Session session(model, opened.loras(), order, plan::layout_of(order, model, outcome.planned),
+                  std::move(hooks), progress);
+  const int code = run_jobs(session, opened, ranks);
   for (const std::string& line : model.streaming_report()) progress.note(line);
-  if (prepared.planned()) plan::note_measured(*prepared.planned(), model, progress);
+  if (outcome.planned) plan::note_measured(*outcome.planned, model, progress);
   if (timeline) {
     for (const std::string& file : timeline->write()) progress.note(file);
   }
   return code;
+}
+
+// Plans what was opened.
+plan::Outcome plan_opened(OpenedGeneration& opened, Progress& progress) {
+  if (const std::string note = opened.note(); !note.empty()) progress.note("note: " + note);
+  return plan::plan_generation(opened.model(), opened.order(), opened.planned_jobs());
 }
 
 Progress progress_of(const Generation& order, bool is_first) {
@@ -141,12 +148,13 @@ Progress progress_of(const Generation& order, bool is_first) {
 // Makes this process's pictures, and waits until the others have made theirs, so that none is ended
 // because another one is through, or has failed at a job. One that is stopped while it works by
 // itself does not stop the others.
-int make_images_beside(Group& world, PreparedGeneration& prepared, Progress& progress) {
-  const PictureRanks ranks = generate::form_teams(world, prepared.order().processes);
+int make_images_beside(Group& world, OpenedGeneration& opened, const plan::Outcome& outcome,
+                       Progress& progress) {
+  const PictureRanks ranks = generate::form_teams(world, opened.order().processes);
   std::optional<Error> stopped;
   int code = 0;
   try {
-    code = make_images(prepared, ranks, progress);
+    code = make_images(opened, outcome, ranks, progress);
   } catch (const Error& error) {
     if (!ranks.is_alone() || error.code() != ErrorCode::kCancelled) throw;
     stopped = error;
@@ -164,21 +172,24 @@ int generate_with(Group& world, Generation order, const std::string& arguments,
   const bool is_shared = order.processes.per_picture() > 1;
   agree_on_kernels(world, order.process.kernels);
   Progress progress = progress_of(order, world.is_first() || !is_shared);
-  const auto prepared = prepare_together(world, [&] {
-    auto all = std::make_unique<PreparedGeneration>(std::move(order), progress, problems);
+  plan::Outcome outcome;
+  const auto opened = prepare_together(world, [&] {
+    auto all = std::make_unique<OpenedGeneration>(std::move(order), progress, problems);
     problems.throw_if_any();
-    all->make_plan();
+    outcome = plan_opened(*all, progress);
     return all;
   });
+  model::LoadedModel& model = opened->model();
   distributed::RunIdentity facts = program_identity();
   facts.emplace_back("the command line", arguments);
-  facts.emplace_back("jobs", std::to_string(prepared->order().jobs.size()));
+  facts.emplace_back("jobs", std::to_string(opened->order().jobs.size()));
   // A plan may choose another one on each rank.
-  if (is_shared) facts.emplace_back("--cfg_batch", prepared->layout().batches_cfg ? "on" : "off");
-  add_model(facts, prepared->model());
+  const generate::Layout layout = plan::layout_of(opened->order(), model, outcome.planned);
+  if (is_shared) facts.emplace_back("--cfg_batch", layout.batches_cfg ? "on" : "off");
+  add_model(facts, model);
   compare_ranks(world, facts);
-  prepared->model().share_host(distributed::share_machine(world));
-  return make_images_beside(world, *prepared, progress);
+  model.share_host(distributed::share_machine(world));
+  return make_images_beside(world, *opened, outcome, progress);
 }
 
 int generate_with_others(Generation order, const distributed::Ranks& ranks,
@@ -217,11 +228,11 @@ int generate_or_plan(std::span<const std::string> said, const PlanOnly* only) {
                                   problems);
   }
   Progress progress = progress_of(order, /*is_first=*/true);
-  PreparedGeneration prepared(std::move(order), progress, problems);
+  OpenedGeneration opened(std::move(order), progress, problems);
   problems.throw_if_any();
-  prepared.make_plan();
-  if (only != nullptr) return print_plan(prepared.planned(), prepared.unplanned(), *only);
-  return make_images(prepared, /*ranks=*/{}, progress);
+  const plan::Outcome outcome = plan_opened(opened, progress);
+  if (only != nullptr) return print_plan(outcome, *only);
+  return make_images(opened, outcome, /*ranks=*/{}, progress);
 }
 
 }  // namespace

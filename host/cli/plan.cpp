@@ -179,13 +179,13 @@ int print_ranks(const plan::PlannedRanks& planned, const PlanOnly& only) {
   return 0;
 }
 
-int print_plan(const std::optional<plan::Planned>& made, const std::string& reason,
-               const PlanOnly& only) {
-  if (!made)
+int print_plan(const plan::Outcome& outcome, const PlanOnly& only) {
+  if (!outcome.planned)
     throw Error(ErrorCode::kUnsupported,
-                reason.empty() ? "on the CPU nothing has to be planned" : "no plan: " + reason,
+                outcome.unplanned.empty() ? "on the CPU nothing has to be planned"
+                                          : "no plan: " + outcome.unplanned,
                 "say a limit with --vram, or a device with --device_profile");
-  const plan::Planned& planned = *made;
+  const plan::Planned& planned = *outcome.planned;
   const std::string table = plan::plan_table(planned.result, planned.target);
   std::fputs(table.c_str(), stdout);
   const std::string note = files::replaced_note(std::vector<std::string>{only.json, only.curve});

@@ -19,9 +19,8 @@ struct PlanOnly {
 };
 
 // The table on stdout, and the files. Returns the exit code. Throws Error{kUnsupported} when there
-// is no plan, for the `reason`, or for want of a limit.
-int print_plan(const std::optional<plan::Planned>& planned, const std::string& reason,
-               const PlanOnly& only);
+// is no plan.
+int print_plan(const plan::Outcome& outcome, const PlanOnly& only);
 
 // Prints the plans of a training on several ranks.
 int print_ranks(const plan::PlannedRanks& planned, const PlanOnly& only);

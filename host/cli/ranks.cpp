@@ -14,7 +14,7 @@
 #include "host/distributed/machine_slabs.h"
 #include "host/files/content_hash.h"
 #include "host/model/fingerprint.h"
-#include "host/plan/prepared_training.h"
+#include "host/plan/plan_run.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/report/problems.h"
 #include "host/train/agreed_plan.h"

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <optional>
 
+#include "host/check/training.h"
 #include "host/cli/commands.h"
 #include "host/cli/family.h"
 #include "host/cli/plan.h"
@@ -13,7 +14,6 @@
 #include "host/distributed/handshake.h"
 #include "host/foreign/compat_line.h"
 #include "host/parameters/exchange_plan.h"
-#include "host/plan/prepared_training.h"
 #include "host/progress/progress.h"
 #include "host/report/problems.h"
 #include "host/report/say_once.h"
@@ -41,16 +41,17 @@ order::Training read_training(std::span<const std::string> arguments, std::strin
 namespace {
 
 using distributed::Group;
+using train::PreparedRun;
 
-int train(plan::PreparedTraining& prepared, progress::Progress& progress, Group& group) {
+int train(PreparedRun& run, const plan::Outcome& outcome, progress::Progress& progress,
+          Group& group) {
   run::StopSignals::begin();
-  model::LoadedModel& model = *prepared.run.model;
+  model::LoadedModel& model = *run.model;
   std::optional<run::MemoryTimeline> timeline;
-  if (const std::string& file = prepared.run.config.memory.report;
-      !file.empty() && group.is_first())
+  if (const std::string& file = run.config.memory.report; !file.empty() && group.is_first())
     timeline.emplace(file, model.device(), model.transfer());
-  const train::RunEnd end = train::run_training(prepared.run, timeline ? &*timeline : nullptr,
-                                                progress, group.exchanges() ? &group : nullptr);
+  const train::RunEnd end = train::run_training(run, timeline ? &*timeline : nullptr, progress,
+                                                group.exchanges() ? &group : nullptr);
   run::StopSignals::ignore_until_exit();
   if (!end.has_trained && end.exit_code != 0) {
     group.give_up("stopped by a signal");  // which the others may not have had
@@ -59,7 +60,7 @@ int train(plan::PreparedTraining& prepared, progress::Progress& progress, Group&
   group.part();
   if (!end.has_trained) return end.exit_code;
   for (const std::string& line : model.streaming_report()) progress.note(line);
-  if (prepared.planned) plan::note_measured(*prepared.planned, model, progress);
+  if (outcome.planned) plan::note_measured(*outcome.planned, model, progress);
   if (timeline) {
     for (const std::string& file : timeline->write()) progress.note(file);
   }
@@ -84,13 +85,19 @@ int train_with(Group& group, order::Training order, report::Problems& problems) 
   if (!group.is_first()) shown.quiet = true;
   progress::Progress progress(shown);
   for (const std::string& note : notes) progress.note(note);
-  plan::PreparedTraining prepared = prepare_together(
-      group, [&] { return plan::prepare_training(std::move(order), progress, problems); });
-  require_same_run(group, prepared.run);
-  if (agree_on_layout(group, prepared.run))
+  plan::Outcome outcome;
+  PreparedRun run = prepare_together(group, [&] {
+    PreparedRun opened =
+        check::open_training(std::move(order), /*guards_sizes=*/true, progress, problems);
+    outcome = plan::plan_training(opened);
+    plan::follow_plan(outcome, opened, progress);
+    return opened;
+  });
+  require_same_run(group, run);
+  if (agree_on_layout(group, run))
     progress.note("another process has less room: all place weights and activations as it plans");
-  share_host_memory(group, prepared.run);
-  return train(prepared, progress, group);
+  share_host_memory(group, run);
+  return train(run, outcome, progress, group);
 }
 
 int train_with_others(order::Training order, report::Problems& problems) {
@@ -110,10 +117,12 @@ int plan_only(order::Training order, const PlanOnly& only, report::Problems& pro
   progress::Progress progress(progress::stderr_options(order.log.quiet));
   train::share_batch(order, /*processes=*/1, problems);
   plan::plan_elsewhere(only.device_profile, order.memory.limits, order.model);
-  const plan::PreparedTraining prepared =
-      plan::prepare_plan(std::move(order), only.ranks, progress, problems);
-  if (prepared.ranks) return print_ranks(*prepared.ranks, only);
-  return print_plan(prepared.planned, prepared.unplanned, only);
+  // What one process cannot hold, several may.
+  const bool is_alone = only.ranks.counts.empty();
+  const PreparedRun run =
+      check::open_training(std::move(order), /*guards_sizes=*/is_alone, progress, problems);
+  if (!is_alone) return print_ranks(plan::plan_ranks(run, only.ranks), only);
+  return print_plan(plan::plan_training(run), only);
 }
 
 // `only`: null to train, otherwise the plan is printed and nothing is trained.

@@ -107,14 +107,12 @@ GenerationBasis basis_of(LoadedModel& model, const order::Generation& order,
 
 // Runs `make`. Where the limit is the device's own, a model that cannot run dry is no mistake.
 template <typename F>
-std::optional<Planned> plan_unless_impossible(const MemoryLimits& limits, std::string& reason,
-                                              const F& make) {
+Outcome plan_unless_impossible(const MemoryLimits& limits, const F& make) {
   try {
-    return make();
+    return {.planned = make()};
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kOutOfMemory || limits.is_said()) throw;
-    reason = error.what();
-    return std::nullopt;
+    return {.unplanned = error.what()};
   }
 }
 
@@ -172,12 +170,12 @@ bool everything_stays(const Planned& planned) {
   return bytes && *bytes <= within(planned.target.limits).device_bytes;
 }
 
-std::optional<Planned> plan_generation(LoadedModel& model, const order::Generation& order,
-                                       std::span<const Job> jobs, std::string& reason) {
+Outcome plan_generation(LoadedModel& model, const order::Generation& order,
+                        std::span<const Job> jobs) {
   PlanTarget target = plan_target(order.limits, *order.load, model);
   target.basis.prefetch = order.prefetch;
-  if (!target.has_limit) return std::nullopt;
-  return plan_unless_impossible(order.limits, reason, [&] {
+  if (!target.has_limit) return {};
+  return plan_unless_impossible(order.limits, [&] {
     const Job& largest = largest_job(model, jobs);
     GenerationBasis basis = basis_of(model, order, jobs, largest);
     if (target.basis.like != at::kCUDA) basis.layout.graph_rows = 0;
@@ -418,11 +416,11 @@ PlanTarget training_target(const train::PreparedRun& run) {
   return target;
 }
 
-std::optional<Planned> plan_training(const train::PreparedRun& run, std::string& reason) {
+Outcome plan_training(const train::PreparedRun& run) {
   PlanTarget target = training_target(run);
-  if (!target.has_limit) return std::nullopt;
+  if (!target.has_limit) return {};
   share_host(target, run.config.ranks.local_size);
-  return plan_unless_impossible(run.config.memory.limits, reason, [&] {
+  return plan_unless_impossible(run.config.memory.limits, [&] {
     LoadedModel& model = *run.model;
     TrainingBasis basis = training_basis(run, run.config);
     const std::vector<Alternative> alternatives = training_alternatives(model, basis, target.basis);
@@ -459,8 +457,54 @@ parameters::Layout layout_of(const order::Training& order, const Planned& planne
   return layout;
 }
 
-void note_plan(const Planned& planned, progress::Progress& progress) {
-  for (const std::string& line : plan_notes(planned.result, planned.target)) progress.note(line);
+void place_trained(train::PreparedRun& run, report::Problems& problems) {
+  const auto& places = run.layout.weights.placement.offload;
+  std::set<const Weight*> stay;
+  std::set<std::string> on_disk;
+  for (const auto& trained : run.selection.weights) {
+    const auto place = places.find(trained.component);
+    if (place == places.end() && !run.layout.optimizes_on_host) stay.insert(trained.weight);
+    if (place != places.end() && place->second == memory::Place::kDisk)
+      on_disk.insert(trained.component);
+  }
+  for (const std::string& component : on_disk)
+    problems.add("--offload " + component + "=disk: its weights are trained, files are not changed",
+                 "use " + component + "=host");
+  run.model->keep_on_device(stay);
+}
+
+namespace {
+
+void tell(const Outcome& outcome, const std::string& unchecked, progress::Progress& progress) {
+  if (!outcome.unplanned.empty()) {
+    progress.warn("warning: no plan: " + outcome.unplanned);
+  } else if (!unchecked.empty()) {
+    progress.warn("warning: sizes are not checked beforehand: " + unchecked);
+  }
+  if (!outcome.planned) return;
+  for (const std::string& line : plan_notes(outcome.planned->result, outcome.planned->target))
+    progress.note(line);
+}
+
+}  // namespace
+
+void follow_plan(const Outcome& outcome, const order::Generation& order, LoadedModel& model,
+                 const std::string& unchecked, progress::Progress& progress) {
+  apply_limits(order.limits, model.device());
+  tell(outcome, unchecked, progress);
+  if (outcome.planned) model.rearrange(layout_of(order, model, outcome.planned).weights);
+  for (const std::string& note : model.notes()) progress.note("note: " + note);
+}
+
+void follow_plan(const Outcome& outcome, train::PreparedRun& run, progress::Progress& progress) {
+  apply_limits(run.config.memory.limits, run.model->device());
+  tell(outcome, run.unchecked, progress);
+  if (!outcome.planned) return;
+  run.layout = layout_of(run.config, *outcome.planned);
+  run.model->rearrange(run.layout.weights);
+  report::Problems problems;
+  place_trained(run, problems);
+  problems.throw_if_any();
 }
 
 void note_measured(const Planned& planned, LoadedModel& model, progress::Progress& progress) {

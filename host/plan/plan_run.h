@@ -23,14 +23,19 @@ struct Planned {
   std::vector<memory::CurvePoint> curve(int64_t count = 24) const;
 };
 
-// Plans where there is a limit: of a GPU, a simulated device, or what the user set. nullopt: there
-// is none; or the device set it and the model cannot run without values, which `reason` then says.
+struct Outcome {
+  std::optional<Planned> planned = {};
+  std::string unplanned = {};  // why there is no plan; empty: none is needed
+};
+
+// Plans where there is a limit: of a GPU, a simulated device, or what the user set. Nothing is
+// planned where there is none, nor where the device set it and the model cannot run without values.
 // Throws Error{kOutOfMemory} when nothing fits. Nothing of `model` is loaded. `order` is what it
 // was opened for; `jobs`, at least one, are those that are known, with what they left to the model.
-std::optional<Planned> plan_generation(model::LoadedModel& model, const order::Generation& order,
-                                       std::span<const order::Job> jobs, std::string& reason);
+Outcome plan_generation(model::LoadedModel& model, const order::Generation& order,
+                        std::span<const order::Job> jobs);
 // Plans so for a process of a training.
-std::optional<Planned> plan_training(const train::PreparedRun& run, std::string& reason);
+Outcome plan_training(const train::PreparedRun& run);
 
 // What such a plan begins with, where `config` stands in the place of the run's own. Both outlive
 // what is returned.
@@ -46,8 +51,14 @@ bool everything_stays(const Planned& planned);
 generate::Layout layout_of(const order::Generation& order, const model::LoadedModel& model,
                            const std::optional<Planned>& planned);
 
-// Tells what was planned, before a run that goes on with it.
-void note_plan(const Planned& planned, progress::Progress& progress);
+// Places the model of an order, or of a training with its activations and optimizer, as it was
+// planned, and tells what that means; where nothing was, `unchecked` of its sizes.
+void follow_plan(const Outcome& outcome, const order::Generation& order, model::LoadedModel& model,
+                 const std::string& unchecked, progress::Progress& progress);
+void follow_plan(const Outcome& outcome, train::PreparedRun& run, progress::Progress& progress);
+// Decides where trained weights rest, with the model placed as `run` says. Reads no values.
+void place_trained(train::PreparedRun& run, report::Problems& problems);
+
 // Tells, when the run is done, what was predicted and what was measured, where that can be.
 void note_measured(const Planned& planned, model::LoadedModel& model, progress::Progress& progress);
 

@@ -34,6 +34,7 @@ struct PreparedRun {
   std::optional<run::SavedState> resumed = {};  // nullopt: from the beginning
   std::optional<parameters::StartingWeights> starting_weights = {};
   std::unique_ptr<lora::Registry> preset = {};  // of --preset_lora_path; null: none
+  std::string unchecked = {};  // why it is not known that its sizes can be; empty: it is
 };
 
 struct RunEnd {

@@ -1,4 +1,4 @@
-#include "host/plan/size_guard.h"
+#include "host/check/size_guard.h"
 
 #include <algorithm>
 #include <array>
@@ -17,13 +17,17 @@
 #include "host/report/sizes.h"
 #include "memory/activation_budget.h"
 
-namespace atelier::plan {
+namespace atelier::check {
 namespace {
 
 using model::LoadedModel;
 using model::LoadRequest;
+using model::MemoryLimits;
 using order::Settings;
 using order::Tiling;
+using plan::DryModel;
+using plan::DryPass;
+using plan::SizedRun;
 
 constexpr std::array<int64_t, 4> kSides = {512, 576, 1024, 4096};  // of the images that are tried
 constexpr int64_t kTokens = 16;                                    // of their texts
@@ -95,11 +99,6 @@ SizeGuard::SizeGuard(LoadedModel& model, const LoadRequest& request, const Memor
   if (!try_dry_run([&] { measure(); })) work_.clear();
 }
 
-void SizeGuard::tell(progress::Progress& progress) const {
-  if (!unchecked_.empty() && (has_said_ || !is_host_))
-    progress.warn("warning: sizes are not checked beforehand: " + unchecked_);
-}
-
 bool SizeGuard::try_dry_run(const std::function<void()>& run) {
   try {
     plugins::guard("a dry run", run);
@@ -167,7 +166,7 @@ void SizeGuard::measure() {
     });
   }
   if (const model::RangedDenoiser* denoiser = stages.first()) {
-    const Conditioning text = example_text(dry, model_, denoiser->part, kTokens);
+    const Conditioning text = plan::example_text(dry, model_, denoiser->part, kTokens);
     const Conditioning* const cond = &text;
     add("denoise", [&](int64_t side, BlockRunner& runner) {
       const at::Tensor x = latents(side, dry.dtype());
@@ -179,7 +178,7 @@ void SizeGuard::measure() {
     });
   }
   const auto decodes = [](const ComponentSpec& spec) { return spec.role == Role::kVae; };
-  if (!components_where(model_, decodes).empty()) {
+  if (!plan::components_where(model_, decodes).empty()) {
     add("decode", [&](int64_t side, BlockRunner& runner) {
       model::decode_whole(dry.model(), latents(side, model_.decoder_dtype()), runner, at::kMeta);
     });
@@ -331,4 +330,4 @@ void SizeGuard::check(const data::Dataset& dataset, const order::Training& confi
       [&](const Size& size) { return step.at(count * size.latent_pixels()); }, problems, remedy);
 }
 
-}  // namespace atelier::plan
+}  // namespace atelier::check

@@ -1,25 +1,25 @@
 #include <algorithm>
 
+#include "host/check/generation.h"
+#include "host/check/training.h"
 #include "host/generate/session.h"
-#include "host/plan/prepared_generation.h"
-#include "host/plan/prepared_training.h"
 #include "tests/host/train/image_toy.h"
 
 using namespace atelier;
-using namespace atelier::plan;
+using namespace atelier::check;
 using test::Folder;
 using test::fs::exists;
 
 namespace {
 
 // Files of a model and of a dataset, and a folder for what is made of them.
-struct PreparedWorkshop {
+struct Workshop {
   Folder folder;
   plugins::Plugin plugin;
   progress::Progress progress{progress::Options{.quiet = true}};
   report::Problems problems;
 
-  PreparedWorkshop() {
+  Workshop() {
     plugin.file.family = "toy";
     plugin.file.version = "1.2";
     plugin.family = &test::image_toy();
@@ -70,75 +70,79 @@ struct PreparedWorkshop {
     return order;
   }
 
+  train::PreparedRun open(order::Training order) {
+    return open_training(std::move(order), /*guards_sizes=*/true, progress, problems);
+  }
   train::RunEnd train(std::vector<std::string> more) {
-    PreparedTraining prepared = prepare_training(training(std::move(more)), progress, problems);
-    return train::run_training(prepared.run, nullptr, progress);
+    train::PreparedRun run = open(training(std::move(more)));
+    return train::run_training(run, nullptr, progress);
   }
 };
 
 }  // namespace
 
-TEST_CASE("What is wrong with any job is told before a weight is read", "[prepared]") {
-  PreparedWorkshop shop;
+TEST_CASE("What is wrong with any job is told before a weight is read", "[check]") {
+  Workshop shop;
   order::Generation order = shop.images({"a.png", "model/transformer/model.safetensors/b.png"});
   order.jobs[0].settings.height = 15;
   order.jobs[1].settings.loras = {{"style", shop.folder / "style.safetensors", 1.0}};
   order.is_tiled = true;
   order.tiles = {64, 96};
-  const PreparedGeneration prepared(order, shop.progress, shop.problems);
+  const OpenedGeneration opened(order, shop.progress, shop.problems);
   test::expect_error(ErrorCode::kInvalidArgument,
                      {"jobs.jsonl:1: height: 15 is no multiple of 8",
                       "jobs.jsonl:2: output: ", "jobs.jsonl:2: loras", "--tile_stride"},
                      [&] { shop.problems.throw_if_any(); });
 }
 
-TEST_CASE("A job that comes later is checked as those before", "[prepared]") {
-  PreparedWorkshop shop;
-  PreparedGeneration prepared(shop.images({"a.png"}), shop.progress, shop.problems);
+TEST_CASE("A job that comes later is checked as those before", "[check]") {
+  Workshop shop;
+  OpenedGeneration opened(shop.images({"a.png"}), shop.progress, shop.problems);
   REQUIRE(shop.problems.empty());
   order::Job job = shop.images({"b.png"}).jobs.front();
-  prepared.check(job, shop.problems);
+  opened.check(job, shop.problems);
   CHECK(shop.problems.empty());
   job.settings.prompt = std::string(test::kToyLongestText + 1, 'a');
-  prepared.check(job, shop.problems);
+  opened.check(job, shop.problems);
   CHECK(shop.problems.size() == 1);
 }
 
-TEST_CASE("Nothing is planned on the CPU without a limit, and all stays there", "[prepared]") {
-  PreparedWorkshop shop;
+TEST_CASE("Nothing is planned on the CPU without a limit, and all stays there", "[check]") {
+  Workshop shop;
   order::Generation order = shop.images({"a.png"});
   order.prompts_file = "jobs.jsonl";
   order.cfg_batch = false;
-  PreparedGeneration prepared(order, shop.progress, shop.problems);
-  prepared.make_plan();
-  CHECK(!prepared.planned());
-  CHECK(prepared.unplanned().empty());
-  prepared.follow_plan();
-  const generate::Layout layout = prepared.layout();
+  OpenedGeneration opened(order, shop.progress, shop.problems);
+  const plan::Outcome outcome =
+      plan::plan_generation(opened.model(), opened.order(), opened.planned_jobs());
+  CHECK(!outcome.planned);
+  CHECK(outcome.unplanned.empty());
+  const generate::Layout layout = plan::layout_of(opened.order(), opened.model(), outcome.planned);
   CHECK(layout.keeps_all);
   CHECK(!layout.batches_cfg);
   CHECK(layout.graph_rows == 0);
-  generate::Session session(prepared.model(), prepared.loras(), prepared.order(), layout, {},
+  generate::Session session(opened.model(), opened.loras(), opened.order(), layout, {},
                             shop.progress);
   generate::JobResult result;
   session.run(order.jobs[0].settings, result);
   CHECK(exists(shop.folder / "a.png"));
 }
 
-TEST_CASE("A limit makes a plan, which a session follows", "[prepared]") {
-  PreparedWorkshop shop;
+TEST_CASE("A limit makes a plan, which a session follows", "[check]") {
+  Workshop shop;
   order::Generation order = shop.images({"a.png"});
   order.limits.vram = int64_t{1} << 30;
-  PreparedGeneration prepared(order, shop.progress, shop.problems);
+  OpenedGeneration opened(order, shop.progress, shop.problems);
   REQUIRE(shop.problems.empty());
-  prepared.make_plan();
-  REQUIRE(prepared.planned());
-  prepared.follow_plan();
-  CHECK(prepared.layout().batches_cfg == prepared.planned()->result.sized.cfg_batch.front());
+  const plan::Outcome outcome =
+      plan::plan_generation(opened.model(), opened.order(), opened.planned_jobs());
+  REQUIRE(outcome.planned);
+  const generate::Layout layout = plan::layout_of(opened.order(), opened.model(), outcome.planned);
+  CHECK(layout.batches_cfg == outcome.planned->result.sized.cfg_batch.front());
 }
 
-TEST_CASE("A run is prepared, trained, and found finished the next time", "[prepared]") {
-  PreparedWorkshop shop;
+TEST_CASE("A run is prepared, trained, and found finished the next time", "[check]") {
+  Workshop shop;
   const train::RunEnd end = shop.train({"--max_train_steps", "2", "--save_steps", "1"});
   CHECK(end.has_trained);
   CHECK(end.exit_code == 0);
@@ -154,39 +158,37 @@ TEST_CASE("A run is prepared, trained, and found finished the next time", "[prep
   CHECK(exists(shop.folder / "run/step-3.safetensors"));
 }
 
-TEST_CASE("Weights that a run begins with are read in the place of the model's own", "[prepared]") {
-  PreparedWorkshop first, shop;
+TEST_CASE("Weights that a run begins with are read in the place of the model's own", "[check]") {
+  Workshop first, shop;
   first.train({"--trainable_models", "dit", "--max_train_steps", "1", "--save_steps", "1"});
-  PreparedTraining prepared = prepare_training(
+  train::PreparedRun run = shop.open(
       shop.training({"--trainable_models", "dit", "--max_train_steps", "1", "--save_steps", "1",
-                     "--resume_from_checkpoint", first.folder / "run/step-1.safetensors"}),
-      shop.progress, shop.problems);
+                     "--resume_from_checkpoint", first.folder / "run/step-1.safetensors"}));
   int loads = 0;
-  const auto listener = prepared.run.model->on_loaded(
+  const auto listener = run.model->on_loaded(
       [&](std::string_view component) { loads += component == "dit" ? 1 : 0; });
-  CHECK(train::run_training(prepared.run, nullptr, shop.progress).has_trained);
+  CHECK(train::run_training(run, nullptr, shop.progress).has_trained);
   CHECK(loads == 1);
 }
 
-TEST_CASE("A run whose cache is not filled does not train from it", "[prepared]") {
-  PreparedWorkshop shop;
-  PreparedTraining prepared = prepare_training(
-      shop.training({"--task", "sft:train", "--cache_path", shop.folder / "cache"}), shop.progress,
-      shop.problems);
+TEST_CASE("A run whose cache is not filled does not train from it", "[check]") {
+  Workshop shop;
+  train::PreparedRun run =
+      shop.open(shop.training({"--task", "sft:train", "--cache_path", shop.folder / "cache"}));
   test::expect_error(ErrorCode::kNotFound, {"entries are not there", "sft:data_process"},
-                     [&] { train::run_training(prepared.run, nullptr, shop.progress); });
+                     [&] { train::run_training(run, nullptr, shop.progress); });
 
   const train::PreparedRun encoding =
-      prepare_encoding(shop.training({"--cache_path", shop.folder / "cache"}, "cache"),
-                       shop.progress, shop.problems);
+      open_encoding(shop.training({"--cache_path", shop.folder / "cache"}, "cache"), shop.progress,
+                    shop.problems);
   samples::Samples samples =
       train::open_samples(encoding, encoding.dataset, encoding.config.cache_path);
   CHECK(samples.missing() > 0);
   REQUIRE(samples.fill(*encoding.model, 0, shop.progress, [] { return false; }));
-  CHECK(train::run_training(prepared.run, nullptr, shop.progress).has_trained);
+  CHECK(train::run_training(run, nullptr, shop.progress).has_trained);
 }
 
-TEST_CASE("Training without a denoiser is refused, and nothing is sized", "[prepared]") {
+TEST_CASE("Training without a denoiser is refused, and nothing is sized", "[check]") {
   // A toy that has its denoiser for some of its work only.
   struct OptionalToy final : test::ImageToy {
     std::span<const ComponentSpec> components() const override {
@@ -200,7 +202,7 @@ TEST_CASE("Training without a denoiser is refused, and nothing is sized", "[prep
     }
   };
   const OptionalToy toy;
-  PreparedWorkshop shop;
+  Workshop shop;
   test::fs::remove_all(shop.folder / "model/transformer");
   const std::vector<std::string> arguments = {"--plugin",
                                               "toy",
@@ -220,17 +222,17 @@ TEST_CASE("Training without a denoiser is refused, and nothing is sized", "[prep
       {arguments, order::train_command(nullptr), shop.problems}, &toy, shop.problems, "train");
   shop.problems.throw_if_any();
   test::expect_error(ErrorCode::kNotFound, {"there is no denoiser to train with", "--model_paths"},
-                     [&] { prepare_training(std::move(order), shop.progress, shop.problems); });
+                     [&] { shop.open(std::move(order)); });
 }
 
-TEST_CASE("Everything that is wrong with a run is one error", "[prepared]") {
-  PreparedWorkshop shop;
+TEST_CASE("Everything that is wrong with a run is one error", "[check]") {
+  Workshop shop;
   test::write_bytes(shop.folder / "data/metadata.csv", "image,prompt\nnone.png,red\n");
   test::write_bytes(shop.folder / "prompts.txt", "a fox --w 15\n");
   order::Training order = shop.training({"--lora_target_modules", "blocks.9.q", "--sample_prompts",
                                          shop.folder / "prompts.txt", "--sample_at_first"});
   test::expect_error(ErrorCode::kInvalidArgument,
                      {"blocks.9.q", "none.png", "prompts.txt:1: width", "mistakes"},
-                     [&] { prepare_training(std::move(order), shop.progress, shop.problems); });
+                     [&] { shop.open(std::move(order)); });
   CHECK(!exists(shop.folder / "run"));
 }

@@ -1,4 +1,4 @@
-#include "host/plan/prepared_training.h"
+#include "host/check/training.h"
 
 #include <algorithm>
 #include <set>
@@ -6,6 +6,7 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
+#include "host/check/size_guard.h"
 #include "host/data/findings.h"
 #include "host/generate/fill_settings.h"
 #include "host/generate/settings_checks.h"
@@ -20,14 +21,14 @@
 #include "host/order/output_paths.h"
 #include "host/order/preview_prompts.h"
 #include "host/parameters/trained.h"
-#include "host/plan/size_guard.h"
+#include "host/plan/plan_run.h"
 #include "host/report/text.h"
 #include "host/sampling/sigma_schedule.h"
 #include "host/train/objective.h"
 #include "host/train/row_check.h"
 #include "host/train/run_checks.h"
 
-namespace atelier::plan {
+namespace atelier::check {
 namespace {
 
 using model::LoadedModel;
@@ -83,24 +84,10 @@ class Preparation {
     run_.layout = parameters::said_layout(config_);
   }
 
-  PreparedTraining for_training() {
-    check_training(/*guards_sizes=*/true);
-    PreparedTraining prepared = {.run = std::move(run_)};
-    prepared.planned = plan_training(prepared.run, prepared.unplanned);
-    follow_plan(prepared);
-    return prepared;
-  }
-
-  // What one process cannot hold, several may.
-  PreparedTraining for_plan(const RanksAsked& asked) {
-    check_training(/*guards_sizes=*/asked.counts.empty());
-    PreparedTraining prepared = {.run = std::move(run_)};
-    if (asked.counts.empty()) {
-      prepared.planned = plan_training(prepared.run, prepared.unplanned);
-    } else {
-      prepared.ranks = plan_ranks(prepared.run, asked);
-    }
-    return prepared;
+  PreparedRun for_training(bool guards_sizes) {
+    check_training(guards_sizes);
+    if (sizes_) run_.unchecked = sizes_->unchecked();
+    return std::move(run_);
   }
 
   PreparedRun for_encoding() {
@@ -112,16 +99,17 @@ class Preparation {
       problems_.collect([&] {
         const SizeGuard sizes(*run_.model, config_.model, limits());
         sizes.check(*run_.dataset, problems_);
-        sizes.tell(progress_);
+        if (!sizes.unchecked().empty())
+          progress_.warn("warning: sizes are not checked beforehand: " + sizes.unchecked());
       });
     }
     finish();
-    if (run_.model) apply_limits(limits(), run_.model->device());
+    if (run_.model) plan::apply_limits(limits(), run_.model->device());
     return std::move(run_);
   }
 
  private:
-  const MemoryLimits& limits() const { return config_.memory.limits; }
+  const model::MemoryLimits& limits() const { return config_.memory.limits; }
 
   void check_training(bool guards_sizes) {
     open_model();
@@ -179,7 +167,7 @@ class Preparation {
   void check_trained() {
     LoadedModel& model = *run_.model;
     run_.selection = parameters::select_trained(model, config_, problems_);
-    place_trained(run_, problems_);
+    plan::place_trained(run_, problems_);
     open_preset();
     if (!config_.lora.base_models.empty()) {
       if (const auto warning = formats::lora_spelling(config_.lora.format).warning;
@@ -448,22 +436,6 @@ class Preparation {
     if (const std::string note = lengths_->note(); !note.empty()) progress_.note("note: " + note);
   }
 
-  // Places weights, activations and the optimizer as they are planned.
-  void follow_plan(PreparedTraining& prepared) {
-    apply_limits(prepared.run.config.memory.limits, prepared.run.model->device());
-    if (!prepared.unplanned.empty()) {
-      progress_.warn("warning: no plan: " + prepared.unplanned);
-    } else if (sizes_) {
-      sizes_->tell(progress_);
-    }
-    if (!prepared.planned) return;
-    note_plan(*prepared.planned, progress_);
-    prepared.run.layout = layout_of(prepared.run.config, *prepared.planned);
-    prepared.run.model->rearrange(prepared.run.layout.weights);
-    place_trained(prepared.run, problems_);
-    problems_.throw_if_any();
-  }
-
   const ModelFamily& family_;
   progress::Progress& progress_;
   Problems& problems_;
@@ -476,36 +448,15 @@ class Preparation {
 
 }  // namespace
 
-void place_trained(PreparedRun& run, Problems& problems) {
-  const auto& places = run.layout.weights.placement.offload;
-  std::set<const Weight*> stay;
-  std::set<std::string> on_disk;
-  for (const auto& trained : run.selection.weights) {
-    const auto place = places.find(trained.component);
-    if (place == places.end() && !run.layout.optimizes_on_host) stay.insert(trained.weight);
-    if (place != places.end() && place->second == memory::Place::kDisk)
-      on_disk.insert(trained.component);
-  }
-  for (const std::string& component : on_disk)
-    problems.add("--offload " + component + "=disk: its weights are trained, files are not changed",
-                 "use " + component + "=host");
-  run.model->keep_on_device(stay);
+PreparedRun open_training(Training order, bool guards_sizes, progress::Progress& progress,
+                          Problems& problems) {
+  return Preparation(std::move(order), progress, problems).for_training(guards_sizes);
 }
 
-PreparedTraining prepare_training(Training order, progress::Progress& progress,
-                                  Problems& problems) {
-  return Preparation(std::move(order), progress, problems).for_training();
-}
-
-PreparedTraining prepare_plan(Training order, const RanksAsked& ranks, progress::Progress& progress,
-                              Problems& problems) {
-  return Preparation(std::move(order), progress, problems).for_plan(ranks);
-}
-
-PreparedRun prepare_encoding(Training order, progress::Progress& progress, Problems& problems) {
+PreparedRun open_encoding(Training order, progress::Progress& progress, Problems& problems) {
   order.previews = {};  // none are made
   order.memory.limits.allowed_storages = {};
   return Preparation(std::move(order), progress, problems).for_encoding();
 }
 
-}  // namespace atelier::plan
+}  // namespace atelier::check

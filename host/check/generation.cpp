@@ -1,4 +1,4 @@
-#include "host/plan/prepared_generation.h"
+#include "host/check/generation.h"
 
 #include "atelier/error.h"
 
@@ -8,12 +8,12 @@
 #include "host/model/stages.h"
 #include "host/order/output_paths.h"
 
-namespace atelier::plan {
+namespace atelier::check {
 
 using model::LoadedModel;
 
-PreparedGeneration::PreparedGeneration(order::Generation order, progress::Progress& progress,
-                                       report::Problems& problems)
+OpenedGeneration::OpenedGeneration(order::Generation order, progress::Progress& progress,
+                                   report::Problems& problems)
     : order_(std::move(order)), progress_(progress) {
   if (order_.load && order_.family() != nullptr) open_model(problems);
   for (order::Job& job : order_.jobs) check(job, problems);
@@ -24,13 +24,13 @@ PreparedGeneration::PreparedGeneration(order::Generation order, progress::Progre
     });
 }
 
-void PreparedGeneration::open_model(report::Problems& problems) {
+void OpenedGeneration::open_model(report::Problems& problems) {
   problems.collect([&] { model_ = LoadedModel::open(*order_.family(), *order_.load); });
   if (!model_) return;
   sizes_.emplace(*model_, *order_.load, order_.limits);
   lengths_.emplace(model_->model(), order_.load->cuts_texts);
   loras_.emplace(*model_, order_.lora_mode, progress_);
-  problems.collect([&] { layout(); });
+  problems.collect([&] { plan::layout_of(order_, *model_, std::nullopt); });
   model::check_sequence(*model_, order_.processes.sequence, order_.process.attention, problems);
   if (order_.is_tiled)
     problems.collect([&] {
@@ -38,13 +38,13 @@ void PreparedGeneration::open_model(report::Problems& problems) {
     });
 }
 
-order::Settings PreparedGeneration::filled_base() const {
+order::Settings OpenedGeneration::filled_base() const {
   order::Settings base = order_.base;
   generate::fill_target(base, *model_);
   return base;
 }
 
-void PreparedGeneration::check(order::Job& job, report::Problems& problems) {
+void OpenedGeneration::check(order::Job& job, report::Problems& problems) {
   const size_t before = problems.size();
   problems.collect([&] {
     if (!model_) return;
@@ -72,29 +72,11 @@ void PreparedGeneration::check(order::Job& job, report::Problems& problems) {
     sizes_->check(job.settings, job.place, order_.tiling(), /*may_tile=*/true, problems);
 }
 
-void PreparedGeneration::make_plan() {
-  if (const std::string note = lengths_->note(); !note.empty()) progress_.note("note: " + note);
-  std::span<const order::Job> jobs = order_.jobs;
+std::vector<order::Job> OpenedGeneration::planned_jobs() const {
+  if (!order_.jobs.empty()) return order_.jobs;
   order::Job later;  // stands for those that come
-  if (jobs.empty()) {
-    later.settings = filled_base();
-    jobs = {&later, 1};
-  }
-  planned_ = plan_generation(*model_, order_, jobs, unplanned_);
+  later.settings = filled_base();
+  return {later};
 }
 
-void PreparedGeneration::follow_plan() {
-  apply_limits(order_.limits, model_->device());
-  if (!unplanned_.empty()) {
-    progress_.warn("warning: no plan: " + unplanned_);
-  } else if (sizes_) {
-    sizes_->tell(progress_);
-  }
-  if (planned_) {
-    note_plan(*planned_, progress_);
-    model_->rearrange(layout().weights);
-  }
-  for (const std::string& note : model_->notes()) progress_.note("note: " + note);
-}
-
-}  // namespace atelier::plan
+}  // namespace atelier::check

@@ -19,7 +19,7 @@
 #include "host/progress/progress.h"
 #include "host/report/problems.h"
 
-namespace atelier::plan {
+namespace atelier::check {
 
 // What a piece of work holds beside weights, over the pixels that it works on, at the least: it was
 // tried at a few sizes without values, and grows from one to the next ever faster.
@@ -40,11 +40,11 @@ class SizeGuard {
   // Runs the model without values; of nothing in it a weight is loaded. Where it cannot be run so,
   // nothing is refused. `request` and `limits` as for plan_target().
   SizeGuard(model::LoadedModel& model, const model::LoadRequest& request,
-            const MemoryLimits& limits);
+            const model::MemoryLimits& limits);
 
-  // Tells why sizes were not checked, where a limit was said or the device is not the host: call it
-  // once, where nothing else tells that the model cannot be run so.
-  void tell(progress::Progress& progress) const;
+  // Why sizes were not checked, where a limit was said or the device is not the host; empty: they
+  // were, or need not be.
+  std::string unchecked() const { return has_said_ || !is_host_ ? unchecked_ : std::string(); }
 
   // Adds a problem where images of these settings cannot be made. `may_tile`: there is --tiled.
   void check(const order::Settings& settings, const order::Origin& place,
@@ -75,7 +75,7 @@ class SizeGuard {
     double latent_pixels() const { return pixels() * static_cast<double>(latent_frames); }
   };
 
-  void find_limits(const model::LoadRequest& request, const MemoryLimits& limits);
+  void find_limits(const model::LoadRequest& request, const model::MemoryLimits& limits);
   void measure();
   Size size_of(const MediaTarget& target) const;
   // Makes a dry run. Returns whether it came to its end.
@@ -95,7 +95,7 @@ class SizeGuard {
                       report::Problems& problems, const Remedy& remedy) const;
 
   model::LoadedModel& model_;
-  PlanBasis basis_;
+  plan::PlanBasis basis_;
   Limit device_, host_;
   bool is_host_ = false;   // the device's memory is the host's
   bool has_said_ = false;  // a limit was said
@@ -104,4 +104,4 @@ class SizeGuard {
   std::map<std::string, BytesOfSize, std::less<>> work_;
 };
 
-}  // namespace atelier::plan
+}  // namespace atelier::check

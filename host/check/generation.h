@@ -1,4 +1,4 @@
-// A run that makes images, before its first weight is read: checked as a whole, and planned.
+// A generation, before its first weight is read: opened, and checked as a whole.
 #pragma once
 
 #include <memory>
@@ -6,45 +6,40 @@
 #include <string>
 #include <vector>
 
+#include "host/check/size_guard.h"
 #include "host/generate/lora_set.h"
 #include "host/generate/text_lengths.h"
 #include "host/order/generation.h"
 #include "host/plan/plan_run.h"
-#include "host/plan/size_guard.h"
 #include "host/progress/progress.h"
 #include "host/report/problems.h"
 
-namespace atelier::plan {
+namespace atelier::check {
 
 // Not thread-safe.
-class PreparedGeneration {
+class OpenedGeneration {
  public:
   // Opens the model by its headers and checks all jobs; what is wrong becomes problems, after which
   // only the destructor may be called. `progress` outlives this.
-  PreparedGeneration(order::Generation order, progress::Progress& progress,
-                     report::Problems& problems);
-  PreparedGeneration(const PreparedGeneration&) = delete;
-  PreparedGeneration& operator=(const PreparedGeneration&) = delete;
+  OpenedGeneration(order::Generation order, progress::Progress& progress,
+                   report::Problems& problems);
+  OpenedGeneration(const OpenedGeneration&) = delete;
+  OpenedGeneration& operator=(const OpenedGeneration&) = delete;
 
   // Fills what a job leaves to the model, and adds what is wrong with it. Reads no weights; also
   // for jobs that come while others have run.
   void check(order::Job& job, report::Problems& problems);
 
-  // Plans what the run takes. Throws as plan_generation().
-  void make_plan();
-  const std::optional<Planned>& planned() const { return planned_; }
-  // Why there is no plan; empty where none is needed.
-  const std::string& unplanned() const { return unplanned_; }
-  // Places the model as it was planned, and tells what that means.
-  void follow_plan();
-
   // What was ordered; its jobs have what they left to the model.
   const order::Generation& order() const { return order_; }
   model::LoadedModel& model() { return *model_; }
   generate::LoraSet& loras() { return *loras_; }
-  // How the order is carried out, as far as make_plan() was called. Throws Error{kInvalidArgument}
-  // for what the device does not have.
-  generate::Layout layout() const { return layout_of(order_, *model_, planned_); }
+  // What texts are cut to, for the user; empty: nothing.
+  std::string note() const { return lengths_->note(); }
+  // Jobs that a plan is made for: those that are known, or one that stands for those that come.
+  std::vector<order::Job> planned_jobs() const;
+  // See SizeGuard::unchecked().
+  std::string unchecked() const { return sizes_ ? sizes_->unchecked() : std::string(); }
 
  private:
   void open_model(report::Problems& problems);
@@ -57,8 +52,6 @@ class PreparedGeneration {
   std::optional<SizeGuard> sizes_;
   std::optional<generate::TextLengths> lengths_;
   std::optional<generate::LoraSet> loras_;
-  std::optional<Planned> planned_;
-  std::string unplanned_;
 };
 
-}  // namespace atelier::plan
+}  // namespace atelier::check

@@ -1,0 +1,23 @@
+// A training, before its first weight is read: opened, and checked as a whole.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "host/progress/progress.h"
+#include "host/report/problems.h"
+#include "host/train/training_run.h"
+
+namespace atelier::check {
+
+// Opens model, datasets, prompts and checkpoints of an order whose family is known, and reads no
+// weights. Throws one error with all that is wrong, `problems` included. `guards_sizes`: what this
+// process can never hold is wrong, too.
+train::PreparedRun open_training(order::Training order, bool guards_sizes,
+                                 progress::Progress& progress, report::Problems& problems);
+
+// Does so for encoding samples ahead of training, which nothing is planned for.
+train::PreparedRun open_encoding(order::Training order, progress::Progress& progress,
+                                 report::Problems& problems);
+
+}  // namespace atelier::check
