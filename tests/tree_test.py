@@ -128,6 +128,21 @@ class Tree(unittest.TestCase):
                     for line, _, target in includes(path)
                     if target.startswith(("ATen/", "torch/", "c10/"))])
 
+    def test_every_kernel_runs_under_the_thread_sanitizer(self):
+        run = (ROOT / "tests/sdk/cuda/kernel_threads_test.cpp").read_text(encoding="utf-8")
+        kernels = [(path, kernel) for path in self.code() if path.suffix == ".cu"
+                   for kernel in re.findall(r"extern const RowKernel (\w+)", path.read_text(encoding="utf-8"))]
+        self.assertGreater(len(kernels), 20)
+        self.check([f"{name(path)}: tests/sdk/cuda/kernel_threads_test.cpp does not run {kernel}"
+                    for path, kernel in kernels if f", {kernel}}}" not in run])
+
+    def test_shared_memory_of_kernels_is_said_to_be_uninitialized(self):
+        self.check([f"{name(path)}: no ATELIER_UNINITIALIZED({variable}) behind its declaration"
+                    for path in files("sdk/src") if path.suffix in {".cu", ".cuh"}
+                    for variable, following in re.findall(r"__shared__ \w+ (\w+)[^;]*;\s*(.*)",
+                                                          path.read_text(encoding="utf-8"))
+                    if following != f"ATELIER_UNINITIALIZED({variable});"])
+
     def test_the_slow_headers_of_libtorch_stay_out(self):
         slow = re.compile(r"torch/(torch|all|nn|optim|types)\.h$|torch/(nn|optim)/")
         self.check([f"{name(path)}:{line}: includes {target}"

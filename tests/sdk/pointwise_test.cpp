@@ -365,7 +365,7 @@ TEST_CASE("Without gradients the same values come and no graph", "[ops][pointwis
   }
 }
 
-TEST_CASE("Sums over rows do not depend on the number of threads", "[ops][pointwise]") {
+TEST_CASE("Sums over rows do not depend on the number of threads", "[ops][pointwise][threads]") {
   at::manual_seed(5);
   for (const Case& c : cases_of(Segments({300, 500}), 48)) {
     INFO(c.name);

@@ -170,6 +170,7 @@ TEST_CASE("Launches cover every row and column once, within CUDA's limits", "[op
       CHECK(grid.lanes <= kMostLanes);
       CHECK((grid.lanes % kWarp == 0 || kWarp % grid.lanes == 0));
       CHECK(grid.threads() % kWarp == 0);
+      CHECK(grid.threads() <= kMostLanes);
       std::vector<int> seen(1030);
       for (int64_t block = 0; block < grid.blocks(); ++block) {
         const Chunk chunk(grid, block, 0, 8);

@@ -1,4 +1,4 @@
-// The device that plays kernels on the CPU; played/ops/cuda/row_kernel.cuh says how.
+// The device that plays kernels on the CPU; kernel_player.cpp says how.
 #include "sdk/cuda/row_player.h"
 
 #include "ops/cuda/row_device.h"
@@ -26,14 +26,7 @@ void run_rows(const RowKernel& kernel, Element element, const RowGrid& grid,
 }
 
 void run_totals(const TotalsArguments& arguments, c10::Device) {
-  for (int64_t block = 0; block < total_blocks(arguments); ++block) {
-    for (int thread = 0; thread < kWarp; ++thread) {
-      float groups[kTotalGroups];
-      for (int g = 0; g < kTotalGroups; ++g)
-        groups[g] = total_of_group(arguments, TotalPlace(arguments, block, thread + g * kWarp));
-      store_total(arguments, TotalPlace(arguments, block, thread), groups);
-    }
-  }
+  atelier_cuda_column_totals(&arguments, nullptr);
 }
 
 }  // namespace atelier::ops::cuda

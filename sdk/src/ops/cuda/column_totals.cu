@@ -1,6 +1,5 @@
-#include <cuda_runtime.h>
-
 #include "ops/cuda/column_totals.h"
+#include "ops/cuda/launch.cuh"
 
 namespace atelier::ops::cuda {
 namespace {
@@ -8,6 +7,7 @@ namespace {
 __global__ void __launch_bounds__(kWarp* kTotalGroups)
     totals_kernel(const __grid_constant__ TotalsArguments arguments) {
   __shared__ float groups[kWarp][kTotalGroups];
+  ATELIER_UNINITIALIZED(groups);
   const TotalPlace place(arguments, blockIdx.x, threadIdx.x);
   groups[threadIdx.x % kWarp][place.group] = total_of_group(arguments, place);
   __syncthreads();
@@ -20,7 +20,6 @@ __global__ void __launch_bounds__(kWarp* kTotalGroups)
 extern "C" int atelier_cuda_column_totals(const atelier::ops::cuda::TotalsArguments* arguments,
                                           void* stream) {
   using namespace atelier::ops::cuda;
-  totals_kernel<<<static_cast<unsigned>(total_blocks(*arguments)), kWarp * kTotalGroups, 0,
-                  static_cast<cudaStream_t>(stream)>>>(*arguments);
-  return cudaGetLastError();
+  return queue_kernel(totals_kernel, total_blocks(*arguments), kWarp * kTotalGroups, stream,
+                      *arguments);
 }

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
+#include <stdexcept>
 
 #if defined(__CUDACC__)
 #define ATELIER_LANE __host__ __device__ __forceinline__
@@ -112,6 +114,39 @@ ATELIER_LANE uint32_t narrow_pair(Float16, float low, float high) {
 #endif
 }
 
+// A GPU takes `Whole` in one access, whose address has to be a multiple of its bytes: elsewhere it
+// ends the kernel with "misaligned address", and so does the host, where kernels are played.
+template <typename Whole>
+void require_aligned(const void* address) {
+  static_assert(sizeof(Whole) == alignof(Whole));
+  if (reinterpret_cast<uintptr_t>(address) % sizeof(Whole) != 0) {
+    char message[96];
+    std::snprintf(message, sizeof message, "misaligned address: %p is no multiple of %zu bytes",
+                  address, sizeof(Whole));
+    throw std::runtime_error(message);
+  }
+}
+template <typename Whole>
+ATELIER_LANE Whole load_whole(const void* from) {
+#if defined(__CUDA_ARCH__)
+  return *static_cast<const Whole*>(from);
+#else
+  require_aligned<Whole>(from);
+  Whole whole;
+  std::memcpy(&whole, from, sizeof whole);
+  return whole;
+#endif
+}
+template <typename Whole>
+ATELIER_LANE void store_whole(void* to, const Whole& whole) {
+#if defined(__CUDA_ARCH__)
+  *static_cast<Whole*>(to) = whole;
+#else
+  require_aligned<Whole>(to);
+  std::memcpy(to, &whole, sizeof whole);
+#endif
+}
+
 template <typename T>
 ATELIER_LANE void widen(const Pack& pack, float (&v)[kPackElements<T>]) {
   ATELIER_UNROLL
@@ -146,15 +181,8 @@ ATELIER_LANE Pack narrow(const float (&v)[kPackElements<T>]) {
 template <typename T>
 ATELIER_LANE Pack load_pack(const void* from, int count, bool aligned) {
   using Bits = typename T::Bits;
+  if (count >= kPackElements<T> && aligned) return load_whole<Pack>(from);
   Pack pack = {};
-  if (count >= kPackElements<T> && aligned) {
-#if defined(__CUDA_ARCH__)
-    pack = *static_cast<const Pack*>(from);
-#else
-    std::memcpy(&pack, from, sizeof pack);
-#endif
-    return pack;
-  }
   const Bits* elements = static_cast<const Bits*>(from);
   constexpr int kPerWord = 4 / sizeof(Bits);
   ATELIER_UNROLL
@@ -168,14 +196,7 @@ ATELIER_LANE Pack load_pack(const void* from, int count, bool aligned) {
 template <typename T>
 ATELIER_LANE void store_pack(void* to, const Pack& pack, int count, bool aligned) {
   using Bits = typename T::Bits;
-  if (count >= kPackElements<T> && aligned) {
-#if defined(__CUDA_ARCH__)
-    *static_cast<Pack*>(to) = pack;
-#else
-    std::memcpy(to, &pack, sizeof pack);
-#endif
-    return;
-  }
+  if (count >= kPackElements<T> && aligned) return store_whole(to, pack);
   Bits* elements = static_cast<Bits*>(to);
   constexpr int kPerWord = 4 / sizeof(Bits);
   ATELIER_UNROLL

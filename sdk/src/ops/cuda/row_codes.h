@@ -89,14 +89,7 @@ ATELIER_LANE void put_codes(const Output& out, const Place& place, int pack,
                             const Codes<T>& codes) {
   uint8_t* to = static_cast<uint8_t*>(out.data) + place.row * out.stride + place.column_of(pack);
   const int count = place.count<T>(pack);
-  if (count == kPackElements<T> && out.is_aligned) {
-#if defined(__CUDA_ARCH__)
-    *reinterpret_cast<Codes<T>*>(to) = codes;
-#else
-    std::memcpy(to, &codes, sizeof codes);
-#endif
-    return;
-  }
+  if (count == kPackElements<T> && out.is_aligned) return store_whole(to, codes);
   ATELIER_UNROLL
   for (int i = 0; i < kPackElements<T>; ++i) {
     if (i < count) to[i] = uint8_t(codes.words[i / 4] >> (i % 4 * 8));
@@ -119,15 +112,8 @@ ATELIER_LANE Codes<T> load_codes(const Input& from, const Place& place, int pack
   const uint8_t* codes =
       static_cast<const uint8_t*>(from.data) + place.row * from.stride + place.column_of(pack);
   const int count = place.count<T>(pack);
+  if (count == kPackElements<T> && from.is_aligned) return load_whole<Codes<T>>(codes);
   Codes<T> result = {};
-  if (count == kPackElements<T> && from.is_aligned) {
-#if defined(__CUDA_ARCH__)
-    result = *reinterpret_cast<const Codes<T>*>(codes);
-#else
-    std::memcpy(&result, codes, sizeof result);
-#endif
-    return result;
-  }
   ATELIER_UNROLL
   for (int i = 0; i < kPackElements<T>; ++i) {
     if (i < count) result.words[i / 4] |= uint32_t(codes[i]) << (i % 4 * 8);

@@ -11,8 +11,8 @@
 namespace atelier::ops::cuda {
 
 inline constexpr int kWarp = 32;
-// Lanes of one row; a kernel may then use 128 registers.
-inline constexpr int kMostLanes = 512;
+// Registers of a block, and lanes of one row; a kernel may then use 128 registers.
+inline constexpr int kBlockRegisters = 65536, kMostLanes = 512;
 // Offsets of this many samples travel with the launch.
 inline constexpr int kSamplesByValue = 64;
 

@@ -1,8 +1,7 @@
 // The one kernel that runs functors on rows.
 #pragma once
 
-#include <cuda_runtime.h>
-
+#include "ops/cuda/launch.cuh"
 #include "ops/cuda/row_functor.h"
 
 namespace atelier::ops::cuda {
@@ -13,19 +12,20 @@ namespace atelier::ops::cuda {
 template <int kSums, bool kIsMaximum>
 __device__ __forceinline__ void add_up_row(int lanes, int turn, float (&sums)[kMostSums]) {
   __shared__ float shared[2][kMostSums][kMostLanes / kWarp];
+  ATELIER_UNINITIALIZED(shared);
   for (int far = (lanes < kWarp ? lanes : kWarp) / 2; far > 0; far /= 2) {
-#pragma unroll
+    ATELIER_UNROLL
     for (int k = 0; k < kSums; ++k)
       sums[k] = joined<kIsMaximum>(sums[k], __shfl_xor_sync(0xffffffffu, sums[k], far));
   }
   if (lanes <= kWarp) return;
   const int warps = lanes / kWarp;
   if (threadIdx.x % kWarp == 0) {
-#pragma unroll
+    ATELIER_UNROLL
     for (int k = 0; k < kSums; ++k) shared[turn][k][threadIdx.x / kWarp] = sums[k];
   }
   __syncthreads();
-#pragma unroll
+  ATELIER_UNROLL
   for (int k = 0; k < kSums; ++k) {
     sums[k] = 0;
     for (int w = 0; w < warps; ++w) sums[k] = joined<kIsMaximum>(sums[k], shared[turn][k][w]);
@@ -38,7 +38,9 @@ __device__ __forceinline__ void run_phases(const RowArguments& arguments, const 
                                            ColumnSums<F>& column_sums, float (&sums)[kMostSums],
                                            int& turn) {
   // Addresses are worked out anew in each phase, which takes fewer registers than to keep them.
+#if defined(__CUDA_ARCH__)
   asm volatile("" : "+l"(place.column));
+#endif
   F::template phase<kPhase>(arguments, place, lane, column_sums, sums);
   if constexpr (kPhase < F::kReductions) {
     add_up_row<F::kSums, kPhase == F::kMaximumBehind>(grid.lanes, turn, sums);
@@ -68,9 +70,8 @@ __global__ void __maxnreg__(F::kMostRegisters)
 
 template <typename F>
 int queue(const RowGrid& grid, const RowArguments& arguments, void* stream) {
-  row_kernel<F><<<static_cast<unsigned>(grid.blocks()), static_cast<unsigned>(grid.threads()), 0,
-                  static_cast<cudaStream_t>(stream)>>>(grid, arguments);
-  return cudaGetLastError();
+  static_assert(F::kMostRegisters * kMostLanes <= kBlockRegisters);
+  return queue_kernel(row_kernel<F>, grid.blocks(), grid.threads(), stream, grid, arguments);
 }
 
 template <template <typename> class F>
