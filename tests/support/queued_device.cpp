@@ -13,6 +13,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/ops/_reshape_alias_native.h>
@@ -307,6 +308,14 @@ class Hooks final : public at::PrivateUse1HooksInterface {
 
 // How CPU kernels run for work: as if the caller had called nothing but this.
 class OnHost {
+ public:
+  OnHost() {
+    // The bits are those of one thread, on whichever the work runs.
+    thread_local const bool is_set = (at::set_num_threads(1), true);
+    (void)is_set;
+  }
+
+ private:
   const at::AutoDispatchBelowADInplaceOrView below_;
   const at::DisableRecordFunctionGuard unseen_;
 };
@@ -462,6 +471,7 @@ class Call {
     for (size_t i = 0; i < arguments.size(); ++i) {
       const auto* const alias = arguments[i].alias_info();
       add(given[i], /*writes=*/alias != nullptr && alias->isWrite());
+      if (arguments[i].is_out()) leave_unsized(arguments_.back());
     }
     TORCH_CHECK(device_, name(), " has no tensor on a queued device");
     take_numbers();
@@ -469,6 +479,7 @@ class Call {
 
   at::Device device() const { return *device_; }
   const std::vector<Access>& accesses() const { return accesses_; }
+  bool has_unsized() const { return has_unsized_; }
   std::string name() const { return op_.schema().name(); }
 
   Stack run() const {
@@ -480,12 +491,16 @@ class Call {
   }
 
  private:
-  // A tensor on the device, or one on the host.
+  // A tensor on the device, or one on the host. Unsized: it has the size that it is given.
   struct Item {
     std::optional<Place> place;
     Tensor value;
+    bool is_unsized = false;
 
-    Tensor on_host() const { return place ? place->on_host() : value; }
+    Tensor on_host() const {
+      if (is_unsized) return at::empty({0}, at::TensorOptions(place->dtype));
+      return place ? place->on_host() : value;
+    }
   };
   enum class Kind { kValue, kTensor, kList, kListWithGaps };
   struct Argument {
@@ -532,14 +547,21 @@ class Call {
     if (!t.defined()) return {};
     if (!is_queued(t)) {
       TORCH_CHECK(t.dim() == 0, name(), ": a tensor is on ", t.device(), ", and others are not");
-      return {{}, t.clone()};
+      return {{}, t.clone(), false};
     }
     TORCH_CHECK(!device_ || *device_ == t.device(), name(), ": tensors are on ", *device_, " and ",
                 t.device());
     device_ = t.device();
-    Item item{Place(t), {}};
+    Item item{Place(t), {}, false};
     accesses_.push_back(item.place->access(writes));
     return item;
+  }
+
+  void leave_unsized(Argument& out) {
+    for (Item& item : out.items) {
+      item.is_unsized = item.place && item.place->bytes == 0;
+      has_unsized_ |= item.is_unsized;
+    }
   }
 
   static bool is_generator(const c10::Argument& argument) {
@@ -567,6 +589,7 @@ class Call {
   std::vector<Argument> arguments_;
   std::vector<Access> accesses_;
   std::optional<at::Device> device_;
+  bool has_unsized_ = false;
 };
 
 // Whether the host has to know what was computed: a number, or how many there are.
@@ -593,15 +616,29 @@ std::optional<size_t> argument_of(const c10::Argument& result, const c10::Functi
   return std::nullopt;
 }
 
-// A result of the CPU, which comes when the stream has come as far.
-Tensor queue_result(const Tensor& value, const std::string& name, int stream) {
-  if (!value.defined()) return value;
-  const Tensor result = empty_strided(value.sizes(), value.strides(), value.scalar_type(),
-                                      std::nullopt, std::nullopt, std::nullopt);
+// What the CPU computed comes into `result` when the stream has come as far.
+void queue_into(const Tensor& result, const Tensor& value, const std::string& name, int stream) {
   const Place place(result);
   queues().push(stream, name, {place.access(/*writes=*/true)},
                 [place, value] { copy_on_host(value, place.on_host()); });
+}
+
+Tensor queue_result(const Tensor& value, const std::string& name, int stream) {
+  if (!value.defined()) return value;
+  Tensor result = empty_strided(value.sizes(), value.strides(), value.scalar_type(), std::nullopt,
+                                std::nullopt, std::nullopt);
+  queue_into(result, value, name, stream);
   return result;
+}
+
+// Gives a tensor without elements the size and the memory that it needs.
+const Tensor& size_up(const Tensor& t, at::IntArrayRef sizes, std::optional<at::MemoryFormat>) {
+  TORCH_CHECK(t.numel() == 0 || t.sizes() == sizes, "a tensor of a queued device is resized");
+  if (t.sizes() == sizes) return t;
+  const Tensor memory = empty_on_device(sizes, t.scalar_type(), t.device());
+  t.unsafeGetTensorImpl()->set_storage_keep_dtype(memory.storage());
+  t.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return t;
 }
 
 c10::IValue queue_result(const c10::IValue& value, const std::string& name, int stream) {
@@ -627,7 +664,7 @@ void queue_operator(const c10::OperatorHandle& op, Stack* stack) {
   if (waits) queues().waits(Wait::kValue, name);
 
   Stack computed;
-  if (makes) {
+  if (makes || call.has_unsized()) {
     const WorkQueues::Hold hold(queues());
     queues().push(stream, name, call.accesses(), {});
     queues().settle(stream);
@@ -642,7 +679,14 @@ void queue_operator(const c10::OperatorHandle& op, Stack* stack) {
   }
   const auto given = torch::jit::last(*stack, schema.arguments().size());
   for (size_t i = 0; i < results.size(); ++i) {
-    if (results[i]) computed[i] = given[*results[i]];
+    if (!results[i]) continue;
+    const c10::IValue argument = given[*results[i]];
+    if (argument.isTensor() && computed[i].isTensor() && argument.toTensor().numel() == 0) {
+      const Tensor value = computed[i].toTensor();
+      size_up(argument.toTensor(), value.sizes(), std::nullopt);
+      queue_into(argument.toTensor(), value, name, stream);
+    }
+    computed[i] = argument;
   }
   torch::jit::drop(*stack, schema.arguments().size());
   for (c10::IValue& result : computed) stack->push_back(std::move(result));
@@ -672,6 +716,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty_strided", &empty_strided);
   m.impl("_copy_from", &copy_from);
   m.impl("record_stream", &record_stream);
+  m.impl("resize_", &size_up);
   m.impl("as_strided", &at::native::as_strided_tensorimpl);
   m.impl("view", static_cast<Tensor (*)(const Tensor&, at::IntArrayRef)>(&at::native::view));
   m.impl("_reshape_alias", &at::native::_reshape_alias);
@@ -695,14 +740,13 @@ std::vector<std::string> QueuedDevices::faults() const {
   return queues().faults;
 }
 
-int QueuedDevices::count(Wait kind) const {
+std::vector<QueuedDevices::Waited> QueuedDevices::waits() const {
   const WorkQueues::Hold hold(queues());
-  return queues().counts[kind];
+  return queues().waited;
 }
 
-std::vector<std::string> QueuedDevices::waits() const {
-  const WorkQueues::Hold hold(queues());
-  return queues().waits_seen;
+int QueuedDevices::count(Wait kind) const {
+  return static_cast<int>(std::ranges::count(waits(), kind, &Waited::kind));
 }
 
 std::set<int> QueuedDevices::opened() const {

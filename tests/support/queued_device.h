@@ -56,9 +56,14 @@ class QueuedDevices {
   QueuedDevices& operator=(const QueuedDevices&) = delete;
 
   std::vector<std::string> faults() const;
+  // What the host waited for, in order.
+  struct Waited {
+    Wait kind;
+    std::string what;
+  };
+  std::vector<Waited> waits() const;
   int count(Wait kind) const;
-  std::vector<std::string> waits() const;  // what for, in order
-  std::set<int> opened() const;            // devices that were used
+  std::set<int> opened() const;  // devices that were used
   // From now on.
   void refuse(std::set<Wait> kinds);
 };

@@ -55,8 +55,7 @@ void WorkQueues::begin(const QueuedOptions& wanted) {
   options = wanted;
   random_.seed(options.seed);
   faults.clear();
-  counts.clear();
-  waits_seen.clear();
+  waited.clear();
   opened.clear();
   for (int device = 0; device < kQueuedDevices; ++device) {
     for (auto* stat : {&stats_[device].allocated_bytes, &stats_[device].reserved_bytes})
@@ -296,8 +295,7 @@ void WorkQueues::call(int device, const char* what) {
 
 void WorkQueues::waits(Wait kind, const std::string& what) {
   const Hold hold(*this);
-  ++counts[kind];
-  waits_seen.push_back(what);
+  waited.push_back({kind, what});
   TORCH_CHECK(!options.refused.contains(kind), "the host waits for the device: ", what);
 }
 

@@ -95,8 +95,7 @@ class WorkQueues {
 
   QueuedOptions options;
   std::vector<std::string> faults;
-  std::map<Wait, int> counts;
-  std::vector<std::string> waits_seen;
+  std::vector<QueuedDevices::Waited> waited;
   std::set<int> opened;
 
  private:
