@@ -92,9 +92,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     return getNewStream(device, 0);
   }
   Stream getNewStream(at::Device device, int) const override {
-    static std::atomic<int> taken = 0;
-    return stream_of(device.has_index() ? device.index() : current_device,
-                     1 + taken++ % (WorkQueues::kStreams - 1));
+    const int index = device.has_index() ? device.index() : current_device;
+    return stream_of(index, queues().new_stream(index) % WorkQueues::kStreams);
   }
   Stream exchangeStream(Stream stream) const override {
     const Stream before = getStream(stream.device());

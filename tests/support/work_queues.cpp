@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -14,7 +15,8 @@ namespace atelier::test {
 namespace {
 
 constexpr int64_t kBlockAlignment = 512;
-constexpr int kPoison = 0xFF;  // NaN in every floating dtype
+constexpr double kSlowest = 1e-4;  // of a stream, beside the fastest one
+constexpr int kPoison = 0xFF;      // NaN in every floating dtype
 constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
 
 void join(WorkQueues::Clock& into, const WorkQueues::Clock& other) {
@@ -54,6 +56,9 @@ void WorkQueues::begin(const QueuedOptions& wanted) {
   empty_cache();
   options = wanted;
   random_.seed(options.seed);
+  pool_streams_ = 0;
+  for (double& speed : speeds_)
+    speed = std::pow(kSlowest, std::uniform_real_distribution<>()(random_));
   faults.clear();
   waited.clear();
   opened.clear();
@@ -61,6 +66,11 @@ void WorkQueues::begin(const QueuedOptions& wanted) {
     for (auto* stat : {&stats_[device].allocated_bytes, &stats_[device].reserved_bytes})
       (*stat)[kAll].reset_peak();
   }
+}
+
+int WorkQueues::new_stream(int device) {
+  const Hold hold(*this);
+  return device * kStreams + 1 + pool_streams_++ % (kStreams - 1);
 }
 
 void WorkQueues::push(int stream, std::string what, const std::vector<Access>& accesses,
@@ -122,12 +132,17 @@ bool WorkQueues::is_ready(const std::deque<Work>& queue) const {
 }
 
 bool WorkQueues::run_one() {
-  std::vector<std::deque<Work>*> ready;
-  for (auto& queue : queues_) {
-    if (is_ready(queue)) ready.push_back(&queue);
+  double all = 0;
+  for (size_t i = 0; i < queues_.size(); ++i) all += is_ready(queues_[i]) ? speeds_[i] : 0;
+  if (all == 0) return false;
+  double rest = all * std::uniform_real_distribution<>()(random_);
+  size_t chosen = queues_.size();
+  for (size_t i = 0; i < queues_.size() && rest >= 0; ++i) {
+    if (!is_ready(queues_[i])) continue;
+    chosen = i;
+    rest -= speeds_[i];
   }
-  if (ready.empty()) return false;
-  auto& queue = *ready[random_() % ready.size()];
+  auto& queue = queues_[chosen];
   const auto work = std::make_shared<Work>(std::move(queue.front()));
   queue.pop_front();
   try {

@@ -43,12 +43,16 @@ class WorkQueues {
   };
   using MomentPtr = std::shared_ptr<Moment>;
 
+  WorkQueues() { speeds_.fill(1); }
   static WorkQueues& all();
   static int device_of(int stream) { return stream / kStreams; }
   static std::string name_of(int stream);
 
   // Runs what is left, and forgets what was seen before.
   void begin(const QueuedOptions& options);
+
+  // A stream of the device's pool.
+  int new_stream(int device);
 
   // Queues `run` behind the stream's work. It may run at once, or when somebody waits for it.
   void push(int stream, std::string what, const std::vector<Access>& accesses,
@@ -135,9 +139,10 @@ class WorkQueues {
   c10::CachingAllocator::Stat& reserved(int device);
 
   std::recursive_mutex mutex_;
-  int depth_ = 0;
+  int depth_ = 0, pool_streams_ = 0;
   std::vector<std::shared_ptr<void>> dropped_;
   std::mt19937_64 random_;
+  std::array<double, std::tuple_size_v<Clock>> speeds_;  // of streams, beside each other
   std::array<std::deque<Work>, std::tuple_size_v<Clock>> queues_;
   std::array<Clock, std::tuple_size_v<Clock>> clocks_ = {};
   Clock known_ = {};  // to the host: it is done
