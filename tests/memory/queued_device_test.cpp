@@ -179,6 +179,9 @@ TEST_CASE("Devices do not take each other's tensors and events", "[queued]") {
                     Contains("an event of device 1 is recorded on stream 0 of device 0"));
   event.block(guard().getStream(queued_device(0)));  // which CUDA allows
   c10::Event(at::kPrivateUse1).block(guard().getStream(queued_device(0)));
+  const Tensor bytes = at::empty({9}, zero.options().dtype(at::kByte));
+  const Tensor odd = at::from_blob(static_cast<char*>(bytes.data_ptr()) + 1, {2}, zero.options());
+  CHECK_THROWS_WITH(odd.add_(1), Contains("misaligned"));
   CHECK(devices.faults() == kNone);
 }
 

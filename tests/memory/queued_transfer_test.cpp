@@ -8,6 +8,7 @@
 
 #include "memory/activation_runner.h"
 #include "memory/cuda_transfer_device.h"
+#include "memory/device_meter.h"
 #include "memory/direct.h"
 #include "memory/live_bytes.h"
 #include "memory/residency.h"
@@ -155,6 +156,25 @@ TEST_CASE("Copies come and go in order, whatever the order of streams", "[queued
   }
 }
 
+TEST_CASE("Memory that a copy uses may be let go at once", "[queued]") {
+  const QueuedDevices devices({.eagerness = 0});
+  const auto transfer = transfer_of(1);
+  Tensor from = transfer->host_memory(1000), slot = transfer->device_memory(1000);
+  from.fill_(3);
+  const Ticket came = transfer->copy_in(from, slot, transfer->computed());
+  from.reset();
+  transfer->compute_after(came);
+  const Tensor twice = slot * 2;
+  const Tensor to = transfer->host_memory(1000);
+  const Ticket left = transfer->copy_out(slot, to, transfer->computed());
+  slot.reset();
+  const Tensor next = at::zeros({1000}, twice.options());  // may have its place
+  transfer->wait(left);
+  CHECK((to == 3).all().item<bool>());
+  CHECK((twice == 6).all().item<bool>());
+  CHECK(devices.faults() == kNone);
+}
+
 TEST_CASE("A staging ring fills one part while the other is on its way to a device", "[queued]") {
   for (uint64_t seed = 1; seed <= kOrders; ++seed) {
     const QueuedDevices devices({.seed = seed, .closed = {0}});
@@ -283,6 +303,21 @@ TEST_CASE("What is exchanged arrives after what it waits for, in any order", "[q
     }
     CHECK(devices.faults() == kNone);
   }
+}
+
+TEST_CASE("A meter counts what the allocator of a device gives", "[queued]") {
+  const QueuedDevices devices({.capacity = 1 << 20});
+  const auto transfer = transfer_of(1);
+  const DeviceMeter meter(queued_device(1), transfer.get());
+  const Tensor held = transfer->device_memory(1000);
+  { const Tensor gone = at::empty({3000}, held.options()); }
+  CHECK(meter.bytes().live == 1024);
+  CHECK(meter.bytes().peak == 1024 + 3072);
+  CHECK(meter.bytes().reserved == 1024 + 3072);
+  CHECK(meter.bytes().capacity == 1 << 20);
+  CHECK(free_bytes(queued_device(1)) == (1 << 20) - 1024);
+  test::expect_error(ErrorCode::kOutOfMemory, {"keep less on the device"},
+                     [&] { transfer->device_memory(1 << 20); });
 }
 
 TEST_CASE("The allocator's peak is within the plan's", "[queued]") {

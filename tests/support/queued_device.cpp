@@ -333,6 +333,8 @@ struct Place {
         dtype(t.scalar_type()),
         bytes(0) {
     if (t.numel() == 0) return;
+    TORCH_CHECK(reinterpret_cast<uintptr_t>(data) % t.element_size() == 0,
+                "a tensor lies at a misaligned address");
     int64_t last = 0;
     for (size_t i = 0; i < sizes.size(); ++i) last += (sizes[i] - 1) * strides[i];
     bytes = (last + 1) * static_cast<int64_t>(t.element_size());

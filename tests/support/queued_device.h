@@ -3,8 +3,9 @@
 //
 // Each device has streams, and each stream a queue of work: operators (run by the CPU's kernels, in
 // place), copies, and events. A call queues its work and returns. Work runs when the host waits for
-// it, or on a whim: a seeded choice among the heads of all queues whose events are reached. Memory
-// is NaN when it is taken, and so is the host's until a copy into it has run.
+// it, or on a whim: a seeded choice among the heads of all queues whose events are reached, where
+// some streams are slow. Memory is NaN when it is taken, and so is the host's until a copy into it
+// has run.
 //
 // Values show a missing wait under some orders. Whatever the order, each stream also has a clock of
 // what comes before it, and each access to memory is held against those of other streams: a race, a
@@ -15,8 +16,10 @@
 // The device that a thread has chosen is seen as CUDA sees it: taking memory, and asking or waiting
 // for an event, opens it. Operators that return new tensors and have no out= variant are computed
 // when they are called, and their result is queued. Host memory that LibTorch allocated is read
-// when the copy is queued, as pageable memory; that of at::from_blob() counts as pinned. Not
-// modelled: graphs, time, peer access that is not there, and alignment.
+// when the copy is queued, as pageable memory; that of at::from_blob() counts as pinned.
+//
+// Not modelled: graphs, time, what kernels ask of addresses beyond the size of an element, and that
+// the host cannot read the device's memory by its address.
 #pragma once
 
 #include <cstdint>

@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 
+#include "host/optim/ema.h"
 #include "run_workshop.h"
 #include "support/queued_device.h"
 #include "support/tensors.h"
@@ -31,8 +32,8 @@ struct Way {
 };
 
 const std::vector<Way>& ways() {
-  const model::Placement on_host = {.offload = {{"dit", memory::Place::kHost}}, .prefetch = 1};
-  const model::Placement on_disk = {.offload = {{"dit", memory::Place::kDisk}}, .prefetch = 1};
+  const model::Placement on_host = {.offload = {{"dit", memory::Place::kHost}}, .prefetch = 0};
+  const model::Placement on_disk = {.offload = {{"dit", memory::Place::kDisk}}, .prefetch = 0};
   static const std::vector<Way> ways = {
       {"all weights", [](TrainToy&) {}},
       {"clipped", [](TrainToy& toy) { toy.config.max_grad_norm = 0.5; }},
@@ -46,10 +47,13 @@ const std::vector<Way>& ways() {
        {},
        1},
       {"offloaded",
-       [](TrainToy& toy) { toy.config.offloads_activations = true; },
+       [](TrainToy& toy) {
+         toy.config.activation_budget = memory::parse_activation_budget("0.3");
+         toy.config.offloads_activations = true;
+       },
        {},
        {Wait::kEvent},
-       3},
+       1},
       // Gradients are awaited there, and the loss.
       {"optimized on the host",
        [](TrainToy& toy) { toy.config.offload.optimizer = true; },
@@ -136,6 +140,25 @@ TEST_CASE("A run on the second device uses no other, from any thread", "[queued]
       CHECK(is_near(shop.state_of("run"), want));
     }
   }
+}
+
+TEST_CASE("Averages of values on a device rest on the host, and so do those of none", "[queued]") {
+  const QueuedDevices devices({.closed = {0}});
+  const auto transfer = memory::make_transfer_device(test::queued_device(1));
+  std::vector<optim::Group> groups(1);
+  for (const int64_t count : {3, 0})  // the second one lies on other ranks
+    groups[0].parameters.push_back(
+        {.name = std::to_string(count),
+         .leaf = at::ones({count}, at::TensorOptions(test::queued_device(1)))});
+  optim::Ema ema(groups, 0.5, transfer.get(), {});
+  groups[0].parameters[0].leaf.mul_(3);
+  ema.read();
+  ema.release();
+  groups[0].parameters[0].leaf.zero_();
+  ema.update("");
+  // The first average moves by nine tenths.
+  CHECK(test::error(ema.state().at("3"), at::full({3}, 2.8)) < 1e-6);
+  CHECK(devices.faults() == kNone);
 }
 
 }  // namespace atelier::train
