@@ -153,11 +153,10 @@ void OffloadBatch::fetch() {
   TransferDevice& transfer = offloader_->transfer();
   // As good as always done by now. What follows needs both this copy and room on the device.
   transfer.wait(out_);
+  for (Item& item : items_) item.value = at::empty_strided(item.sizes, item.strides, item.options);
+  // After what was queued until now, which may still use the memory that was taken.
   const Ticket computed = transfer.computed();
-  for (Item& item : items_) {
-    item.value = at::empty_strided(item.sizes, item.strides, item.options);
-    in_ = transfer.copy_in(item.on_host, as_row(item.value), computed);
-  }
+  for (Item& item : items_) in_ = transfer.copy_in(item.on_host, as_row(item.value), computed);
   offloader_->brought(bytes_);
   is_fetched_ = true;
 }

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <ATen/ATen.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
 
 #include "atelier/error.h"
 
@@ -209,6 +210,9 @@ void limit_memory(at::Device device, int64_t bytes) {
 
 at::Device choose(std::string_view name) {
   if (name == "cpu") return at::kCPU;
+  if (at::isPrivateUse1HooksRegistered() &&
+      name.substr(0, name.find(':')) == c10::get_privateuse1_backend())
+    return at::Device(std::string(name));
   const CudaStatus& status = open_cuda();
   if (name == "auto") {
     if (status.usable) return at::Device(at::kCUDA, 0);

@@ -46,7 +46,8 @@ std::string gpu_identity(int index);
 // memory. Does nothing for other devices.
 void limit_memory(at::Device device, int64_t bytes);
 
-// "auto": the first GPU where one is usable, else the CPU; "cpu"; "cuda"; "cuda:1".
+// "auto": the first GPU where one is usable, else the CPU; "cpu"; "cuda"; "cuda:1"; or "NAME:1" of
+// devices that a library in the program has registered with LibTorch as PrivateUse1, as tests do.
 // Throws Error{kInvalidArgument} for another name, and Error{kEnvironment} with the reason when a
 // GPU is asked for, or is present, and cannot be used.
 at::Device choose(std::string_view name);

@@ -34,7 +34,7 @@ at::Tensor exchanged(Group& group, const at::Tensor& parts) {
 
 std::function<void()> gathered_into(Group& group, const at::Tensor& whole, const at::Tensor& part,
                                     const std::string& what, bool sends) {
-  const auto options = at::TensorOptions(at::kByte).pinned_memory(whole.is_cuda());
+  const auto options = at::TensorOptions(at::kByte).pinned_memory(!whole.is_cpu());
   const at::Tensor all = sends ? whole : at::empty(whole.sizes(), options);
   const at::Tensor sent = sends ? part : part.cpu();
   const auto arrived = std::make_shared<Ticket>(group.all_gather(all, sent, what));

@@ -519,7 +519,7 @@ void LoadedModel::unload_component(std::string_view name) {
   loaded_[std::string(name)] = false;
   device::release_freed_memory();
   // The next component finds whole pieces of what this one leaves.
-  if (device_.is_cuda()) at::accelerator::emptyCache();
+  if (!device_.is_cpu()) at::accelerator::emptyCache();
 }
 
 void LoadedModel::drop_residency(std::string_view name) {

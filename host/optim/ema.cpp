@@ -14,7 +14,8 @@ namespace atelier::optim {
 namespace {
 
 at::Tensor memory_for(const at::Tensor& leaf, memory::TransferDevice* transfer) {
-  if (transfer == nullptr || leaf.numel() == 0) return leaf;
+  if (transfer == nullptr) return leaf;
+  if (leaf.numel() == 0) return leaf.cpu();
   return transfer->host_memory(static_cast<int64_t>(leaf.nbytes()))
       .view(leaf.scalar_type())
       .view(leaf.sizes());

@@ -70,28 +70,31 @@ struct Net : nn::Module {
   Tensors inputs, trained;
   at::Tensor target;
 
-  Net(Train train, double dropout, int count = 2, bool leased = false) : Module(nullptr, "") {
+  Net(Train train, double dropout, int count = 2, bool leased = false, at::Device device = at::kCPU)
+      : Module(nullptr, "") {
     at::manual_seed(1);
     for (int i = 0; i < count; ++i) {
       blocks.push_back(std::make_unique<ToyBlock>(this, "blocks." + std::to_string(i)));
       blocks.back()->dropout = dropout;
-      fill(*blocks.back(), train, leased);
+      fill(*blocks.back(), train, leased, device);
       Tensors more = memory::trained_tensors(*blocks.back());
       trained.insert(trained.end(), more.begin(), more.end());
     }
     const Segments rows({7, 4});
     const at::Tensor angle = at::randn({rows.total(), kWidth / kHeads / 2});
-    inputs = {at::randn({rows.total(), kWidth}), at::randn({2, kWidth}), angle.cos(), angle.sin(),
-              rows.tensor()};
-    target = at::randn({rows.total(), kWidth});
+    inputs = {at::randn({rows.total(), kWidth}), at::randn({2, kWidth}), angle.cos(), angle.sin()};
+    target = at::randn({rows.total(), kWidth}).to(device);
+    for (at::Tensor& input : inputs) input = input.to(device);
+    inputs.push_back(rows.tensor());
     if (train == Train::kAll) {
       for (int i : {0, 1}) trained.push_back(inputs[i].set_requires_grad(true));
     }
   }
 
-  static void fill(ToyBlock& block, Train train, bool leased) {
+  static void fill(ToyBlock& block, Train train, bool leased, at::Device device) {
     block.visit_weights([&](const std::string&, Weight& weight) {
-      const at::Tensor value = at::randn(weight.sizes()) / std::sqrt(double(weight.sizes().back()));
+      const at::Tensor value =
+          (at::randn(weight.sizes()) / std::sqrt(double(weight.sizes().back()))).to(device);
       if (leased) {
         weight.state().set_store(std::make_shared<test::LeasedStore>(value));
       } else {
@@ -105,9 +108,10 @@ struct Net : nn::Module {
     });
     if (train == Train::kAll) return;
     for (nn::Linear* layer : {&block.q, &block.k, &block.v, &block.out, &block.up, &block.down}) {
-      layer->adapters.push_back({at::randn({3, layer->in_features()}).requires_grad_(),
-                                 (at::randn({layer->out_features(), 3}) * 0.1).requires_grad_(),
-                                 0.5, block.dropout});
+      layer->adapters.push_back(
+          {at::randn({3, layer->in_features()}).to(device).requires_grad_(),
+           (at::randn({layer->out_features(), 3}) * 0.1).to(device).requires_grad_(), 0.5,
+           block.dropout});
     }
   }
 

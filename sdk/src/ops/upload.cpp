@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 
@@ -45,7 +46,7 @@ RecentOffsets& recent() {
 }  // namespace
 
 Tensor pinned_for(const Tensor& t, at::Device device) {
-  return t.is_cpu() && device.is_cuda() ? t.pin_memory() : t;
+  return t.is_cpu() && at::isAccelerator(device.type()) ? t.pin_memory() : t;
 }
 
 Tensor upload(const Tensor& t, at::Device device) {
