@@ -223,7 +223,7 @@ bool everything_fits(const LoadedModel& model) {
 int64_t graph_rows_of(const order::Generation& order, const LoadedModel& model) {
   const at::Device device = model.device();
   if (order.cuda_graphs == memory::GraphChoice::kOn && !order.limits.device_profile &&
-      ops::make_graph_recorder(device) == nullptr)
+      !ops::can_record_graphs(device.type()))
     throw Error(ErrorCode::kInvalidArgument,
                 "--cuda_graphs on: device " + device.str() + " has no CUDA graphs", "leave it out");
   return memory::graph_rows(order.cuda_graphs, device);

@@ -395,7 +395,7 @@ std::vector<KernelProof> proofs_for(at::Device device) {
     if (ops::attention_kernel(wanted, {&record, 1}) == record.kernel)
       all.push_back(attention.proof);
   }
-  if (ops::make_graph_recorder(device) != nullptr) {
+  if (ops::can_record_graphs(device.type())) {
     for (const GraphProof& graphs : graph_proofs()) all.push_back(graphs.proof);
   }
   if (!device.is_cpu()) std::ranges::copy(rate_proofs(), std::back_inserter(all));

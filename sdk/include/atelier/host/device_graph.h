@@ -39,6 +39,8 @@ class ATELIER_API GraphRecorder {
 // A device library registers what makes recorders of its devices when it is loaded.
 using MakeGraphRecorder = std::unique_ptr<GraphRecorder> (*)(at::Device device);
 ATELIER_API void register_graph_recorder(at::DeviceType type, MakeGraphRecorder make);
+// Asks no device.
+ATELIER_API bool can_record_graphs(at::DeviceType type);
 // Null where devices of that kind record nothing.
 ATELIER_API std::unique_ptr<GraphRecorder> make_graph_recorder(at::Device device);
 
