@@ -1,20 +1,16 @@
 // LibTorch's CUDA half, opened as the program does.
 #pragma once
 
-#include <stdexcept>
+#include <string>
 
-#include <ATen/core/Tensor.h>
-
+#include "host/device/cuda.h"
 #include "support/catch.h"
-
-extern "C" const char* atelier_cuda_open() noexcept;
 
 namespace atelier::test {
 
+// Makes it this thread's, too.
 inline at::Device cuda_device(int index) {
-  static const char* const problem = atelier_cuda_open();
-  if (problem != nullptr) throw std::runtime_error(problem);
-  return {at::kCUDA, static_cast<at::DeviceIndex>(index)};
+  return device::choose("cuda:" + std::to_string(index));
 }
 
 }  // namespace atelier::test

@@ -34,6 +34,9 @@ WRITTEN = {
     "cublasLtMatmulAlgoGetHeuristic":
         "int cublasLtMatmulAlgoGetHeuristic(void* handle, void* product, void* a, void* b, void* c, void* d,\n"
         "    void* preference, int asked, void* results, int* found) { *found = 1; return 0; }",
+    "cuInit": "int cuInit(unsigned flags) { return 0; }",
+    "cuDriverGetVersion": "int cuDriverGetVersion(int* version) { *version = 13000; return 0; }",
+    "cuDeviceGetCount": "int cuDeviceGetCount(int* count) { *count = 2; return 0; }",
     "cuCtxGetCurrent": "int cuCtxGetCurrent(void** context) { *context = (void*)1; return 0; }",
     "cuDevicePrimaryCtxGetState":
         "int cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {\n"

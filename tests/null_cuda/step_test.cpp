@@ -8,7 +8,6 @@
 #include <thread>
 
 #include <ATen/DeviceAccelerator.h>
-#include <c10/core/DeviceGuard.h>
 
 #include "memory/activation_runner.h"
 #include "memory/cuda_transfer_device.h"
@@ -38,9 +37,9 @@ struct Seen {
   size_t kernels = 0;
 };
 
-// What `work` calls, which belongs to `device`: device::choose() has made that this thread's.
+// What `work` calls, which belongs to `device`.
 Seen see(int device, const std::function<void()>& work) {
-  const c10::DeviceGuard chosen(cuda_device(device));
+  cuda_device(device);
   null_cuda::begin_log();
   work();
   Seen seen;
