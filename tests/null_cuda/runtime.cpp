@@ -110,7 +110,7 @@ cudaError_t failed(cudaError_t error) {
   return error;
 }
 
-#define CHECK(call)                                                           \
+#define RETURN_IF_FAILED(call)                                                \
   do {                                                                        \
     if (const cudaError_t error = (call); error != cudaSuccess) return error; \
   } while (false)
@@ -253,7 +253,7 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, 
       return failed(cudaErrorStreamCaptureUnsupported);
     }
   }
-  CHECK(give(stream, [=] {
+  RETURN_IF_FAILED(give(stream, [=] {
     const auto is_there = [&](const void* data, bool on_device) {
       return on_device ? is_device_memory(data, bytes) : is_pageable || is_pinned(data, bytes);
     };
@@ -515,7 +515,7 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
 }
 cudaError_t cudaDeviceSynchronize() {
   const Entry entry("cudaDeviceSynchronize", Kind::kWaits);
-  CHECK(check_unsafe());
+  RETURN_IF_FAILED(check_unsafe());
   do_all(current_device);
   return cudaSuccess;
 }
@@ -574,8 +574,8 @@ const char* cudaGetErrorString(cudaError_t error) {
 
 cudaError_t cudaMalloc(void** data, size_t bytes) {
   const Entry entry("cudaMalloc");
-  CHECK(check_unsafe());
-  CHECK(take_bytes(bytes));
+  RETURN_IF_FAILED(check_unsafe());
+  RETURN_IF_FAILED(take_bytes(bytes));
   char* const memory = map_memory(bytes, PROT_READ | PROT_WRITE);
   if (memory == nullptr) return failed(cudaErrorMemoryAllocation);
   runtime().device_memory[memory] = {bytes, current_device};
@@ -584,7 +584,7 @@ cudaError_t cudaMalloc(void** data, size_t bytes) {
 }
 cudaError_t cudaFree(void* data) {
   const Entry entry("cudaFree", Kind::kWaits);
-  CHECK(check_unsafe());
+  RETURN_IF_FAILED(check_unsafe());
   if (data == nullptr) return cudaSuccess;
   const auto found = runtime().device_memory.find(static_cast<char*>(data));
   if (found == runtime().device_memory.end()) return failed(cudaErrorInvalidValue);
@@ -607,7 +607,7 @@ cudaError_t cudaMemGetInfo(size_t* available, size_t* all) {
 }
 cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) {
   const Entry entry("cudaHostAlloc");
-  CHECK(check_unsafe());
+  RETURN_IF_FAILED(check_unsafe());
   char* const memory = map_memory(bytes, PROT_READ | PROT_WRITE);
   if (memory == nullptr) return failed(cudaErrorMemoryAllocation);
   runtime().host_memory[memory] = {bytes, current_device};
@@ -616,7 +616,7 @@ cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) {
 }
 cudaError_t cudaFreeHost(void* data) {
   const Entry entry("cudaFreeHost", Kind::kWaits);
-  CHECK(check_unsafe());
+  RETURN_IF_FAILED(check_unsafe());
   const auto found = runtime().host_memory.find(static_cast<char*>(data));
   if (found == runtime().host_memory.end()) return failed(cudaErrorInvalidValue);
   for (int device = 0; device < kDevices; ++device) do_all(device);
@@ -626,7 +626,7 @@ cudaError_t cudaFreeHost(void* data) {
 }
 cudaError_t cudaHostRegister(void* data, size_t bytes, unsigned) {
   const Entry entry("cudaHostRegister");
-  CHECK(check_unsafe());
+  RETURN_IF_FAILED(check_unsafe());
   if (data == nullptr || bytes == 0) return failed(cudaErrorInvalidValue);
   char* const begin = static_cast<char*>(data);
   auto next = runtime().registered.lower_bound(begin);
@@ -639,7 +639,7 @@ cudaError_t cudaHostRegister(void* data, size_t bytes, unsigned) {
 }
 cudaError_t cudaHostUnregister(void* data) {
   const Entry entry("cudaHostUnregister");
-  CHECK(check_unsafe());
+  RETURN_IF_FAILED(check_unsafe());
   return runtime().registered.erase(static_cast<char*>(data)) == 1
              ? cudaSuccess
              : failed(cudaErrorHostMemoryNotRegistered);
@@ -678,9 +678,9 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t byt
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   const Entry entry("cudaMemcpy", Kind::kWaits);
-  CHECK(check_unsafe());
+  RETURN_IF_FAILED(check_unsafe());
   CUstream_st& stream = runtime().legacy[current_device];
-  CHECK(copy(to, from, bytes, kind, stream, entry));
+  RETURN_IF_FAILED(copy(to, from, bytes, kind, stream, entry));
   do_until(stream, stream.issued);
   return cudaSuccess;
 }
@@ -696,7 +696,7 @@ cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t ha
 }
 cudaError_t cudaMemset(void* data, int value, size_t bytes) {
   const Entry entry("cudaMemset");
-  CHECK(check_unsafe());
+  RETURN_IF_FAILED(check_unsafe());
   return cudaMemsetAsync(data, value, bytes, nullptr);
 }
 
@@ -720,7 +720,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
   const Entry entry("cudaStreamQuery");
   CUstream_st* const stream = find(handle);
   if (stream == nullptr) return failed(cudaErrorInvalidResourceHandle);
-  CHECK(check_unsafe());
+  RETURN_IF_FAILED(check_unsafe());
   if (stream->capture) {
     invalidate(*stream);
     return failed(cudaErrorStreamCaptureUnsupported);
@@ -731,7 +731,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   const Entry entry("cudaStreamSynchronize", Kind::kWaits);
   CUstream_st* const stream = find(handle);
   if (stream == nullptr) return failed(cudaErrorInvalidResourceHandle);
-  CHECK(check_unsafe());
+  RETURN_IF_FAILED(check_unsafe());
   if (stream->capture) {
     invalidate(*stream);
     return failed(cudaErrorStreamCaptureUnsupported);
@@ -813,7 +813,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
     event->capture->is_valid = false;
     return failed(cudaErrorCapturedEvent);
   }
-  CHECK(check_unsafe());
+  RETURN_IF_FAILED(check_unsafe());
   return event->stream == nullptr || event->stream->done >= event->position ? cudaSuccess
                                                                             : cudaErrorNotReady;
 }
@@ -824,7 +824,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     event->capture->is_valid = false;
     return failed(cudaErrorCapturedEvent);
   }
-  CHECK(check_unsafe());
+  RETURN_IF_FAILED(check_unsafe());
   if (event->stream != nullptr) do_until(*event->stream, event->position);
   return cudaSuccess;
 }
@@ -882,7 +882,7 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStreamCaptureStatu
                                      unsigned long long* id, cudaGraph_t* graph,
                                      const cudaGraphNode_t** dependencies,
                                      const cudaGraphEdgeData** edges, size_t* count) {
-  CHECK(cudaStreamIsCapturing(handle, status));
+  RETURN_IF_FAILED(cudaStreamIsCapturing(handle, status));
   const Entry entry("cudaStreamGetCaptureInfo");
   const std::shared_ptr<Capture> capture = find(handle)->capture;
   if (!capture) return cudaSuccess;

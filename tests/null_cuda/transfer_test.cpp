@@ -79,7 +79,9 @@ TEST_CASE("Memory that a copy uses stays until the copy is done", "[null_cuda]")
 
 TEST_CASE("Threads that never chose a device use no other one", "[null_cuda]") {
   const auto transfer = transfer_of(1);
+  Tensor last = transfer->host_memory(2 << 20);
   null_cuda::begin_log();
+  std::thread([&] { last.reset(); }).join();
   std::thread([&] {
     const Tensor from = transfer->host_memory(2 << 20);
     Tensor slot = transfer->device_memory(2 << 20);
