@@ -60,17 +60,19 @@ class Pinned {
  public:
   // `memory`: is kept.
   Pinned(std::shared_ptr<void> memory, int64_t bytes, at::Device device)
-      : memory_(std::move(memory)) {
+      : memory_(std::move(memory)), device_(device) {
     const CudaRuntime& runtime = CudaRuntime::loaded();
     if (runtime.host_register == nullptr || runtime.host_unregister == nullptr || bytes == 0)
       return;
-    const c10::DeviceGuard guard(device);
+    const c10::DeviceGuard guard(device_);
     is_pinned_ = runtime.host_register(data(), static_cast<size_t>(bytes), kRegisterPortable) == 0;
     // The failure would be met again by the next call that asks for one.
     if (!is_pinned_ && runtime.last_error != nullptr) runtime.last_error();
   }
   ~Pinned() {
-    if (is_pinned_) CudaRuntime::loaded().host_unregister(data());
+    if (!is_pinned_) return;
+    const c10::DeviceGuard guard(device_);  // whatever thread lets go of it
+    CudaRuntime::loaded().host_unregister(data());
   }
   Pinned(const Pinned&) = delete;
   Pinned& operator=(const Pinned&) = delete;
@@ -80,6 +82,7 @@ class Pinned {
 
  private:
   std::shared_ptr<void> memory_;
+  at::Device device_;
   bool is_pinned_ = false;
 };
 
@@ -120,8 +123,18 @@ const c10::Event& event_of(const Ticket& ticket) {
   return state.event;
 }
 
+// LibTorch sets a thread's device back behind each call of an event, and so opens a context on the
+// first GPU where the thread never chose one. A guard does not: every use of an event has one.
+std::shared_ptr<EventState> make_event(at::Device device) {
+  return {new EventState(device.type()), [device](EventState* state) {
+            const c10::DeviceGuard guard(device);
+            delete state;
+          }};
+}
+
 Ticket record(const c10::Stream& stream) {
-  auto state = std::make_shared<EventState>(stream.device_type());
+  const c10::DeviceGuard guard(stream.device());
+  auto state = make_event(stream.device());
   state->event.record(stream);
   return Ticket(std::move(state));
 }
@@ -145,6 +158,7 @@ class CopyStream {
     const c10::InferenceMode normal(false);
     const at::NoGradGuard no_grad;
     const std::lock_guard lock(mutex_);
+    const c10::DeviceGuard device(stream_.device());
     drop_done();
     if (after.state()) event_of(after).block(stream_);
     {
@@ -171,7 +185,6 @@ class CopyStream {
   }
 
  private:
-  // Threads that never chose a device have the first one, where a question would open a context.
   void drop_done() {
     if (held_.empty()) return;
     const c10::DeviceGuard guard(stream_.device());
@@ -245,9 +258,10 @@ class CudaTransferDevice final : public TransferDevice {
   Ticket exchange(const std::function<std::function<void()>()>& begin, const at::Tensor& to,
                   const Ticket& after) override {
     const std::lock_guard lock(exchange_mutex_);
+    const c10::DeviceGuard device(device_);
     if (after.state()) event_of(after).block(exchanges_);
     const c10::StreamGuard guard(exchanges_);
-    auto state = std::make_shared<EventState>(device_.type());
+    auto state = make_event(device_);
     state->recorded = std::async(std::launch::deferred, [event = &state->event, stream = exchanges_,
                                                          finish = begin()]() mutable {
       const c10::StreamGuard guard(stream);
@@ -260,10 +274,11 @@ class CudaTransferDevice final : public TransferDevice {
 
   Ticket computed() override { return record(guard_.getStream(device_)); }
   void compute_after(const Ticket& ticket) override {
+    const c10::DeviceGuard guard(device_);
     if (ticket.state()) event_of(ticket).block(guard_.getStream(device_));
   }
   void wait(const Ticket& ticket) override {
-    const c10::DeviceGuard guard(device_);  // as in CopyStream::drop_done()
+    const c10::DeviceGuard guard(device_);
     if (ticket.state()) event_of(ticket).synchronize();
     let_go();
   }

@@ -13,6 +13,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "atelier/error.h"
 
@@ -238,7 +239,9 @@ at::Device choose(std::string_view name) {
                 "--device cuda:" + std::to_string(index) + ": only " +
                     std::to_string(status.device_count) + " GPU(s) are present",
                 "use a smaller number");
-  return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(index));
+  const at::Device chosen(at::kCUDA, static_cast<at::DeviceIndex>(index));
+  c10::impl::VirtualGuardImpl(at::kCUDA).setDevice(chosen);
+  return chosen;
 }
 
 }  // namespace atelier::device
