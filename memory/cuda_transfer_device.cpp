@@ -8,6 +8,7 @@
 #include <functional>
 #include <future>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -53,6 +54,18 @@ struct CudaRuntime {
   }
 };
 
+// Runs `work` with the device as the thread's own, from a destructor. A device that failed lets
+// nobody choose it any more; then the work is done all the same.
+template <typename F>
+void on_device(at::Device device, const F& work) {
+  std::optional<c10::DeviceGuard> guard;
+  try {
+    guard.emplace(device);
+  } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch)
+  }
+  work();
+}
+
 constexpr unsigned kRegisterPortable = 1;  // pinned for every device
 
 // Host memory of whole pages, pinned while it lives where the system lets us.
@@ -71,8 +84,7 @@ class Pinned {
   }
   ~Pinned() {
     if (!is_pinned_) return;
-    const c10::DeviceGuard guard(device_);  // whatever thread lets go of it
-    CudaRuntime::loaded().host_unregister(data());
+    on_device(device_, [this] { CudaRuntime::loaded().host_unregister(data()); });
   }
   Pinned(const Pinned&) = delete;
   Pinned& operator=(const Pinned&) = delete;
@@ -126,10 +138,8 @@ const c10::Event& event_of(const Ticket& ticket) {
 // LibTorch sets a thread's device back behind each call of an event, and so opens a context on the
 // first GPU where the thread never chose one. A guard does not: every use of an event has one.
 std::shared_ptr<EventState> make_event(at::Device device) {
-  return {new EventState(device.type()), [device](EventState* state) {
-            const c10::DeviceGuard guard(device);
-            delete state;
-          }};
+  return {new EventState(device.type()),
+          [device](EventState* state) { on_device(device, [state] { delete state; }); }};
 }
 
 Ticket record(const c10::Stream& stream) {
