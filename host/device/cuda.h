@@ -48,8 +48,8 @@ void limit_memory(at::Device device, int64_t bytes);
 
 // "auto": the first GPU where one is usable, else the CPU; "cpu"; "cuda"; "cuda:1"; or "NAME:1" of
 // devices that a library in the program has registered with LibTorch as PrivateUse1, as tests do.
-// A GPU becomes this thread's current device: LibTorch opens a context, of half a gigabyte, on the
-// first one where a thread that has none records an event.
+// A GPU becomes this thread's current device: LibTorch opens a context on the first one where a
+// thread that has none records an event.
 // Throws Error{kInvalidArgument} for another name, and Error{kEnvironment} with the reason when a
 // GPU is asked for, or is present, and cannot be used.
 at::Device choose(std::string_view name);
