@@ -32,8 +32,8 @@ std::span<const Sizes> model_sizes();
 struct KernelProof {
   std::string_view op;  // the name of its KernelTable in sdk/src/ops
   std::vector<Operator> (*cases)(const Sizes&, const Noise&);
-  bool is_of_halves = false;  // there are none of float32
-  std::span<const Sizes> (*timed_at)() = model_sizes;
+  bool is_of_halves = false;                           // there are none of float32
+  std::span<const Sizes> (*timed_at)() = model_sizes;  // on a GPU
 };
 std::span<const KernelProof> kernel_proofs();
 

@@ -186,7 +186,7 @@ std::string slow_products(const KernelTable& table, std::string_view product) {
 }
 
 double copy_bytes_per_second(at::Device device) {
-  if (device.is_cpu()) return 0;
+  if (!device.is_cuda()) return 0;
   const device::GpuFacts facts = device::gpu_facts(device.index());
   for (const GpuKind& kind : kinds_here()) {
     if (kind.name != facts.name || kind.capability != facts.capability) continue;

@@ -61,8 +61,9 @@ std::string choice_text(const std::optional<std::vector<std::string>>& named,
                         const std::vector<std::string>& wrong);
 std::optional<std::vector<std::string>> agreed_choice(const std::vector<std::string>& texts);
 
-// Whether products of a kind of codes take longer here than those in bfloat16, where that is known,
-// and both times: "w8a8_fp8: 1.9 ms beside 1.4 ms in bfloat16". Empty: they do not.
+// Both times, where products of a kind of codes were measured to take longer than those in
+// bfloat16: "w8a8_fp8: 1.9 ms beside 1.4 ms in bfloat16". Empty: they do not, or it is not known.
+// `product`: kFp8Products or kInt8Products.
 std::string slow_products(const KernelTable& table, std::string_view product);
 
 // The rate of copies of pinned memory in one direction, as it was measured on a GPU of this

@@ -14,8 +14,8 @@ TEST_CASE("What can be proven is known without a context on the GPU", "[null_cud
   null_cuda::begin_log();
   const std::vector<KernelProof> proofs = proofs_for(at::Device(at::kCUDA, 1));
   CHECK(null_cuda::end_log().empty());
-  for (const std::string_view name : {std::string_view("swiglu"), graph_proofs().front().proof.op,
-                                      kFp8Products, kPinnedCopies})
+  for (const std::string_view name :
+       {std::string_view("swiglu"), graph_proofs().front().proof.op, kFp8Products, kPinnedCopies})
     CHECK(std::ranges::find(proofs, name, &KernelProof::op) != proofs.end());
 }
 
