@@ -1,6 +1,7 @@
 // Training steps on devices that are as asynchronous as a GPU.
 #include <algorithm>
 #include <functional>
+#include <set>
 
 #include <ATen/ATen.h>
 
@@ -8,6 +9,7 @@
 #include "run_workshop.h"
 #include "support/queued_device.h"
 #include "support/tensors.h"
+#include "ways_to_train.h"
 
 namespace atelier::train {
 namespace {
@@ -18,48 +20,15 @@ using test::StepBench;
 using test::toy_step;
 using test::TrainToy;
 using test::Wait;
+using test::Way;
 
 const std::vector<std::string> kNone = {};
 constexpr int64_t kSteps = 4;
 
-// A way to train, and what steps may wait for once the first `learns` of them have measured.
-struct Way {
-  const char* name;
-  std::function<void(TrainToy& toy)> choose;
-  model::Placement placement = {};
-  std::set<Wait> waits = {};
-  int64_t learns = 0;
-};
-
-const std::vector<Way>& ways() {
-  const model::Placement on_host = {.offload = {{"dit", memory::Place::kHost}}, .prefetch = 0};
-  const model::Placement on_disk = {.offload = {{"dit", memory::Place::kDisk}}, .prefetch = 0};
-  static const std::vector<Way> ways = {
-      {"all weights", [](TrainToy&) {}},
-      {"clipped", [](TrainToy& toy) { toy.config.max_grad_norm = 0.5; }},
-      {"an adapter", [](TrainToy& toy) { toy.train_lora(); }},
-      {"recomputed", [](TrainToy& toy) { toy.config.use_gradient_checkpointing = true; }},
-      {"streamed from the host", [](TrainToy& toy) { toy.train_lora(); }, on_host},
-      {"streamed from disk", [](TrainToy& toy) { toy.train_lora(); }, on_disk},
-      {"planned",
-       [](TrainToy& toy) { toy.config.activation_budget = memory::parse_activation_budget("0.5"); },
-       {},
-       {},
-       1},
-      {"offloaded",
-       [](TrainToy& toy) {
-         toy.config.activation_budget = memory::parse_activation_budget("0.3");
-         toy.config.offloads_activations = true;
-       },
-       {},
-       {Wait::kEvent},
-       1},
-      // Gradients are awaited there, and the loss.
-      {"optimized on the host",
-       [](TrainToy& toy) { toy.config.offload.optimizer = true; },
-       {},
-       {Wait::kEvent, Wait::kCopy}}};
-  return ways;
+// What steps may wait for once those that measure are over.
+std::set<Wait> waits_of(const Way& way) {
+  if (way.optimizes_on_host) return {Wait::kEvent, Wait::kCopy};
+  return way.moves_activations ? std::set{Wait::kEvent} : std::set<Wait>();
 }
 
 struct Trained {
@@ -81,7 +50,7 @@ Trained train(const Way& way, const std::string& device, const QueuedDevices* de
     if (devices != nullptr) {
       const auto waits = devices->waits();
       for (size_t k = before; k < waits.size(); ++k) {
-        if (i >= way.learns && !way.waits.contains(waits[k].kind))
+        if (i >= way.learns && !waits_of(way).contains(waits[k].kind))
           result.waits += c10::str("step ", i, ": ", waits[k].what, '\n');
       }
     }
@@ -103,7 +72,7 @@ bool is_near(const NamedTensors& a, const NamedTensors& b) {
 }  // namespace
 
 TEST_CASE("A step on a device waits for nothing until its loss is read", "[queued]") {
-  for (const Way& way : ways()) {
+  for (const Way& way : test::ways_to_train()) {
     NamedTensors want;
     for (uint64_t seed = 1; seed <= 3; ++seed) {
       CAPTURE(way.name, seed);
