@@ -37,9 +37,9 @@ LEFT_OUT = {
     "HEAD=node1:29500": "tests/host/distributed/launchers_test.py runs the examples of launchers",
     "sbatch ": "the same",
     "kubectl ": "the same",
-    "cmake ": "tests/plugin_template_test.py installs the SDK and builds the template",
-    "atelier check-plugin build/toy.so": "the same",
-    "atelier check-plugin /tmp/toy/toy.so": "the same",
+    "cmake ": "tests/plugin_template_test.py installs the SDK, and begins, builds and tests a plugin",
+    "~/atelier/bin/atelier ": "the same",
+    "atelier plugin test my_family ": "the same, and tests/host/cli/reference_test.py compares numbers",
 }
 
 # The most that `atelier generate` is asked for; the model has 6 blocks.

@@ -1,4 +1,4 @@
-"""Installs the build, builds examples/plugin_template against it out of tree, and lets the program judge the plugin.
+"""Installs the build, and lets the installed program begin a plugin of the template, build it and judge it.
 
     plugin_template_test.py BUILD_FOLDER TEMPLATE_FOLDER CMAKE
 """
@@ -23,18 +23,17 @@ class PluginTemplate(unittest.TestCase):
         cls.run_in(cls.folder, CMAKE, "--install", BUILD, "--prefix", str(cls.folder / "first"))
         # The tree is moved before it is used: it is relocatable.
         (cls.folder / "first").rename(cls.folder / "prefix")
-        cls.prefix, cls.built = cls.folder / "prefix", cls.folder / "build"
-        shutil.copytree(TEMPLATE, cls.folder / "toy")
-        cls.run_in(cls.folder, CMAKE, "-S", "toy", "-B", "build", "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
-                   f"-DCMAKE_PREFIX_PATH={cls.prefix}", "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror")
-        cls.run_in(cls.folder, CMAKE, "--build", "build")
+        cls.prefix = cls.folder / "prefix"
+        os.environ["CXXFLAGS"] = "-Wall -Wextra -Werror"
+        cls.begun = cls.run_in(cls.folder, cls.prefix / "bin/atelier", "plugin", "new", "my_toy").split()
+        cls.built = cls.run_in(cls.folder, cls.prefix / "bin/atelier", "plugin", "build", "my_toy").splitlines()[-1]
 
     @classmethod
     def run_in(cls, folder, *command, environment=None):
-        result = subprocess.run(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, text=True,
+        result = subprocess.run(list(map(str, command)), cwd=folder, env=environment, stdin=subprocess.DEVNULL, text=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if result.returncode != 0:
-            raise AssertionError(f"{' '.join(command)} gives {result.returncode}:\n{result.stdout}")
+            raise AssertionError(f"{' '.join(map(str, command))} gives {result.returncode}:\n{result.stdout}")
         return result.stdout
 
     def atelier(self, *arguments, code=0):
@@ -48,7 +47,9 @@ class PluginTemplate(unittest.TestCase):
     def test_the_installed_tree_is_complete(self):
         for file in ("bin/atelier", "lib/libatelier_sdk.so", "include/atelier/plugin.h",
                      "include/atelier/sdk_hash.h", "include/atelier/ops/linear.h",
-                     "lib/cmake/AtelierSdk/AtelierSdkConfig.cmake", "lib/cmake/AtelierSdk/plugin.map"):
+                     "lib/cmake/AtelierSdk/AtelierSdkConfig.cmake", "lib/cmake/AtelierSdk/plugin.map",
+                     "share/doc/atelier/README.md", "share/doc/atelier/docs/plugins.md",
+                     "share/atelier/plugin_template/toy.cpp"):
             self.assertTrue((self.prefix / file).is_file(), file)
         self.assertFalse((self.prefix / "include/atelier/host").exists())
         self.assertTrue(list((self.prefix / "lib/atelier/plugins").glob("*.so")))
@@ -74,8 +75,42 @@ class PluginTemplate(unittest.TestCase):
         lines = sum(len(p.read_text().splitlines()) for p in pathlib.Path(TEMPLATE).iterdir())
         self.assertLess(lines, 200)
 
+    def test_a_begun_plugin_has_its_own_name(self):
+        self.assertEqual(["my_toy/CMakeLists.txt", "my_toy/README.md", "my_toy/my_toy.cpp"], self.begun)
+        self.assertEqual("my_toy/build/my_toy.so", self.built)
+        text = "".join((self.folder / file).read_text() for file in self.begun)
+        self.assertEqual([], re.findall(r"\btoy\b|\bToy", text))
+        self.assertIn('ATELIER_PLUGIN(MyToyFamily, "my_toy", "0.1.0")', text)
+        cache = (self.folder / "my_toy/build/CMakeCache.txt").read_text()
+        self.assertIn("CMAKE_BUILD_TYPE:STRING=Release", cache)
+
+    def test_what_cannot_be_begun_or_built_is_one_error(self):
+        for words, code, said in (
+            (("new", "my_toy"), 2, "the folder is there already"),
+            (("new", "lumina2"), 2, "is a plugin of this name"),
+            (("new", "My-Toy"), 2, "small letters, digits and _"),
+            (("new", "9toy"), 2, "begins with a letter"),
+            (("build", "nowhere"), 2, "there is no CMakeLists.txt"),
+            (("biuld", "my_toy"), 2, "did you mean build?"),
+        ):
+            told = self.atelier("plugin", *words, code=code).splitlines()
+            self.assertEqual(1, len(told), told)
+            self.assertIn(said, told[0])
+        folder = self.folder / "wrong"
+        folder.mkdir()
+        (folder / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.25)\nproject(wrong LANGUAGES NONE)\n")
+        self.assertIn("there is no plugin in its folder build", self.atelier("plugin", "build", "wrong", code=2))
+        (folder / "CMakeLists.txt").write_text("message(FATAL_ERROR no)\n")
+        self.assertIn("the plugin does not build; see above for why [PLUGIN_BUILD]",
+                      self.atelier("plugin", "build", "wrong", code=2))
+        # A program that was built and not installed has no SDK to build against.
+        told = subprocess.run([f"{BUILD}/bin/atelier", "plugin", "build", "my_toy"], cwd=self.folder, text=True,
+                              stdin=subprocess.DEVNULL, capture_output=True)
+        self.assertEqual(3, told.returncode)
+        self.assertIn("this program was built, not installed; cmake --install ", told.stderr)
+
     def test_the_plugin_exports_one_symbol(self):
-        lines = self.run_in(self.folder, "nm", "-D", "--defined-only", str(self.built / "toy.so")).splitlines()
+        lines = self.run_in(self.folder, "nm", "-D", "--defined-only", self.built).splitlines()
         self.assertEqual(["atelier_plugin"], [line.split()[-1] for line in lines])
 
     def test_the_installed_program_finds_its_own_plugins_and_the_template(self):
@@ -83,24 +118,44 @@ class PluginTemplate(unittest.TestCase):
         listed = self.atelier("plugins")
         for family in own:
             self.assertIn(family, listed)
-        self.assertNotIn("toy", listed)
-        self.assertIn("toy", self.atelier("plugins", "--plugin_path", str(self.built)))
-        shown = self.atelier("plugins", "show", "toy", "--plugin_path", str(self.built))
+        self.assertNotIn("my_toy", listed)
+        folder = str(pathlib.Path(self.built).parent)
+        self.assertIn("my_toy", self.atelier("plugins", "--plugin_path", folder))
+        shown = self.atelier("plugins", "show", "my_toy", "--plugin_path", folder)
         for word in ("text_encoder", "dit", "prompt"):
             self.assertIn(word, shown)
 
-    def test_the_template_passes_the_conformance_suite(self):
-        self.atelier("check-plugin", str(self.built / "toy.so"))
+    def test_a_begun_plugin_is_built_and_passes_the_conformance_suite(self):
+        self.assertIn(" checks passed, 0 failed", self.atelier("plugin", "test", "my_toy"))
 
-    def test_a_plugin_of_another_sdk_is_refused_with_both_strings(self):
-        data = (self.built / "toy.so").read_bytes()
+    def of_version(self, version):
+        """The built plugin, as if it had been built with that version of the SDK; and both ABI strings."""
+        data = (self.folder / self.built).read_bytes()
         start = data.index(b"sdk=")
         abi = data[start:data.index(b"\0", start)].decode()
-        other = abi.replace("sdk=0.", "sdk=9.", 1)
-        (self.folder / "other.so").write_bytes(data.replace(abi.encode(), other.encode()))
-        said = self.atelier("check-plugin", str(self.folder / "other.so"), code=3)
-        self.assertIn(abi, said)
-        self.assertIn(other, said)
+        other = re.sub(r"sdk=[\d.]+", "sdk=" + version, abi)
+        self.assertEqual(len(abi), len(other))
+        path = self.folder / f"of_{version}.so"
+        path.write_bytes(data.replace(abi.encode(), other.encode()))
+        return path, abi, other
+
+    def test_a_plugin_of_an_earlier_minor_is_opened(self):
+        major, minor = map(int, self.atelier("--version").split()[1].split("."))
+        self.assertGreater(minor, 0, "a new MAJOR has no earlier MINOR: this test begins with the first one")
+        path, _, _ = self.of_version(f"{major}.{minor - 1}")
+        self.assertIn("0 failed", self.atelier("check-plugin", str(path)))
+
+    def test_a_plugin_of_another_sdk_is_refused_with_both_strings(self):
+        major, minor = map(int, self.atelier("--version").split()[1].split("."))
+        for version in (f"{major}.{minor + 1}", f"{major + 1}.{minor}"):
+            path, abi, other = self.of_version(version)
+            for words in (("check-plugin", str(path)),
+                          ("generate", "--plugin", str(path), "--model_paths", "[]", "--prompt", "a")):
+                said = self.atelier(*words, code=3)
+                self.assertEqual(1, len(said.splitlines()), said)
+                self.assertIn(f"it was built with SDK {version}, and this program has SDK {major}.{minor} (", said)
+                self.assertIn(abi, said)
+                self.assertIn(other, said)
 
 
 if __name__ == "__main__":

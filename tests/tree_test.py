@@ -15,18 +15,18 @@ LAYERS = ("sdk", "memory", "host", "plugins")
 # Which quoted includes a folder may use, beside files of its own folder.
 MAY_INCLUDE = {
     "sdk/formats": ("formats/",),
+    "sdk/parts": ("atelier/",),
     "sdk": ("atelier/", "formats/"),
     "memory": ("memory/", "atelier/"),
     "host": ("host/", "memory/", "atelier/", "formats/"),
-    "plugins/shared": ("shared/", "atelier/"),
-    "plugins": ("shared/", "atelier/"),
+    "plugins": ("atelier/",),
 }
 # The map of the house: a folder of host/ uses its own headers and those of folders before it. host/README.md says
 # what each one holds.
 HOST_ORDER = """
     report progress random device distributed media files tune flags inputs plugins weights model
     lora data optim run sampling samples order generate foreign parameters train
-    plan check conformance inspect cli main.cpp
+    plan check inspect conformance cli main.cpp
 """.split()
 # Where a family may be named, beside its own folder.
 FAMILIES_ALLOWED = ("tests/", "docs/", "examples/", "bench/", "plugins/CMakeLists.txt", "tools/demo", "README.md")
@@ -66,7 +66,7 @@ def own_folders(path):
 
 
 def families():
-    return sorted(p.parent.name for p in (ROOT / "plugins").glob("*/CMakeLists.txt") if p.parent.name != "shared")
+    return sorted(p.parent.name for p in (ROOT / "plugins").glob("*/CMakeLists.txt"))
 
 
 class Tree(unittest.TestCase):

@@ -14,10 +14,18 @@ using namespace atelier;
 constexpr int64_t kStride = 4, kChannels = 3 * kStride * kStride, kHeadDim = 16;
 constexpr std::string_view kVariants[] = {"toy"};
 constexpr InputSpec kInputs[] = {
-    {"prompt", InputKind::kText, true, "*", InputUse::kBoth, "*", "text"},
-    {"image", InputKind::kImage, true, "*", InputUse::kTrain, "*", "to learn", InputRole::kTarget},
-    {"input_image", InputKind::kImage, false, "*", InputUse::kGenerate, "*", "start",
-     InputRole::kStart}};
+    {.name = "prompt", .kind = InputKind::kText, .required = true, .help = "text"},
+    {.name = "image",
+     .kind = InputKind::kImage,
+     .required = true,
+     .use = InputUse::kTrain,
+     .help = "to learn",
+     .role = InputRole::kTarget},
+    {.name = "input_image",
+     .kind = InputKind::kImage,
+     .use = InputUse::kGenerate,
+     .help = "start",
+     .role = InputRole::kStart}};
 constexpr std::string_view kEncoder[] = {"text_encoder"};
 constexpr EncodeStage kStages[] = {{"text", kEncoder, kPromptInput}, {"latents", {}, kImageInput}};
 constexpr ScheduleDefaults kSchedules[] = {{.num_inference_steps = 8}};
@@ -146,13 +154,13 @@ WeightMap map_of(const Detection& part) {  // published under the names of the m
 }
 
 constexpr ComponentRow kRows[] = {
-    {.spec = {"text_encoder", Role::kTextEncoder, true, "a vector for each byte"},
+    {.spec = {.name = "text_encoder", .role = Role::kTextEncoder, .help = "a vector for each byte"},
      .detect = detect_bytes,
      .config_fields = fields_of,
      .weight_map = map_of<Bytes, BytesConfig>,
      .make = make_part<Bytes, BytesConfig>,
      .tiny = [] { return detection_of("text_encoder", "toy", BytesConfig{32}); }},
-    {.spec = {"dit", Role::kDenoiser, true, "the denoiser"},
+    {.spec = {.name = "dit", .role = Role::kDenoiser, .help = "the denoiser"},
      .detect = detect_dit,
      .config_fields = fields_of,
      .weight_map = map_of<Dit, DitConfig>,

@@ -16,6 +16,7 @@
 #include "host/cli/commands.h"
 #include "host/conformance/conformance.h"
 #include "host/conformance/images.h"
+#include "host/conformance/reference.h"
 #include "host/device/cuda.h"
 #include "host/model/model_flags.h"
 #include "host/plugins/plugin_call.h"
@@ -46,12 +47,23 @@ flags::CommandSpec check_plugin_command() {
        .help = "run the suite in this process, for debuggers",
        .preset = "false"},
   };
-  const std::string group = "images of a real model";
+  const std::string group = "a real model";
   command.flags.insert(
       command.flags.end(),
       {{.name = "model_paths",
-        .help = "its files, as for generate: checks images that it draws, too",
+        .help = "its files, as for generate: checks images that it draws, or --reference",
         .value_name = "FILE|FOLDER",
+        .group = group},
+       {.name = "reference",
+        .help = "tensors of another implementation for one component of --model_paths, which is "
+                "compared in the place of images; may be repeated",
+        .repeated = true,
+        .value_name = "FILE",
+        .group = group},
+       {.name = "tolerance",
+        .kind = flags::FlagKind::kReal,
+        .help = "of --reference: the largest difference, in parts of the largest value",
+        .preset = "1e-4",
         .group = group},
        {.name = "tokenizer_path",
         .help = "folder or file of the tokenizer",
@@ -103,8 +115,40 @@ constexpr std::chrono::seconds kTinyTime(60);
 // Written behind the last check: a plugin may end the process with a code that looks like success.
 constexpr const char* kDone = "{\"done\":true}";
 
+model::LoadRequest load_request(const flags::ParsedFlags& flags) {
+  model::LoadRequest request;
+  request.model_paths = flags.text("model_paths");
+  request.device = flags.find_text("device").value_or("auto");
+  request.tokenizer_path = flags.find_text("tokenizer_path").value_or("");
+  return request;
+}
+
+// Reads the files of --reference. Throws Error where there is no model for them.
+std::vector<conformance::Reference> read_references(const flags::ParsedFlags& flags) {
+  std::vector<conformance::Reference> references;
+  for (const std::string& path : flags.texts("reference"))
+    references.push_back(conformance::Reference::read(path));
+  if (!references.empty() && !flags.find_text("model_paths"))
+    throw Error(ErrorCode::kInvalidArgument, "--reference is given without a model",
+                "pass the component's files with --model_paths");
+  return references;
+}
+
+void check_references(const ModelFamily& family, const flags::ParsedFlags& flags,
+                      const std::vector<conformance::Reference>& references,
+                      const std::function<void(const conformance::Finding&)>& add) {
+  model::LoadRequest request = load_request(flags);
+  request.dtype = "float32";
+  for (const conformance::Reference& reference : references) {
+    request.components = {reference.component};
+    const auto model = model::LoadedModel::open(family, request);
+    conformance::check_reference(*model, reference, flags.real("tolerance"), add);
+  }
+}
+
 // The suite itself, here.
 int run_suite(const std::string& name, const flags::ParsedFlags& flags) {
+  const std::vector<conformance::Reference> references = read_references(flags);
   const plugins::Plugin& plugin = plugins::open_plugin(name, flags.text("plugin_path"));
   bool passed = true;
   const auto add = [&](const conformance::Finding& finding) {
@@ -118,12 +162,10 @@ int run_suite(const std::string& name, const flags::ParsedFlags& flags) {
   if (device.is_cuda()) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   conformance::check_family(*plugin.family, add, device);
   plugins::limit_computing({});
-  if (const auto paths = flags.find_text("model_paths")) {
-    model::LoadRequest request;
-    request.model_paths = *paths;
-    request.device = flags.find_text("device").value_or("auto");
-    request.tokenizer_path = flags.find_text("tokenizer_path").value_or("");
-    const auto model = model::LoadedModel::open(*plugin.family, request);
+  if (!references.empty()) {
+    check_references(*plugin.family, flags, references, add);
+  } else if (const auto paths = flags.find_text("model_paths")) {
+    const auto model = model::LoadedModel::open(*plugin.family, load_request(flags));
     conformance::ImageOptions options = {.prompt = flags.text("prompt"),
                                          .other_prompt = flags.text("other_prompt"),
                                          .height = flags.find_integer("height"),
@@ -204,6 +246,7 @@ int run_check_plugin(std::span<const std::string> arguments) {
   const std::string& name = flags.positional().front();
   if (flags.flag("in_process")) return run_in_process(name, flags);
 
+  read_references(flags);  // mistakes are told before a process is started
   // A plugin that must not be opened is refused here, with the loader's own words.
   if (name.find('/') != std::string::npos || name.ends_with(".so")) {
     const plugins::PluginFile file = plugins::describe_plugin(name);

@@ -19,6 +19,7 @@ constexpr Command kCommands[] = {
     {"inspect", "say what a file is and which family takes it", run_inspect, false},
     {"lora", "LoRA files: info, convert, merge, extract", run_lora, false},
     {"plugins", "list the families found, or show one", run_plugins, false},
+    {"plugin", "begin, build and test a plugin of your own", run_plugin, false},
     {"probe", "run one component on tensors from a file", run_probe, true},
     {"check-plugin", "run the conformance suite on a plugin", run_check_plugin, false},
     {"doctor", "say what works on this machine, what does not and why", run_doctor, true},
@@ -55,7 +56,9 @@ std::vector<flags::CommandSpec> command_specs(const ModelFamily* family) {
   add(plan_commands(family));
   add({launch_command(), inspect_command()});
   add(lora_commands());
-  add({plugins_command(), probe_command(), check_plugin_command(), doctor_command(), tune_command(),
+  add({plugins_command()});
+  add(plugin_commands());
+  add({probe_command(), check_plugin_command(), doctor_command(), tune_command(),
        completion_command()});
   return specs;
 }

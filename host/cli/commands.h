@@ -36,6 +36,7 @@ flags::CommandSpec inspect_command();
 flags::CommandSpec launch_command();
 std::vector<flags::CommandSpec> lora_commands();
 std::vector<flags::CommandSpec> plan_commands(const ModelFamily* family);
+std::vector<flags::CommandSpec> plugin_commands();
 flags::CommandSpec plugins_command();
 flags::CommandSpec probe_command();
 flags::CommandSpec train_command(const ModelFamily* family);
@@ -44,6 +45,7 @@ flags::CommandSpec tune_command();
 // The commands. Each gets what follows its name and returns the exit code; mistakes are thrown as
 // Error.
 int run_inspect(std::span<const std::string> arguments);
+int run_plugin(std::span<const std::string> arguments);
 int run_plugins(std::span<const std::string> arguments);
 int run_probe(std::span<const std::string> arguments);
 int run_check_plugin(std::span<const std::string> arguments);

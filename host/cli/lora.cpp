@@ -7,7 +7,7 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
-#include "host/cli/commands.h"
+#include "host/cli/group.h"
 #include "host/files/file_reader.h"
 #include "host/model/model_flags.h"
 #include "host/report/problems.h"
@@ -17,24 +17,12 @@ namespace atelier::cli {
 
 namespace {
 
-struct LoraCommand {
-  const char* name;
-  const char* help;
-  int (*run)(std::span<const std::string>);
+constexpr Command kLoraCommands[] = {
+    {"info", "say what LoRA files add to, and by how much", run_lora_info, false},
+    {"convert", "write a LoRA in the spelling of another program", run_lora_convert, false},
+    {"merge", "several LoRAs into one, or into a model's weights", run_lora_merge, false},
+    {"extract", "make a LoRA of what training changed in a model", run_lora_extract, false},
 };
-constexpr LoraCommand kLoraCommands[] = {
-    {"info", "say what LoRA files add to, and by how much", run_lora_info},
-    {"convert", "write a LoRA in the spelling of another program", run_lora_convert},
-    {"merge", "several LoRAs into one, or into a model's weights", run_lora_merge},
-    {"extract", "make a LoRA of what training changed in a model", run_lora_extract},
-};
-
-void print_lora_help() {
-  std::puts("atelier lora COMMAND [flags]\nWorks on LoRA files.\n");
-  for (const LoraCommand& command : kLoraCommands)
-    std::printf("  %-14s %s\n", command.name, command.help);
-  std::puts("\natelier lora COMMAND --help lists its flags.");
-}
 
 }  // namespace
 
@@ -44,20 +32,8 @@ std::vector<flags::CommandSpec> lora_commands() {
 }
 
 int run_lora(std::span<const std::string> arguments) {
-  if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h") {
-    print_lora_help();
-    return arguments.empty() ? 2 : 0;
-  }
-  std::vector<std::string> names;
-  for (const LoraCommand& command : kLoraCommands) {
-    if (arguments[0] == command.name) return command.run(arguments.subspan(1));
-    names.emplace_back(command.name);
-  }
-  const std::string nearest = report::nearest_name(arguments[0], names);
-  throw Error(ErrorCode::kInvalidArgument,
-              "lora " + formats::quote_and_escape(arguments[0]) + " is not known; there are " +
-                  report::list_names(names),
-              nearest.empty() ? "atelier lora info FILE" : "did you mean " + nearest + "?");
+  return run_group("lora", "Works on LoRA files.", kLoraCommands, "atelier lora info FILE",
+                   arguments);
 }
 
 std::vector<flags::FlagSpec> lora_model_flags() {

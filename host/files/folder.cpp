@@ -20,6 +20,11 @@ bool is_folder(const fs::path& path) {
   return fs::is_directory(path, failure);
 }
 
+fs::path program_prefix() {
+  std::error_code failure;
+  return fs::read_symlink("/proc/self/exe", failure).parent_path().parent_path();
+}
+
 std::vector<std::string> names_in(const fs::path& folder) {
   std::vector<std::string> names;
   std::error_code failure;

@@ -22,6 +22,10 @@ std::vector<std::string> names_in(const std::filesystem::path& folder);
 // only a literal dot.
 std::vector<std::string> expand_glob(const std::string& folder, const std::string& pattern);
 
+// The folder with bin/, in which this program is, lib/ and share/. An installed tree and the tree
+// of a build are alike.
+std::filesystem::path program_prefix();
+
 // What shows that a file was changed, without reading it.
 struct FileStamp {
   int64_t bytes = 0;

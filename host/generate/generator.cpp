@@ -239,12 +239,11 @@ class Generator::Guided {
         without_(static_cast<size_t>(x.size(0)), &cond.without),
         both_(with_) {
     both_.insert(both_.end(), without_.begin(), without_.end());
-    const auto num_steps = std::ssize(request.sigmas) - 1;
-    // One row of levels a step, on the device before the loop begins.
+    const auto num_levels = std::ssize(request.sigmas);
+    // A row of each level, on the device before the loop begins.
     sigmas_ = at::tensor(told_levels(request), at::kFloat)
-                  .narrow(0, 0, num_steps)
                   .unsqueeze(1)
-                  .expand({num_steps, rows()})
+                  .expand({num_levels, rows()})
                   .contiguous()
                   .to(generator.engine_.device);
   }
@@ -272,7 +271,8 @@ class Generator::Guided {
                                   .sigma_B = sigmas_[step].narrow(0, 0, n),
                                   .cond = cond,
                                   .level = step - generator_.first_step_,
-                                  .denoiser = generator_.denoiser_->name()};
+                                  .denoiser = generator_.denoiser_->name(),
+                                  .next_sigma_B = sigmas_[step + 1].narrow(0, 0, n)};
     std::optional<SequenceScope> shares_rows;
     if (SequenceGroup* const rows = generator_.engine_.ranks.sequence.get())
       shares_rows.emplace(*rows);
@@ -411,7 +411,7 @@ double cfg_scale_at(const Request& request, const model::Stages& stages, int64_t
 }
 
 bool is_guided(const Request& request, const model::Stages& stages, int64_t step) {
-  return cfg_scale_at(request, stages, step) != 1.0 &&
+  return cfg_scale_at(request, stages, step) != request.cfg_off &&
          is_guided_at(request.sigmas[static_cast<size_t>(step)], request.cfg_trunc);
 }
 

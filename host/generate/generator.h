@@ -50,8 +50,8 @@ struct Request {
   // What encodings depend on beside `inputs`; see lora::Registry::fingerprint.
   std::string encoder_state = {};
   std::string negative_prompt;
-  // 1 turns classifier-free guidance off: the negative prompt is then not used.
-  double cfg_scale = 1.0;
+  // The scale `cfg_off` turns classifier-free guidance off: the negative prompt is then not used.
+  double cfg_scale = 1.0, cfg_off = 1.0;
   std::optional<double> cfg_scale_2;  // of the steps of other denoisers than the first; or the same
   // Steps whose 1 - sigma is not less than this go without it, and cost half.
   double cfg_trunc = 1.0;

@@ -54,8 +54,9 @@ const ScheduleDefaults& schedule_of(const order::Settings& s, const ModelFamily&
 CfgScales cfg_scales_of(const order::Settings& s, const ModelFamily& family,
                         std::string_view variant) {
   const ScheduleDefaults& schedule = schedule_of(s, family, variant);
-  if (s.cfg_scale) return {*s.cfg_scale, s.cfg_scale_2};
-  return {schedule.cfg_scale, s.cfg_scale_2 ? s.cfg_scale_2 : schedule.cfg_scale_2};
+  if (s.cfg_scale) return {*s.cfg_scale, s.cfg_scale_2, schedule.cfg_off};
+  return {schedule.cfg_scale, s.cfg_scale_2 ? s.cfg_scale_2 : schedule.cfg_scale_2,
+          schedule.cfg_off};
 }
 
 Request read_request(const order::Settings& s, const model::LoadedModel& model, uint64_t seed) {
@@ -76,6 +77,7 @@ Request make_request(const order::Settings& s, InputFiles files, const ModelFami
   const CfgScales scales = cfg_scales_of(s, family, variant);
   request.cfg_scale = scales.first;
   request.cfg_scale_2 = scales.second;
+  request.cfg_off = scales.off;
   request.cfg_trunc = s.cfg_trunc.value_or(schedule.cfg_trunc);
   request.cfg_renorm = find_renorm(s.cfg_renorm).value_or(schedule.cfg_renorm);
   request.cfg_renorm_ratio = s.cfg_renorm_ratio.value_or(schedule.cfg_renorm_ratio);

@@ -24,7 +24,8 @@ int64_t tokens_of(const MediaTarget& target, const LatentSpec& spec);
 struct CfgScales {
   double first = 1.0;
   std::optional<double> second = std::nullopt;
-  bool is_guided() const { return first != 1.0 || second.value_or(1.0) != 1.0; }
+  double off = 1.0;  // see ScheduleDefaults::cfg_off
+  bool is_guided() const { return first != off || second.value_or(off) != off; }
 };
 CfgScales cfg_scales_of(const order::Settings& settings, const ModelFamily& family,
                         std::string_view variant = {});

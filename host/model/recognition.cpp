@@ -189,8 +189,12 @@ void assign(const ModelFamily& family, std::span<LoadedPart* const> parts) {
   std::vector<FoundPart> found;
   for (const LoadedPart* part : parts) {
     const std::filesystem::path path = part->checkpoint.files().front();
-    found.push_back(
-        {part->detection, std::filesystem::absolute(path).lexically_normal().string(), part->hint});
+    FoundPart one = {part->detection, std::filesystem::absolute(path).lexically_normal().string(),
+                     part->hint};
+    for (const FolderFile& file : folder_files(part->checkpoint)) {
+      for (const auto& [field, value] : file.fields) one.folder.emplace(file.prefix + field, value);
+    }
+    found.push_back(std::move(one));
   }
   const std::string where = std::string(family.name()) + ".assign";
   family.assign(found);

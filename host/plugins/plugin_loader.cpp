@@ -8,10 +8,8 @@
 #include <dlfcn.h>
 #include <filesystem>
 #include <fstream>
-#include <limits.h>
 #include <mutex>
 #include <sstream>
-#include <unistd.h>
 
 #define BOOST_DLL_USE_STD_FS 1
 #include <boost/dll/shared_library.hpp>
@@ -20,6 +18,8 @@
 
 #include "formats/elf_note.h"
 #include "formats/escape.h"
+#include "host/files/folder.h"
+#include "host/plugins/abi.h"
 #include "host/plugins/guarded_family.h"
 #include "host/plugins/own_process.h"
 #include "host/plugins/plugin_call.h"
@@ -44,20 +44,8 @@ std::vector<std::string> split_folders(std::string_view text) {
   return folders;
 }
 
-std::string program_folder() {
-  char path[PATH_MAX];
-  const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
-  return length <= 0
-             ? std::string(".")
-             : fs::path(std::string(path, static_cast<size_t>(length))).parent_path().string();
-}
-
 std::string shown(std::string_view text) {
   return formats::quote_and_escape(text, 200);
-}
-
-std::string abi_problem(const std::string& abi) {
-  return "it was built for \"" + abi + "\", this program for \"" ATELIER_ABI "\"";
 }
 
 // Plugins stay open as long as the process; so do these entries.
@@ -94,7 +82,7 @@ PluginFile describe(const std::string& path) {
     file.abi = note->abi;
     file.family = note->family;
     file.version = note->version;
-    if (file.abi != ATELIER_ABI) file.problem = abi_problem(file.abi);
+    file.problem = why_refused(file.abi, ATELIER_ABI);
   } catch (const formats::ParseError& error) {
     file.problem = error.what();
   }
@@ -134,9 +122,7 @@ Plugin open_library(const PluginFile& file, const std::string& place) {
     throw Error(ErrorCode::kEnvironment, place + ": its atelier_plugin() gives no plugin", kRebuild,
                 "PLUGIN_DAMAGED");
   // The note was right, but the note is not the code.
-  if (std::strcmp(plugin->abi, ATELIER_ABI) != 0)
-    throw Error(ErrorCode::kIncompatible, place + ": " + abi_problem(plugin->abi), kRebuild,
-                "PLUGIN_ABI");
+  expect_as_noted(place, "ABI string", plugin->abi, file.abi);
   if (plugin->struct_size != sizeof(AtelierPlugin))
     throw Error(ErrorCode::kEnvironment,
                 place + ": its atelier_plugin() gives " + std::to_string(plugin->struct_size) +
@@ -159,7 +145,7 @@ Plugin open_library(const PluginFile& file, const std::string& place) {
 Plugin open_file(const PluginFile& file) {
   const std::string place = shown(file.path);
   if (!file.problem.empty()) {
-    if (!file.abi.empty() && file.abi != ATELIER_ABI)
+    if (!file.abi.empty())
       throw Error(ErrorCode::kIncompatible, place + ": " + file.problem, kRebuild, "PLUGIN_ABI");
     std::error_code failure;
     if (!fs::exists(file.path, failure))
@@ -194,8 +180,7 @@ std::vector<std::string> search_folders(const std::string& plugin_path) {
   if (const char* variable = std::getenv("ATELIER_PLUGIN_PATH"); variable != nullptr) {
     for (std::string& folder : split_folders(variable)) folders.push_back(std::move(folder));
   }
-  folders.push_back(
-      (fs::path(program_folder()).parent_path() / "lib" / "atelier" / "plugins").string());
+  folders.push_back((files::program_prefix() / "lib" / "atelier" / "plugins").string());
   std::vector<std::string> unique;
   for (std::string& folder : folders) {
     if (std::find(unique.begin(), unique.end(), folder) == unique.end())

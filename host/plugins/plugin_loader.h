@@ -16,7 +16,7 @@ struct PluginFile {
   std::string path;
   std::string family;   // empty when the note cannot be read
   std::string version;  // of the plugin
-  std::string abi;
+  std::string abi;      // ATELIER_ABI of its build
   std::string problem;  // why it cannot be opened; empty when it can
 };
 

@@ -181,7 +181,8 @@ bool Timesteps::draws_sigma() const {
 }
 
 double Timesteps::shift_of(int64_t tokens) const {
-  if (follows_tokens(options_.sampling)) return sampling::shift_factor(dynamic_shift_, tokens);
+  if (follows_tokens(options_.sampling))
+    return sampling::shift_factor(dynamic_shift_, tokens, kLevels);
   return options_.sampling == TimestepSampling::kShift ? options_.discrete_flow_shift : 1.0;
 }
 

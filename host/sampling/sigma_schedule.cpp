@@ -68,7 +68,7 @@ float in_its_thousandth(double level) {
 
 }  // namespace
 
-double shift_factor(const SigmaShift& shift, int64_t tokens) {
+double shift_factor(const SigmaShift& shift, int64_t tokens, int64_t steps) {
   switch (shift.kind) {
     case SigmaShift::Kind::kNone:
       return 1.0;
@@ -79,13 +79,17 @@ double shift_factor(const SigmaShift& shift, int64_t tokens) {
           (shift.max - shift.base) / static_cast<double>(shift.max_tokens - shift.base_tokens);
       return std::exp(shift.base + slope * static_cast<double>(tokens - shift.base_tokens));
     }
+    case SigmaShift::Kind::kFunction:
+      return shift.function(tokens, steps);
   }
   throw Error(ErrorCode::kInternal, "schedule: unknown kind of shift");
 }
 
 SigmaShift dynamic_shift(std::span<const ScheduleDefaults> schedules, std::string_view variant) {
   for (const ScheduleDefaults& schedule : schedules) {
-    if (is_for(schedule, variant) && schedule.shift.kind == SigmaShift::Kind::kByTokens)
+    const SigmaShift::Kind kind = schedule.shift.kind;
+    if (is_for(schedule, variant) &&
+        (kind == SigmaShift::Kind::kByTokens || kind == SigmaShift::Kind::kFunction))
       return schedule.shift;
   }
   return {.kind = SigmaShift::Kind::kByTokens};
@@ -98,7 +102,7 @@ std::vector<float> make_sigmas(const ScheduleDefaults& schedule, const ScheduleR
     throw Error(ErrorCode::kInvalidArgument,
                 "--num_inference_steps: " + std::to_string(n) + " is below 1");
   }
-  const double a = request.flow_shift.value_or(shift_factor(schedule.shift, request.tokens));
+  const double a = request.flow_shift.value_or(shift_factor(schedule.shift, request.tokens, n));
   check_shift(a, request);
   std::vector<double> levels(n);
   const double step = (schedule.grid.low - schedule.grid.high) / n;

@@ -21,8 +21,8 @@ struct ScheduleRequest {
   std::vector<double> sigmas = {};
 };
 
-// The factor a of s' = a s / (1 + (a - 1) s), of an image of that many tokens.
-double shift_factor(const SigmaShift& shift, int64_t tokens);
+// The factor a of s' = a s / (1 + (a - 1) s), of an image of that many tokens in that many steps.
+double shift_factor(const SigmaShift& shift, int64_t tokens, int64_t steps);
 
 // The shift that follows the image's size: that of the family's first schedule which has one;
 // without any, the line of SigmaShift. `variant` as in find_schedule().

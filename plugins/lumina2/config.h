@@ -36,6 +36,5 @@ struct DitConfig {
 std::optional<atelier::Detection> detect_dit(const atelier::TensorIndex& checkpoint);
 atelier::ConfigFields dit_fields(const atelier::Detection& part);
 atelier::ConfigFields gemma2_fields(const atelier::Detection& part);
-atelier::ConfigFields autoencoder_fields(const atelier::Detection& part);
 
 }  // namespace lumina2

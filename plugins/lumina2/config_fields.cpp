@@ -1,7 +1,6 @@
 // What each field of a config.json is to this family. Diffusers and transformers wrote the files.
 #include "atelier/config_fields.h"
 
-#include "autoencoder.h"
 #include "config.h"
 #include "gemma2.h"
 
@@ -72,33 +71,6 @@ ConfigFields gemma2_fields(const Detection& part) {
       .read({"num_hidden_layers", "head_dim", "query_pre_attn_scalar", "attn_logit_softcapping",
              "sliding_window", "rms_norm_eps"})
       .read({.name = "layer_types", .values = {nullptr}});
-  return fields;
-}
-
-ConfigFields autoencoder_fields(const Detection& part) {
-  const auto c = atelier::config_of<AutoencoderConfig>(part);
-  const auto kinds = [&](const std::vector<bool>& attends, const std::string& kind) {
-    std::vector<std::string> names(c.widths.size(), kind);
-    for (size_t i = 0; i < attends.size(); ++i) names[i] = (attends[i] ? "Attn" : "") + kind;
-    return names;
-  };
-  ConfigFields fields;
-  fields.of_diffusers({"AutoencoderKL"})
-      .ignored({"sample_size", "force_upcast"})
-      .fixed("in_channels", {3})
-      .fixed("out_channels", {3})
-      .told("latent_channels", {c.channels})
-      .told("block_out_channels", {std::vector<double>(c.widths.begin(), c.widths.end())})
-      .told("layers_per_block", {c.res_blocks})
-      .told("down_block_types", {kinds(c.down_attention, "DownEncoderBlock2D")})
-      .told("up_block_types", {kinds(c.up_attention, "UpDecoderBlock2D")})
-      .fixed("act_fn", {"silu", "swish"})
-      .told("mid_block_add_attention", {c.mid_attention})
-      .told("use_quant_conv", {c.quant_conv})
-      .told("use_post_quant_conv", {c.post_quant_conv})
-      .fixed("latents_mean", {nullptr})
-      .fixed("latents_std", {nullptr})
-      .read({"norm_num_groups", "scaling_factor", "shift_factor"});
   return fields;
 }
 

@@ -1,7 +1,7 @@
 // Lumina-Image 2.0: what it is made of, what it takes, and how it is sampled by default.
+#include "atelier/parts/autoencoder_kl.h"
 #include "atelier/plugin.h"
 
-#include "autoencoder.h"
 #include "config.h"
 #include "dit.h"
 #include "gemma2.h"
@@ -35,11 +35,6 @@ Detection tiny_text_encoder() {
                                    .windowed = every_second(3)});
 }
 
-Detection tiny_vae() {
-  return detection_of("vae", "diffusers",
-                      AutoencoderConfig{.widths = {32, 32, 64, 64}, .res_blocks = 1});
-}
-
 Detection tiny_dit() {
   return detection_of("dit", "original",
                       DitConfig{.layers = 2,
@@ -71,13 +66,7 @@ constexpr ComponentRow kRows[] = {
      .tiny = tiny_text_encoder,
      .spellings = {"transformers", "causal_lm", "bundle"},
      .tokenizer = "tokenizer"},
-    {.spec = {.name = "vae", .role = Role::kVae, .help = "vae/*.safetensors or ae.safetensors"},
-     .detect = detect_autoencoder,
-     .config_fields = autoencoder_fields,
-     .weight_map = autoencoder_map,
-     .make = make_part<Autoencoder, AutoencoderConfig>,
-     .tiny = tiny_vae,
-     .spellings = {"diffusers", "original"}},
+    atelier::parts::autoencoder_kl_row("vae/*.safetensors or ae.safetensors"),
     {.spec = {.name = "dit",
               .role = Role::kDenoiser,
               .help = "transformer/*.safetensors or lumina_2_model_bf16.safetensors"},
@@ -101,17 +90,8 @@ constexpr InputSpec kInputs[] = {
     {.name = "system_prompt",
      .kind = InputKind::kText,
      .help = "in front of the prompt instead of the published one; empty: none"},
-    {.name = "image",
-     .kind = InputKind::kImage,
-     .required = true,
-     .use = InputUse::kTrain,
-     .help = "the image to learn",
-     .role = atelier::InputRole::kTarget},
-    {.name = "input_image",
-     .kind = InputKind::kImage,
-     .use = InputUse::kGenerate,
-     .help = "image to start from, scaled and cropped to --height and --width",
-     .role = atelier::InputRole::kStart},
+    atelier::kTargetImage,
+    atelier::kStartImage,
 };
 
 constexpr std::string_view kTextInputs[] = {"prompt", "system_prompt"};

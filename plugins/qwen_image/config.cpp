@@ -4,8 +4,7 @@
 
 #include "atelier/error.h"
 #include "atelier/part_view.h"
-
-#include "shared/causal_vae.h"
+#include "atelier/parts/causal_vae.h"
 
 namespace qwen_image {
 
@@ -206,11 +205,11 @@ std::optional<Detection> detect_text_encoder(const TensorIndex& checkpoint) {
 }
 
 std::optional<Detection> detect_vae(const TensorIndex& checkpoint) {
-  const auto file = atelier::shared::find_causal_vae(checkpoint);
+  const auto file = atelier::parts::find_causal_vae(checkpoint);
   if (!file || file->is_residual) return std::nullopt;
   if (file->image_channels == 4)
     refuse_kind("the VAE of Qwen-Image-Layered (RGBA)", kTextToImageOnly);
-  return atelier::shared::detect_causal_vae(checkpoint, *file);
+  return atelier::parts::detect_causal_vae(checkpoint, *file);
 }
 
 }  // namespace qwen_image

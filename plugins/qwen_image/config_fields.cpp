@@ -1,9 +1,10 @@
 // What each field of a config.json is to this family. Diffusers and transformers wrote the files.
 #include "atelier/config_fields.h"
 
+#include "atelier/parts/causal_vae.h"
+
 #include "config.h"
 #include "pictures.h"
-#include "shared/causal_vae.h"
 
 namespace qwen_image {
 
@@ -127,7 +128,7 @@ ConfigFields text_encoder_fields(const Detection& part) {
 }
 
 ConfigFields vae_fields(const Detection& part) {
-  return atelier::shared::causal_vae_fields(part, {"AutoencoderKLQwenImage", "AutoencoderKLWan"});
+  return atelier::parts::causal_vae_fields(part, {"AutoencoderKLQwenImage", "AutoencoderKLWan"});
 }
 
 }  // namespace qwen_image

@@ -2,12 +2,12 @@
 #include <algorithm>
 #include <cctype>
 
+#include "atelier/parts/causal_vae.h"
 #include "atelier/plugin.h"
 
 #include "config.h"
 #include "dit.h"
 #include "model.h"
-#include "shared/causal_vae.h"
 #include "text_encoder.h"
 #include "vision.h"
 #include "weights.h"
@@ -27,8 +27,8 @@ using atelier::Role;
 using atelier::ScheduleDefaults;
 using atelier::SigmaShift;
 using atelier::nn::Module;
-using atelier::shared::CausalVae;
-using atelier::shared::CausalVaeConfig;
+using atelier::parts::CausalVae;
+using atelier::parts::CausalVaeConfig;
 
 // Has numbers that shapes alone tell, so that no config.json is needed.
 Detection tiny_text_encoder() {
@@ -54,8 +54,8 @@ Detection tiny_vae() {
                                       .base_width = 8,
                                       .res_blocks = 2,
                                       .temporal = {false, true, true},
-                                      .mean = atelier::shared::kCausalVaeMean,
-                                      .std = atelier::shared::kCausalVaeStd});
+                                      .mean = atelier::parts::kCausalVaeMean,
+                                      .std = atelier::parts::kCausalVaeStd});
 }
 
 Detection tiny_dit() {
@@ -108,7 +108,7 @@ constexpr ComponentRow kRows[] = {
               .help = "vae/*.safetensors or qwen_image_vae.safetensors"},
      .detect = detect_vae,
      .config_fields = vae_fields,
-     .weight_map = atelier::shared::causal_vae_map,
+     .weight_map = atelier::parts::causal_vae_map,
      .make = make_part<CausalVae, CausalVaeConfig>,
      .tiny = tiny_vae},
     {.spec = {.name = "dit",
@@ -130,12 +130,7 @@ constexpr InputSpec kInputs[] = {
      .kind = InputKind::kText,
      .use = InputUse::kGenerate,
      .help = "what the image does not show; a space when empty"},
-    {.name = "image",
-     .kind = InputKind::kImage,
-     .required = true,
-     .use = InputUse::kTrain,
-     .help = "the image to learn",
-     .role = atelier::InputRole::kTarget},
+    atelier::kTargetImage,
     {.name = "edit_image",
      .kind = InputKind::kImage,
      .required = true,
@@ -157,11 +152,7 @@ constexpr InputSpec kInputs[] = {
      .variants = kEditVariants,
      .help = "pictures are clean at every noise level; false: as noisy as the image; else as the "
              "model says"},
-    {.name = "input_image",
-     .kind = InputKind::kImage,
-     .use = InputUse::kGenerate,
-     .help = "image to start from, scaled and cropped to --height and --width",
-     .role = atelier::InputRole::kStart},
+    atelier::kStartImage,
 };
 
 constexpr std::string_view kTextComponents[] = {"tokenizer", "text_encoder", "vision_tower"};

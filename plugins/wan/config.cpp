@@ -4,8 +4,7 @@
 
 #include "atelier/error.h"
 #include "atelier/part_view.h"
-
-#include "shared/causal_vae.h"
+#include "atelier/parts/causal_vae.h"
 
 namespace wan {
 
@@ -117,8 +116,8 @@ std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
 }
 
 std::optional<Detection> detect_vae(const TensorIndex& checkpoint) {
-  const auto file = atelier::shared::find_causal_vae(checkpoint);
-  return file ? std::optional(atelier::shared::detect_causal_vae(checkpoint, *file)) : std::nullopt;
+  const auto file = atelier::parts::find_causal_vae(checkpoint);
+  return file ? std::optional(atelier::parts::detect_causal_vae(checkpoint, *file)) : std::nullopt;
 }
 
 }  // namespace wan

@@ -2,9 +2,10 @@
 // the files.
 #include "atelier/config_fields.h"
 
+#include "atelier/parts/causal_vae.h"
+
 #include "config.h"
 #include "dit.h"
-#include "shared/causal_vae.h"
 
 namespace wan {
 
@@ -98,7 +99,7 @@ ConfigFields dit_fields(const Detection& part) {
 }
 
 ConfigFields vae_fields(const Detection& part) {
-  return atelier::shared::causal_vae_fields(part, {"AutoencoderKLWan", "AutoencoderKLQwenImage"});
+  return atelier::parts::causal_vae_fields(part, {"AutoencoderKLWan", "AutoencoderKLQwenImage"});
 }
 
 }  // namespace wan

@@ -2,13 +2,13 @@
 #include <algorithm>
 #include <cctype>
 
+#include "atelier/parts/causal_vae.h"
 #include "atelier/plugin.h"
 
 #include "clip.h"
 #include "config.h"
 #include "dit.h"
 #include "model.h"
-#include "shared/causal_vae.h"
 #include "umt5.h"
 
 namespace wan {
@@ -28,8 +28,8 @@ using atelier::make_part;
 using atelier::Role;
 using atelier::ScheduleDefaults;
 using atelier::SigmaShift;
-using atelier::shared::CausalVae;
-using atelier::shared::CausalVaeConfig;
+using atelier::parts::CausalVae;
+using atelier::parts::CausalVaeConfig;
 
 // Has numbers that shapes alone tell, so that no config.json is needed.
 Detection tiny_text_encoder() {
@@ -46,8 +46,8 @@ Detection tiny_vae() {
                                       .base_width = 8,
                                       .res_blocks = 2,
                                       .temporal = {false, true, true},
-                                      .mean = atelier::shared::kCausalVaeMean,
-                                      .std = atelier::shared::kCausalVaeStd});
+                                      .mean = atelier::parts::kCausalVaeMean,
+                                      .std = atelier::parts::kCausalVaeStd});
 }
 
 // An expert: those are two denoisers.
@@ -101,7 +101,7 @@ constexpr ComponentRow kRows[] = {
               .is_float32 = true},
      .detect = detect_vae,
      .config_fields = vae_fields,
-     .weight_map = atelier::shared::causal_vae_map,
+     .weight_map = atelier::parts::causal_vae_map,
      .make = make_part<CausalVae, CausalVaeConfig>,
      .tiny = tiny_vae},
     {.spec = {.name = "dit",

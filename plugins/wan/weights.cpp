@@ -12,8 +12,7 @@ using atelier::WeightMap;
 
 namespace {
 
-// The original spelling, which the module has, and diffusers'. Rows apply one by one, in this
-// order.
+// The original spelling, which the module has, and diffusers'.
 constexpr Renamed kOutsideBlocks[] = {
     {"time_embedding.0.", "condition_embedder.time_embedder.linear_1."},
     {"time_embedding.2.", "condition_embedder.time_embedder.linear_2."},

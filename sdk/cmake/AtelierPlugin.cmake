@@ -6,6 +6,7 @@ function(atelier_add_plugin family)
     PREFIX ""
     CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF
     CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON POSITION_INDEPENDENT_CODE ON)
+  target_compile_definitions(${family} PRIVATE NDEBUG)  # as LibTorch is built: its headers have other code without it
   # libstdc++ before LibTorch: the wheel exports old std::filesystem symbols that crash.
   if(TARGET atelier_pch)
     target_link_libraries(${family} PRIVATE stdc++ atelier_sdk)

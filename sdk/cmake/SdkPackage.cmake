@@ -1,7 +1,6 @@
 # Installs the SDK and its CMake package.
 include(CMakePackageConfigHelpers)
 
-string(REGEX REPLACE "\\..*" "" ATELIER_COMPILER_MAJOR "${CMAKE_CXX_COMPILER_VERSION}")
 if(ATELIER_SANITIZE)  # part of the ABI string
   target_compile_options(atelier_sdk INTERFACE $<INSTALL_INTERFACE:-fsanitize=${ATELIER_SANITIZE}>)
   target_link_options(atelier_sdk INTERFACE $<INSTALL_INTERFACE:-fsanitize=${ATELIER_SANITIZE}>)
@@ -18,10 +17,18 @@ foreach(_header IN LISTS ATELIER_SDK_HEADERS)
 endforeach()
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/include/atelier/sdk_hash.h DESTINATION include/atelier)
 
+# What a plugin's author reads and begins with. The tree of the build has the template, too.
+install(FILES ${CMAKE_SOURCE_DIR}/README.md DESTINATION share/doc/atelier)
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/docs DESTINATION share/doc/atelier)
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/examples/plugin_template ${CMAKE_SOURCE_DIR}/examples/z_image
+  DESTINATION share/atelier PATTERN build EXCLUDE)
+file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/share/atelier)
+file(CREATE_LINK ${CMAKE_SOURCE_DIR}/examples/plugin_template ${CMAKE_BINARY_DIR}/share/atelier/plugin_template SYMBOLIC)
+
 configure_package_config_file(cmake/AtelierSdkConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/AtelierSdkConfig.cmake
   INSTALL_DESTINATION ${_package})
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/AtelierSdkConfigVersion.cmake
-  COMPATIBILITY SameMinorVersion)
+  COMPATIBILITY SameMajorVersion)
 install(FILES
   ${CMAKE_CURRENT_BINARY_DIR}/AtelierSdkConfig.cmake
   ${CMAKE_CURRENT_BINARY_DIR}/AtelierSdkConfigVersion.cmake

@@ -11,7 +11,7 @@
 namespace atelier::formats {
 
 struct PluginNote {
-  std::string abi;  // what the plugin was built with, compared character for character
+  std::string abi;  // what the plugin was built with
   std::string family;
   std::string version;
 };

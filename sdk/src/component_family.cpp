@@ -148,12 +148,33 @@ Conditioning ComponentFamily::example_conditioning(const Detection& denoiser, in
   return cond;
 }
 
-std::string renamed(std::string name, std::span<const Renamed> rows) {
-  for (const auto& [from, to] : rows) {
-    if (const size_t at = name.find(from); at != std::string::npos)
-      name.replace(at, from.size(), to);
+namespace {
+
+std::string_view without_end_dots(std::string_view text) {
+  if (text.starts_with('.')) text.remove_prefix(1);
+  if (text.ends_with('.')) text.remove_suffix(1);
+  return text;
+}
+
+}  // namespace
+
+std::string renamed(const std::string& name, std::span<const Renamed> rows) {
+  std::string out;
+  for (std::string_view rest = name; !rest.empty();) {
+    std::string_view taken = rest.substr(0, rest.find('.')), put = taken;
+    for (const Renamed& row : rows) {
+      const std::string_view from = without_end_dots(row.from);
+      if (!rest.starts_with(from) || (rest.size() > from.size() && rest[from.size()] != '.'))
+        continue;
+      taken = rest.substr(0, from.size());
+      put = without_end_dots(row.to);
+      break;
+    }
+    if (!out.empty() && !put.empty()) out += '.';
+    out += put;
+    rest.remove_prefix(std::min(taken.size() + 1, rest.size()));
   }
-  return name;
+  return out;
 }
 
 WeightMap named_weights(nn::Module& module,

@@ -10,14 +10,13 @@
 #include "atelier/nn/waves.h"
 #include "atelier/ops/attention.h"
 #include "atelier/ops/pointwise.h"
+#include "atelier/parts/causal_vae.h"
 #include "atelier/plugin.h"
-
-#include "shared/causal_vae.h"
 
 namespace {
 using namespace atelier;
-using shared::CausalVae;
-using shared::CausalVaeConfig;
+using parts::CausalVae;
+using parts::CausalVaeConfig;
 
 constexpr int64_t kChannels = 16, kStride = 2, kFrameStride = 2, kHeadDim = 16, kTimeChannels = 32;
 constexpr double kBoundary = 0.5;  // noise levels above it are the first expert's
@@ -265,8 +264,8 @@ std::optional<Detection> detect_eye(const TensorIndex& in) {
   return detection_of("image_encoder", "plain", BytesConfig{in.dim("eye.weight", 0)});
 }
 std::optional<Detection> detect_vae(const TensorIndex& in) {
-  const auto file = shared::find_causal_vae(in);
-  return file ? std::optional(shared::detect_causal_vae(in, *file)) : std::nullopt;
+  const auto file = parts::find_causal_vae(in);
+  return file ? std::optional(parts::detect_causal_vae(in, *file)) : std::nullopt;
 }
 // The experts' tensors do not say which is which: names of files and folders do, see the table.
 std::optional<Detection> detect_expert(const TensorIndex& in) {
@@ -280,7 +279,7 @@ ConfigFields told_fields(const Detection& part) {
   return fields;
 }
 ConfigFields vae_fields(const Detection& part) {
-  return shared::causal_vae_fields(part, {"AutoencoderOfExperts"});
+  return parts::causal_vae_fields(part, {"AutoencoderOfExperts"});
 }
 template <class Part, class Config>
 WeightMap map_of(const Detection& part) {
@@ -296,8 +295,8 @@ Detection tiny_vae() {
                                       .base_width = 8,
                                       .res_blocks = 1,
                                       .temporal = {true},
-                                      .mean = shared::kCausalVaeMean,
-                                      .std = shared::kCausalVaeStd});
+                                      .mean = parts::kCausalVaeMean,
+                                      .std = parts::kCausalVaeStd});
 }
 
 constexpr ComponentRow kRows[] = {
@@ -320,7 +319,7 @@ constexpr ComponentRow kRows[] = {
     {.spec = {.name = "vae", .role = Role::kVae, .help = "the autoencoder of several families"},
      .detect = detect_vae,
      .config_fields = vae_fields,
-     .weight_map = shared::causal_vae_map,
+     .weight_map = parts::causal_vae_map,
      .make = make_part<CausalVae, CausalVaeConfig>,
      .tiny = tiny_vae},
     {.spec = {.name = "dit",

@@ -273,6 +273,27 @@ TEST_CASE("Components of one architecture are told apart by their paths", "[kit]
   CHECK(assigned("/m/low_noise.safetensors", "vae") == "vae");
 }
 
+TEST_CASE("Names change by whole parts, once, by the first row that fits", "[kit]") {
+  static constexpr Renamed kNames[] = {{"modulation.", "adaLN_modulation.0."},
+                                       {"mid.block.0.", "middle."},
+                                       {".block.", ".blocks."},
+                                       {"a.b", "b.a"},
+                                       {"b.", "c."},
+                                       {"head", ""}};
+  const auto [from, to] = GENERATE(table<std::string, std::string>({
+      {"modulation.weight", "adaLN_modulation.0.weight"},
+      {"final.modulation", "final.adaLN_modulation.0"},
+      {"adaLN_modulation.weight", "adaLN_modulation.weight"},
+      {"mid.block.0.block.1", "middle.blocks.1"},
+      {"mid.block.00.x", "mid.blocks.00.x"},
+      {"a.b.b", "b.a.c"},
+      {"head.norm", "norm"},
+      {"norm.head", "norm"},
+      {"", ""},
+  }));
+  CHECK(renamed(from, kNames) == to);
+}
+
 TEST_CASE("The table answers for every component", "[kit]") {
   const PairFamily family;
   CHECK(family.components().size() == 6);

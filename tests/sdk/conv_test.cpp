@@ -54,6 +54,48 @@ TEST_CASE("A convolution equals LibTorch's, with gradients", "[ops][conv]") {
   }
 }
 
+TEST_CASE("Groups, dilation and one axis are LibTorch's, with gradients", "[ops][conv]") {
+  at::manual_seed(1);
+  struct Case {
+    std::vector<int64_t> x, w;
+    ConvOptions options;
+  };
+  const Case cases[] = {
+      {{2, 6, 9, 8}, {4, 3, 3, 3}, {.padding = 1, .groups = 2}},
+      {{2, 6, 9, 8}, {6, 1, 3, 3}, {.stride = 2, .padding = 1, .groups = 6}},
+      {{1, 2, 9, 8}, {3, 2, 3, 3}, {.padding = 2, .dilation = 3}},
+      {{2, 3, 11}, {5, 3, 4}, {}},
+      {{2, 4, 11}, {8, 2, 3}, {.stride = 2, .padding = 2, .dilation = 2, .groups = 2}},
+  };
+  for (const auto& [x_sizes, w_sizes, options] : cases) {
+    INFO(at::IntArrayRef(x_sizes) << " by " << at::IntArrayRef(w_sizes));
+    const Tensor w = test::trained(at::randn(w_sizes, at::kDouble)),
+                 b = test::trained(at::randn({w_sizes[0]}, at::kDouble)),
+                 x = test::trained(at::randn(x_sizes, at::kDouble));
+    const WeightPtr weight = test::make_weight(w), bias = test::make_weight(b);
+    weight->state().set_trainable(true);
+    bias->state().set_trainable(true);
+    const auto run = [&](const Tensor& input) {
+      return x.dim() == 3 ? conv1d(input, weight, bias, options)
+                          : conv2d(input, weight, bias, options);
+    };
+    const Tensor y = run(x);
+    const Tensor want = x.dim() == 3 ? at::conv1d(x, w, b, options.stride, options.padding,
+                                                  options.dilation, options.groups)
+                                     : at::conv2d(x, w, b, options.stride, options.padding,
+                                                  options.dilation, options.groups);
+    CHECK(error(y, want) < 1e-13);
+    CHECK(error(test::gradients({y}, {x, weight->state().leaf(), bias->state().leaf()}),
+                test::gradients({want}, {x, w, b})) < 1e-13);
+    // Without values the shapes are the same.
+    const WeightPtr hollow = test::make_weight(at::empty(w_sizes, at::kMeta));
+    const Tensor meta = at::empty(x_sizes, at::kMeta);
+    CHECK((x.dim() == 3 ? conv1d(meta, hollow, nullptr, options)
+                        : conv2d(meta, hollow, nullptr, options))
+              .sizes() == want.sizes());
+  }
+}
+
 TEST_CASE("A convolution over time equals LibTorch's, with gradients", "[ops][conv]") {
   at::manual_seed(3);
   const Conv3dOptions causal{.padding = {0, 1, 1}}, halving{.stride = {2, 1, 1}},
@@ -160,6 +202,13 @@ TEST_CASE("A convolution names shapes that do not fit", "[ops][conv]") {
   CHECK(e.code() == ErrorCode::kInvalidArgument);
   CHECK(test::mentions(e, "[4, 3, 3, 3]"));
   const WeightPtr temporal = test::make_weight(at::randn({4, 3, 3, 3, 3}));
+  for (const ConvOptions& options :
+       {ConvOptions{.groups = 2}, ConvOptions{.groups = 0}, ConvOptions{.dilation = 8}}) {
+    const WeightPtr grouped = test::make_weight(at::zeros({3, 2, 3, 3}));
+    CHECK(test::error_of([&] {
+            conv2d(at::zeros({1, 4, 8, 8}), grouped, nullptr, options);
+          }).code() == ErrorCode::kInvalidArgument);
+  }
   const auto refused = [](const Tensor& x, const WeightPtr& w, Conv3dOptions options) {
     const Error e = test::error_of([&] { conv3d(x, w, nullptr, options); });
     CHECK(e.code() == ErrorCode::kInvalidArgument);

@@ -33,6 +33,21 @@ TEST_CASE("Rows of each sample are turned from position 0", "[waves]") {
   CHECK(waves.cos[2][0].item<double>() == Approx(std::cos(2.0)));
 }
 
+TEST_CASE("Each axis turns its own channels of a head", "[waves]") {
+  const at::Tensor positions =
+      at::tensor({0.0, 1.0, 2.0, 3.0, -1.0, 5.0}, at::kDouble).view({2, 3});
+  const int64_t channels[] = {2, 4, 2};
+  const nn::Waves waves = nn::axis_waves(positions, channels, 100.0, at::kCPU);
+  const at::Tensor angles =
+      at::tensor({0.0, 1.0, 0.1, 2.0, 3.0, -1.0, -0.1, 5.0}, at::kDouble).view({2, 4});
+  CHECK(waves.cos.scalar_type() == at::kFloat);
+  CHECK(at::allclose(waves.cos, at::cos(angles).to(at::kFloat)));
+  CHECK(at::allclose(waves.sin, at::sin(angles).to(at::kFloat)));
+  CHECK(test::error_of([&] {
+          nn::axis_waves(positions.narrow(1, 0, 2), channels, 100.0, at::kCPU);
+        }).code() == ErrorCode::kInvalidArgument);
+}
+
 TEST_CASE("Tables that were made last are kept, the oldest goes", "[waves]") {
   nn::RecentTables<int, at::Tensor> tables;
   int made = 0;

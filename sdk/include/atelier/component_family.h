@@ -84,7 +84,7 @@ class ATELIER_API ComponentFamily : public ModelFamily {
   std::vector<ComponentSpec> specs_;
 };
 
-// ---- Stages that most families have ----
+// ---- Stages and inputs that most families have ----
 
 inline constexpr std::string_view kTextComponents[] = {"tokenizer", "text_encoder"};
 inline constexpr std::string_view kLatentsComponents[] = {"vae"};
@@ -96,14 +96,30 @@ inline constexpr EncodeStage kTextStage = {"text", kTextComponents, kPromptInput
 inline constexpr EncodeStage kImageStage = {"latents", kLatentsComponents, kImageInput};
 inline constexpr EncodeStage kVideoStage = {"latents", kLatentsComponents, kVideoInput};
 
+// The image that training learns, and the one that sampling begins from.
+inline constexpr InputSpec kTargetImage = {.name = "image",
+                                           .kind = InputKind::kImage,
+                                           .required = true,
+                                           .use = InputUse::kTrain,
+                                           .help = "the image to learn",
+                                           .role = InputRole::kTarget};
+inline constexpr InputSpec kStartImage = {
+    .name = "input_image",
+    .kind = InputKind::kImage,
+    .use = InputUse::kGenerate,
+    .help = "image to start from, scaled and cropped to --height and --width",
+    .role = InputRole::kStart};
+
 // ---- Weight tables that follow from a module's own names ----
 
 struct Renamed {
   std::string_view from, to;
 };
 
-// `name` with the first occurrence of each row's `from` replaced, row by row.
-ATELIER_API std::string renamed(std::string name, std::span<const Renamed> rows);
+// `name` with the parts between its dots replaced: where whole parts are those of a row's `from`,
+// they become those of its `to`, by the first row that fits there, and what was replaced is not
+// looked at again. Dots at the ends of `from` and `to` are for the reader.
+ATELIER_API std::string renamed(const std::string& name, std::span<const Renamed> rows);
 
 // One row for each weight of `module`: `published` gives the checkpoint's name for a weight's path.
 // Without it the names are the same.

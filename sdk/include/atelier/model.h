@@ -55,6 +55,8 @@ struct DenoiseInputs {
   // none: another one.
   std::optional<int64_t> level = std::nullopt;
   std::string_view denoiser = "dit";  // the component that runs: its sigma range holds sigma_B
+  // The level that the solver goes to from sigma_B, float32; none: no step is made, as in training.
+  std::optional<at::Tensor> next_sigma_B = std::nullopt;
 };
 
 // Latents that are known already: a first frame, the surroundings of a hole.

@@ -49,6 +49,10 @@ struct FoundPart {
   Detection part;
   std::string path;  // of the checkpoint's first file, absolute
   DetectHint hint;   // what the user said about it
+  // What files of the model's folder say beside the component's own: "scheduler.shift" of
+  // scheduler/scheduler_config.json, "model_index.…" of model_index.json, and "image_processor.…"
+  // and "processor.…" of preprocessor_config.json and processor_config.json. Empty without them.
+  TensorIndex::Config folder = {};
 };
 
 struct ModelOptions {

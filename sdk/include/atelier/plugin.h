@@ -13,11 +13,12 @@
 #include "atelier/export.h"
 #include "atelier/model_family.h"
 #include "atelier/sdk_hash.h"  // made by CMake: ATELIER_SDK_HASH, of the public headers without comments
+#include "atelier/version.h"
 
-#define ATELIER_SDK_VERSION "0.2"
-
-#define ATELIER_STRING_(x) #x
-#define ATELIER_STRING(x) ATELIER_STRING_(x)
+#if !defined(_GLIBCXX_RELEASE)
+#error \
+    "Host and plugin share the objects of libstdc++: build with it, as GCC does, and clang by -stdlib=libstdc++."
+#endif
 
 #if defined(_GLIBCXX_DEBUG)
 #define ATELIER_ABI_DEBUG " glibcxx_debug"
@@ -31,20 +32,13 @@
 #else
 #define ATELIER_ABI_SANITIZER ""
 #endif
-#if defined(__clang__)
-#define ATELIER_ABI_COMPILER "clang" ATELIER_STRING(__clang_major__)
-#else
-#define ATELIER_ABI_COMPILER "gcc" ATELIER_STRING(__GNUC__)
-#endif
 
-// Host and plugin share C++ objects, so all of this is equal in both, character for character.
-#define ATELIER_ABI                                                                     \
-  "sdk=" ATELIER_SDK_VERSION "+" ATELIER_SDK_HASH " torch=" TORCH_VERSION               \
-  " cxx11abi=" ATELIER_STRING(                                                          \
-      _GLIBCXX_USE_CXX11_ABI) " compiler=" ATELIER_ABI_COMPILER                         \
-                              " libstdcxx=" ATELIER_STRING(                             \
-                                  _GLIBCXX_RELEASE) " std=" ATELIER_STRING(__cplusplus) \
-                                  ATELIER_ABI_DEBUG ATELIER_ABI_SANITIZER
+// Host and plugin share C++ objects. Versions fit as version.h says, and the hash is equal where
+// both are of one version; the rest is equal, character for character.
+#define ATELIER_ABI                                                       \
+  "sdk=" ATELIER_SDK_VERSION "+" ATELIER_SDK_HASH " torch=" TORCH_VERSION \
+  " cxx11abi=" ATELIER_STRING(                                            \
+      _GLIBCXX_USE_CXX11_ABI) " stdlib=libstdc++" ATELIER_ABI_DEBUG ATELIER_ABI_SANITIZER
 
 extern "C" {
 
@@ -58,8 +52,8 @@ struct AtelierPlugin {
   const char* version;   // of the plugin: "0.3.1"
 
   // Returns an atelier::ModelFamily*, owned by the plugin and never freed, or null with a reason,
-  // null-terminated and cut to fit, in `message`. The host calls it only when `abi` is equal to its
-  // own. Never throws.
+  // null-terminated and cut to fit, in `message`. The host calls it only when `abi` fits its own.
+  // Never throws.
   void* (*open)(char* message, size_t message_size) noexcept;
 };
 

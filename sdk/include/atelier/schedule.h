@@ -9,13 +9,15 @@ namespace atelier {
 
 // Moves sampling steps towards high noise: s' = a s / (1 + (a - 1) s), s in [0, 1].
 struct SigmaShift {
-  enum class Kind { kNone, kConstant, kByTokens };
+  enum class Kind { kNone, kConstant, kByTokens, kFunction };
   Kind kind = Kind::kNone;
   double value = 1.0;  // kConstant: a
   // kByTokens: log a, on the line through (base_tokens, base) and (max_tokens, max); not clamped
   // outside.
   double base = 0.5, max = 1.15;
   int64_t base_tokens = 256, max_tokens = 4096;
+  // kFunction: a, above 0, of a sample's denoiser tokens and the number of steps.
+  double (*function)(int64_t tokens, int64_t steps) = nullptr;
 };
 
 // What becomes of a guided velocity v that is made of `with` and `without` the prompt.
@@ -37,7 +39,10 @@ struct ScheduleDefaults {
   std::string_view name = "default";  // chosen with --schedule
   std::string_view variants = "*";    // glob over Detection::variant of the denoiser
   int num_inference_steps = 30;
-  double cfg_scale = 4.0;  // 1 turns classifier-free guidance off
+  double cfg_scale = 4.0;
+  // The scale at which Model::guide() gives the velocity with the prompt: the one without is not
+  // computed then.
+  double cfg_off = 1.0;
   // The scale of the denoiser of less noise, where a model has two; none: the same.
   std::optional<double> cfg_scale_2 = std::nullopt;
   SigmaShift shift = {};

@@ -43,11 +43,35 @@ at::Tensor LayerNorm::forward(const at::Tensor& x) const {
   return ops::layer_norm(x, weight->draw(), bias->draw(), eps);
 }
 
-Conv2d::Conv2d(Module* parent, std::string name, int64_t in, int64_t out, int64_t kernel,
-               ops::ConvOptions options)
+GroupNorm::GroupNorm(Module* parent, std::string name, int64_t channels, int64_t groups, double eps)
     : Module(parent, std::move(name)),
-      weight(declare("weight", {out, in, kernel, kernel})),
-      bias(declare("bias", {out})),
+      weight(declare("weight", {channels})),
+      bias(declare("bias", {channels})),
+      groups(groups),
+      eps(eps) {}
+GroupNorm::~GroupNorm() = default;
+
+at::Tensor GroupNorm::forward(const at::Tensor& x, bool silu) const {
+  return ops::group_norm(x, weight->draw(), bias->draw(), groups, eps, silu);
+}
+
+Conv1d::Conv1d(Module* parent, std::string name, int64_t in, int64_t out, int64_t kernel,
+               ops::ConvOptions options, bool bias)
+    : Module(parent, std::move(name)),
+      weight(declare("weight", {out, in / options.groups, kernel})),
+      bias(bias ? declare("bias", {out}) : nullptr),
+      options(options) {}
+Conv1d::~Conv1d() = default;
+
+at::Tensor Conv1d::forward(const at::Tensor& x) const {
+  return ops::conv1d(x, weight, bias, options);
+}
+
+Conv2d::Conv2d(Module* parent, std::string name, int64_t in, int64_t out, int64_t kernel,
+               ops::ConvOptions options, bool bias)
+    : Module(parent, std::move(name)),
+      weight(declare("weight", {out, in / options.groups, kernel, kernel})),
+      bias(bias ? declare("bias", {out}) : nullptr),
       options(options) {}
 Conv2d::~Conv2d() = default;
 

@@ -1,5 +1,7 @@
 #include "atelier/nn/level_rows.h"
 
+#include <algorithm>
+
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
@@ -54,17 +56,22 @@ at::Tensor of_all_levels(const Linear& layer, const at::Tensor& groups, int64_t 
   return at::cat(parts, 0).narrow(0, 0, levels);
 }
 
-NoiseLevels::NoiseLevels(Channels channels, const Linear& in, const Linear& out, const Linear& end)
-    : channels_(channels), in_(in), out_(out), end_(end) {}
+NoiseLevels::NoiseLevels(Channels channels, const Linear& in, const Linear& out, const Linear& end,
+                         TimeActivation end_activation)
+    : channels_(std::move(channels)),
+      in_(in),
+      out_(out),
+      end_(end),
+      end_activation_(end_activation) {}
 
-void NoiseLevels::add(Block& block, std::vector<const Linear*> layers) {
-  blocks_.emplace_back(&block, std::move(layers));
+void NoiseLevels::add(Block& block, std::vector<const Linear*> layers, TimeActivation activation) {
+  blocks_.push_back({&block, std::move(layers), activation});
 }
 
 std::vector<WeightPtr> NoiseLevels::weights() const {
   std::vector<WeightPtr> result;
-  for (const auto& [block, layers] : blocks_) {
-    for (const Linear* layer : layers) {
+  for (const Reader& reader : blocks_) {
+    for (const Linear* layer : reader.layers) {
       result.push_back(layer->weight);
       if (layer->bias) result.push_back(layer->bias);
     }
@@ -72,15 +79,26 @@ std::vector<WeightPtr> NoiseLevels::weights() const {
   return result;
 }
 
-at::Tensor NoiseLevels::time_rows(const at::Tensor& sigma_B, at::ScalarType dtype) const {
+NoiseLevels::Step NoiseLevels::time_rows(const at::Tensor& sigma_B, at::ScalarType dtype) const {
   const at::Tensor channels = channels_(sigma_B).to(dtype);
   const auto embed = [&](const at::Tensor& rows) {
-    return at::silu(out_.forward(at::silu(in_.forward(rows))));
+    return out_.forward(at::silu(in_.forward(rows)));
   };
-  if (at::GradMode::is_enabled()) return embed(channels);
-  Tensors groups;
-  for (const at::Tensor& group : level_groups(channels).unbind(0)) groups.push_back(embed(group));
-  return at::stack(groups);
+  Step step;
+  step.samples_ = sigma_B.size(0);
+  if (at::GradMode::is_enabled()) {
+    step.time_ = embed(channels);
+  } else {
+    Tensors groups;
+    for (const at::Tensor& group : level_groups(channels).unbind(0)) groups.push_back(embed(group));
+    step.time_ = at::stack(groups);
+  }
+  const auto reads_silu = [](TimeActivation activation) {
+    return activation == TimeActivation::kSilu;
+  };
+  if (reads_silu(end_activation_) || std::ranges::any_of(blocks_, reads_silu, &Reader::activation))
+    step.silu_ = at::silu(step.time_);
+  return step;
 }
 
 void NoiseLevels::prepare(std::span<const float> sigmas, BlockRunner& runner) {
@@ -91,13 +109,15 @@ void NoiseLevels::prepare(std::span<const float> sigmas, BlockRunner& runner) {
   const c10::NoGradGuard no_grad;
   const at::Tensor weight = in_.weight->draw();
   const auto count = static_cast<int64_t>(sigmas.size());
-  const at::Tensor time =
+  const Step all =
       time_rows(ops::upload(at::tensor(sigmas, at::kFloat), weight.device()), weight.scalar_type());
-  Prepared prepared{.count = count, .blocks = {}, .end = of_levels(end_, time, count)};
-  for (const auto& [block, layers] : blocks_) {
-    const std::shared_ptr<void> held = runner.hold(*block);
+  Prepared prepared{
+      .count = count, .blocks = {}, .end = of_levels(end_, all.time(end_activation_), count)};
+  for (const Reader& reader : blocks_) {
+    const std::shared_ptr<void> held = runner.hold(*reader.block);
     Tensors rows;
-    for (const Linear* layer : layers) rows.push_back(of_all_levels(*layer, time, count));
+    for (const Linear* layer : reader.layers)
+      rows.push_back(of_all_levels(*layer, all.time(reader.activation), count));
     prepared.blocks.push_back(rows.size() == 1 ? rows.front() : at::cat(rows, 1));
   }
   prepared_ = std::move(prepared);
@@ -110,21 +130,24 @@ NoiseLevels::Step NoiseLevels::step(const at::Tensor& sigma_B, at::ScalarType dt
                 "noise level " + std::to_string(*level) + " is not one of the " +
                     std::to_string(prepared_.count) + " that are prepared");
   }
-  Step step;
+  Step step = level ? Step() : time_rows(sigma_B, dtype);
   step.levels_ = this;
   step.level_ = level;
-  if (!level) step.time_ = time_rows(sigma_B, dtype);
   step.samples_ = sigma_B.size(0);
   return step;
 }
 
+const at::Tensor& NoiseLevels::Step::time(TimeActivation activation) const {
+  return activation == TimeActivation::kSilu ? silu_ : time_;
+}
+
 at::Tensor NoiseLevels::Step::of_block(size_t i) const {
-  if (!level_) return time_;
+  if (!level_) return time(levels_->blocks_[i].activation);
   return levels_->prepared_.blocks[i].narrow(0, *level_, 1).expand({samples_, -1}).contiguous();
 }
 
 at::Tensor NoiseLevels::Step::of_end() const {
-  if (!level_) return nn::of_levels(levels_->end_, time_, samples_);
+  if (!level_) return nn::of_levels(levels_->end_, time(levels_->end_activation_), samples_);
   return levels_->prepared_.end.narrow(0, *level_, 1).expand({samples_, -1}).contiguous();
 }
 

@@ -4,6 +4,8 @@
 
 #include <ATen/ATen.h>
 
+#include "atelier/error.h"
+
 namespace atelier::nn {
 
 at::Tensor time_channels(const at::Tensor& position_B, int64_t channels, double scale) {
@@ -27,6 +29,20 @@ Waves row_waves(const Segments& rows, int64_t head_dim, double theta, at::Device
     positions.push_back(at::arange(rows.length(s), options));
   const at::Tensor angle = rope_angles(at::cat(positions), head_dim, theta);
   return {at::cos(angle), at::sin(angle)};
+}
+
+Waves axis_waves(const at::Tensor& positions_NA, std::span<const int64_t> channels, double theta,
+                 at::Device device) {
+  if (positions_NA.dim() != 2 || positions_NA.size(1) != std::ssize(channels))
+    throw Error(ErrorCode::kInvalidArgument,
+                c10::str("axis_waves: positions of shape ", positions_NA.sizes(), " and ",
+                         channels.size(), " axes"));
+  std::vector<at::Tensor> angles;
+  for (size_t axis = 0; axis < channels.size(); ++axis)
+    angles.push_back(
+        rope_angles(positions_NA.select(1, static_cast<int64_t>(axis)), channels[axis], theta));
+  const at::Tensor angle = at::cat(angles, 1);
+  return {at::cos(angle).to(device, at::kFloat), at::sin(angle).to(device, at::kFloat)};
 }
 
 }  // namespace atelier::nn

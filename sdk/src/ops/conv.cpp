@@ -22,7 +22,8 @@ using torch::autograd::variable_list;
 
 struct ConvCall : torch::CustomClassHolder {
   WeightPtr weight, bias;
-  std::vector<int64_t> stride, padding;  // one for each axis
+  std::vector<int64_t> stride, padding, dilation;  // one for each axis
+  int64_t groups = 1;
   int64_t weight_edge = -1,
           bias_edge = -1;      // places in {x, weight's leaf, bias's leaf}; -1: absent
   int64_t weight_version = 0;  // of the leaf's values
@@ -30,13 +31,22 @@ struct ConvCall : torch::CustomClassHolder {
   at::TensorOptions x_options;
 
   size_t axes() const { return stride.size(); }
-  const char* name() const { return axes() == 2 ? "conv2d" : "conv3d"; }
+  const char* name() const {
+    static constexpr const char* kNames[] = {"conv1d", "conv2d", "conv3d"};
+    return kNames[axes() - 1];
+  }
   // The kernel's extent along each axis: the last sizes of the weight.
   at::IntArrayRef kernel() const { return weight->sizes().slice(weight->sizes().size() - axes()); }
   // Whether the last slice is used of a weight with a temporal axis that the convolution lacks.
-  bool takes_slice() const { return weight->sizes().size() > axes() + 2; }
+  bool takes_slice() const { return axes() == 2 && weight->sizes().size() == 5; }
+  // Values from the first to the last that a kernel meets along an axis.
+  int64_t extent(size_t axis) const { return dilation[axis] * (kernel()[axis] - 1) + 1; }
+  // What is fastest on the CPU.
   at::MemoryFormat channels_last() const {
-    return axes() == 2 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d;
+    static constexpr at::MemoryFormat kFormats[] = {at::MemoryFormat::Contiguous,
+                                                    at::MemoryFormat::ChannelsLast,
+                                                    at::MemoryFormat::ChannelsLast3d};
+    return kFormats[axes() - 1];
   }
 };
 using ConvCallPtr = c10::intrusive_ptr<ConvCall>;
@@ -70,7 +80,7 @@ Tensor draw_kernel(const ConvCall& call) {
 std::vector<int64_t> output_sizes(const ConvCall& call, at::IntArrayRef x) {
   std::vector<int64_t> sizes = {x[0], call.weight->sizes()[0]};
   for (size_t i = 0; i < call.axes(); ++i)
-    sizes.push_back((x[i + 2] + 2 * call.padding[i] - call.kernel()[i]) / call.stride[i] + 1);
+    sizes.push_back((x[i + 2] + 2 * call.padding[i] - call.extent(i)) / call.stride[i] + 1);
   return sizes;
 }
 
@@ -113,12 +123,12 @@ Tensor convolve(const ConvCall& call, const Tensor& x) {
     // LibTorch has no convolution of meta tensors.
     if (x.is_meta()) return {convolve_dry(call, x, kernel, sizes)};
     const Tensor bias = call.bias ? call.bias->draw() : Tensor();
-    const std::vector<int64_t> ones(call.axes(), 1), zeros(call.axes(), 0);
+    const std::vector<int64_t> zeros(call.axes(), 0);
     const auto formatted = [&](const Tensor& t) {
       return x.is_cpu() ? t.contiguous(call.channels_last()) : t;
     };
-    return {formatted(at::convolution(formatted(x), kernel, bias, call.stride, call.padding, ones,
-                                      /*transposed=*/false, zeros, /*groups=*/1))};
+    return {formatted(at::convolution(formatted(x), kernel, bias, call.stride, call.padding,
+                                      call.dilation, /*transposed=*/false, zeros, call.groups))};
   })[0];
 }
 
@@ -128,10 +138,10 @@ std::pair<Tensor, Tensor> gradients(const ConvCall& call, const Tensor& grad, co
   check_stop();
   const Tensor kernel = draw_kernel(call);
   if (!grad.is_meta()) {
-    const std::vector<int64_t> ones(call.axes(), 1), zeros(call.axes(), 0);
+    const std::vector<int64_t> zeros(call.axes(), 0);
     auto [grad_x, grad_kernel, grad_bias] = at::convolution_backward(
-        grad, x, kernel, at::OptionalIntArrayRef(), call.stride, call.padding, ones,
-        /*transposed=*/false, zeros, /*groups=*/1, {needs_x, needs_kernel, false});
+        grad, x, kernel, at::OptionalIntArrayRef(), call.stride, call.padding, call.dilation,
+        /*transposed=*/false, zeros, call.groups, {needs_x, needs_kernel, false});
     return {grad_x, grad_kernel};
   }
   const Tensor grad_x = needs_x ? at::empty_like(x) : Tensor();
@@ -194,19 +204,22 @@ struct ConvFunction : torch::autograd::Function<ConvFunction> {
 bool fits(const ConvCall& call, const Tensor& x) {
   const at::IntArrayRef weight = call.weight->sizes();
   const size_t dims = call.axes() + 2;
-  if (x.sizes().size() != dims || (weight.size() != dims && weight.size() != 5)) return false;
+  if (x.sizes().size() != dims || (weight.size() != dims && !call.takes_slice())) return false;
   for (size_t i = 0; i < call.axes(); ++i)
-    if (x.sizes()[i + 2] + 2 * call.padding[i] < call.kernel()[i]) return false;
-  return x.size(1) == weight[1];
+    if (x.sizes()[i + 2] + 2 * call.padding[i] < call.extent(i)) return false;
+  return call.groups > 0 && weight[0] % call.groups == 0 && x.size(1) == weight[1] * call.groups;
 }
 
 Tensor convolution(const Tensor& x, const WeightPtr& weight, const WeightPtr& bias,
-                   at::IntArrayRef stride, at::IntArrayRef padding) {
+                   at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
+                   int64_t groups) {
   auto call = c10::make_intrusive<ConvCall>();
   call->weight = weight;
   call->bias = bias;
   call->stride = stride.vec();
   call->padding = padding.vec();
+  call->dilation = dilation.vec();
+  call->groups = groups;
   if (!fits(*call, x)) {
     throw Error(ErrorCode::kInvalidArgument,
                 c10::str(call->name(), ": x of shape ", x.sizes(), " does not fit weight '",
@@ -228,15 +241,22 @@ Tensor convolution(const Tensor& x, const WeightPtr& weight, const WeightPtr& bi
 
 }  // namespace
 
+Tensor conv1d(const Tensor& x, const WeightPtr& weight, const WeightPtr& bias,
+              ConvOptions options) {
+  return convolution(x, weight, bias, {options.stride}, {options.padding}, {options.dilation},
+                     options.groups);
+}
+
 Tensor conv2d(const Tensor& x, const WeightPtr& weight, const WeightPtr& bias,
               ConvOptions options) {
   return convolution(x, weight, bias, {options.stride, options.stride},
-                     {options.padding, options.padding});
+                     {options.padding, options.padding}, {options.dilation, options.dilation},
+                     options.groups);
 }
 
 Tensor conv3d(const Tensor& x, const WeightPtr& weight, const WeightPtr& bias,
               Conv3dOptions options) {
-  return convolution(x, weight, bias, options.stride, options.padding);
+  return convolution(x, weight, bias, options.stride, options.padding, {1, 1, 1}, /*groups=*/1);
 }
 
 }  // namespace atelier::ops

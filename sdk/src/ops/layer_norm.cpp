@@ -180,6 +180,7 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, dou
 
 Tensor norm_modulate(const Tensor& x, const Tensor& shift, const Tensor& scale,
                      const Segments& rows, double eps) {
+  if (!shift.defined()) return norm_modulate(x, at::zeros_like(scale), scale, rows, eps);
   check(is_packed(x, rows) && modulates(scale, x, rows) && is_alike(shift, scale), "norm_modulate",
         {x, shift, scale});
   if (!norm_modulate_kernels.takes(x, x.size(1)))

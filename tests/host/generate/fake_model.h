@@ -26,8 +26,8 @@ class FakeModel final : public Model {
   double rate = 0.5;
   std::map<std::string, double, std::less<>> rates;  // of denoisers that have another one
   int64_t denoise_calls = 0;
-  std::vector<int64_t> rows_seen;  // batch of each denoise call
-  std::vector<float> sigmas_seen;  // first sigma of each denoise call
+  std::vector<int64_t> rows_seen;                    // batch of each denoise call
+  std::vector<float> sigmas_seen, next_sigmas_seen;  // the first of each denoise call
   std::vector<std::string> prompts_encoded;
   double input_mean_at_first = 0;
   std::vector<float> levels;  // that are prepared
@@ -76,6 +76,7 @@ class FakeModel final : public Model {
     if (denoise_calls++ == 0) input_mean_at_first = in.x_BCTHW.mean().item<double>();
     rows_seen.push_back(in.x_BCTHW.size(0));
     sigmas_seen.push_back(in.sigma_B[0].item<float>());
+    if (in.next_sigma_B) next_sigmas_seen.push_back((*in.next_sigma_B)[0].item<float>());
     TORCH_CHECK(static_cast<int64_t>(in.cond.size()) == in.x_BCTHW.size(0));
     const auto own = rates.find(in.denoiser);
     at::Tensor v = in.x_BCTHW * (own == rates.end() ? rate : own->second);

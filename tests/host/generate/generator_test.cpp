@@ -127,6 +127,18 @@ TEST_CASE("Guidance moves away from the negative prompt", "[generate]") {
   }
 }
 
+TEST_CASE("The scale that turns guidance off is the family's", "[generate]") {
+  for (const double scale : {0.0, 1.0}) {
+    Bench bench;
+    Request request = request_of("prompt", 3, {1});
+    request.cfg_scale = scale;
+    request.cfg_off = 0.0;
+    request.batches_cfg = false;
+    bench.run(request);
+    CHECK(bench.model.rows_seen == std::vector<int64_t>(scale == 0.0 ? 3 : 6, 1));
+  }
+}
+
 TEST_CASE("Guidance ends where it is truncated, and rows fall with it", "[generate]") {
   for (const bool batches_cfg : {true, false}) {
     Bench bench;
@@ -590,6 +602,7 @@ TEST_CASE("A denoiser may be told whole thousandths of the levels", "[generate]"
   request.whole_timesteps = true;
   const at::Tensor image = bench.run(request)[0];  // the model checks what was prepared
   CHECK(bench.model.sigmas_seen == std::vector<float>{0.999F, 0.75F, 0.25F});
+  CHECK(bench.model.next_sigmas_seen == std::vector<float>{0.75F, 0.25F, 0.0F});
   const at::Tensor noise = random::normal_noise({.seed = 7}, {4, 1, 4, 6});
   CHECK(at::allclose(image, decoded(euler(noise, request.sigmas, 0.5, 0.04)), 0, 1e-6));
 }

@@ -84,6 +84,27 @@ TEST_CASE("The family says which part is which, in any order of the files", "[re
   CHECK(alone[0].detection.component == "dit_low");
 }
 
+TEST_CASE("The family is shown what the model's folder says beside a part", "[recognition]") {
+  const Folder folder;
+  Twins family;
+  std::vector<TensorIndex::Config> said;
+  family.assigns = [&](std::span<FoundPart> parts) {
+    for (const FoundPart& found : parts) said.push_back(found.folder);
+  };
+  for (const char* name : {"transformer", "scheduler"}) test::fs::create_directory(folder / name);
+  const auto dit = write(folder / "transformer/model.safetensors", {"embed.weight"});
+  components_of(family, {dit});
+  REQUIRE(said.size() == 1);
+  CHECK(said[0].empty());
+  test::write_bytes(folder / "scheduler/scheduler_config.json", R"({"shift": 3.0})");
+  test::write_bytes(folder / "model_index.json",
+                    R"({"_class_name": "TwinsPipeline", "transformer": ["diffusers", "Twins"]})");
+  components_of(family, {dit});
+  REQUIRE(said.size() == 2);
+  CHECK(said[1] == TensorIndex::Config{{"scheduler.shift", 3.0},
+                                       {"model_index._class_name", std::string("TwinsPipeline")}});
+}
+
 TEST_CASE("What the user said of a part stays", "[recognition]") {
   const Folder folder;
   Twins family;

@@ -2,7 +2,7 @@
 #include <cstdlib>
 
 #define FAKE_ABI \
-  "sdk=0.1+000000000000 torch=2.10.0 cxx11abi=1 compiler=gcc12 libstdcxx=12 std=202002L"
+  "sdk=" ATELIER_SDK_VERSION "+" ATELIER_SDK_HASH " torch=2.10.0 cxx11abi=1 stdlib=libstdc++"
 #include "fake_plugin.h"
 
 namespace {

@@ -257,7 +257,7 @@ TEST_CASE("Dynamic shifts are on the line of the family", "[timesteps]") {
     CHECK(distance(timesteps, expected, tokens) < 2.0);
   }
   // A family without one has the usual line.
-  CHECK(sampling::shift_factor(sampling::dynamic_shift({&kStretched, 1}), 4096) ==
+  CHECK(sampling::shift_factor(sampling::dynamic_shift({&kStretched, 1}), 4096, 1000) ==
         Approx(std::exp(1.15)));
 }
 

@@ -5,6 +5,7 @@
 #include "atelier/error.h"
 
 #include "support/catch.h"
+#include "support/errors.h"
 
 namespace atelier::sampling {
 namespace {
@@ -65,6 +66,21 @@ TEST_CASE("A constant shift gives the tables of the distilled models", "[schedul
   const auto layered = make_sigmas(constant_schedule(2.5), {.num_steps = 50});
   require_levels(layered, {1, 0.991903, 0.983607});
   require_levels(layered, {0.094340, 0.048544, 0}, 48);
+}
+
+TEST_CASE("A shift may follow tokens and steps by the family's own function", "[schedule]") {
+  ScheduleDefaults schedule;
+  schedule.shift = {.kind = SigmaShift::Kind::kFunction,
+                    .function = [](int64_t tokens, int64_t steps) {
+                      return static_cast<double>(tokens) / static_cast<double>(steps);
+                    }};
+  require_levels(make_sigmas(schedule, {.num_steps = 4, .tokens = 12}), {1, 0.9, 0.75, 0.5, 0});
+  require_levels(make_sigmas(schedule, {.num_steps = 4, .tokens = 4}), {1, 0.75, 0.5, 0.25, 0});
+  require_levels(make_sigmas(schedule, {.num_steps = 4, .tokens = 12, .flow_shift = 1.0}),
+                 {1, 0.75, 0.5, 0.25, 0});
+  CHECK(shift_factor(dynamic_shift({&schedule, 1}), 500, 1000) == 0.5);
+  CHECK(test::error_of([&] { make_sigmas(schedule, {.num_steps = 4, .tokens = 0}); }).code() ==
+        ErrorCode::kInvalidArgument);
 }
 
 TEST_CASE("The user's shift and levels replace those of the schedule", "[schedule]") {

@@ -69,17 +69,46 @@ class ATELIER_API LayerNorm : public Module {
   double eps;
 };
 
-// Weights: "weight" [out, in, kh, kw] and "bias" [out].
+// Norms of groups of channels, (x - mean) / sqrt(variance + eps) * weight + bias, in float32.
+// Weights: "weight" [channels] and "bias" [channels].
+class ATELIER_API GroupNorm : public Module {
+ public:
+  GroupNorm(Module* parent, std::string name, int64_t channels, int64_t groups, double eps = 1e-6);
+  ~GroupNorm() override;
+
+  // x: [B, channels, ...]. `silu`: of the result. Returns the same shape and dtype.
+  at::Tensor forward(const at::Tensor& x, bool silu = false) const;
+
+  WeightPtr weight, bias;
+  int64_t groups;
+  double eps;
+};
+
+// Weights: "weight" [out, in / groups, kernel] and, with bias, "bias" [out].
+class ATELIER_API Conv1d : public Module {
+ public:
+  Conv1d(Module* parent, std::string name, int64_t in, int64_t out, int64_t kernel,
+         ops::ConvOptions options = {}, bool bias = true);
+  ~Conv1d() override;
+
+  // x: [B, in, L]. Returns [B, out, L'].
+  at::Tensor forward(const at::Tensor& x) const;
+
+  WeightPtr weight, bias;  // bias may be null
+  ops::ConvOptions options;
+};
+
+// Weights: "weight" [out, in / groups, kernel, kernel] and, with bias, "bias" [out].
 class ATELIER_API Conv2d : public Module {
  public:
   Conv2d(Module* parent, std::string name, int64_t in, int64_t out, int64_t kernel,
-         ops::ConvOptions options = {});
+         ops::ConvOptions options = {}, bool bias = true);
   ~Conv2d() override;
 
   // x: [B, in, H, W]. Returns [B, out, H', W'].
   at::Tensor forward(const at::Tensor& x) const;
 
-  WeightPtr weight, bias;
+  WeightPtr weight, bias;  // bias may be null
   ops::ConvOptions options;
 };
 

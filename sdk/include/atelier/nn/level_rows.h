@@ -2,6 +2,7 @@
 // of what is computed in each step.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <span>
 #include <utility>
@@ -24,19 +25,25 @@ ATELIER_API at::Tensor of_levels(const Linear& layer, const at::Tensor& rows, in
 // contiguous.
 ATELIER_API at::Tensor of_all_levels(const Linear& layer, const at::Tensor& groups, int64_t levels);
 
-// What the blocks of a denoiser take as the noise level: silu(time), made in each step, or what
-// each block's own layers make of it, computed ahead for a whole schedule. See
+// What a layer reads of time: silu(time), or time as it is.
+enum class TimeActivation { kSilu, kNone };
+
+// What the blocks of a denoiser take as the noise level: time behind an activation, made in each
+// step, or what each block's own layers make of it, computed ahead for a whole schedule. See
 // Model::prepare_levels(). The layers outlive this object.
 class ATELIER_API NoiseLevels {
  public:
   // Time in channels, [B, K] float32, of noise levels [B]: see time_channels() in waves.h.
-  using Channels = at::Tensor (*)(const at::Tensor& sigma_B);
+  using Channels = std::function<at::Tensor(const at::Tensor& sigma_B)>;
 
-  // silu(time) is silu(out(silu(in(channels)))). `end` is what reads it behind the last block.
-  NoiseLevels(Channels channels, const Linear& in, const Linear& out, const Linear& end);
+  // time is out(silu(in(channels))). `end` is what reads it behind the last block.
+  NoiseLevels(Channels channels, const Linear& in, const Linear& out, const Linear& end,
+              TimeActivation end_activation = TimeActivation::kSilu);
 
-  // `layers` of `block` read nothing but silu(time). Blocks are added in running order.
-  void add(Block& block, std::vector<const Linear*> layers);
+  // `layers` of `block` read nothing but time behind `activation`. Blocks are added in running
+  // order.
+  void add(Block& block, std::vector<const Linear*> layers,
+           TimeActivation activation = TimeActivation::kSilu);
 
   // The weights of all blocks' layers.
   std::vector<WeightPtr> weights() const;
@@ -46,17 +53,19 @@ class ATELIER_API NoiseLevels {
   // The noise level of one step, for B samples.
   class ATELIER_API Step {
    public:
-    // What block number `i` of those that were added takes: silu(time), [B, K] or in groups (see
-    // level_groups()), or where levels are prepared what its layers make of it, side by side,
-    // [B, sum of N].
+    // What block number `i` of those that were added takes: time behind its activation, [B, K] or
+    // in groups (see level_groups()), or where levels are prepared what its layers make of it, side
+    // by side, [B, sum of N].
     at::Tensor of_block(size_t i) const;
     at::Tensor of_end() const;  // [B, N]
 
    private:
     friend class NoiseLevels;
+    const at::Tensor& time(TimeActivation activation) const;
+
     const NoiseLevels* levels_ = nullptr;
     std::optional<int64_t> level_;
-    at::Tensor time_;
+    at::Tensor time_, silu_;  // silu_ is undefined where nothing reads it
     int64_t samples_ = 0;
   };
 
@@ -71,11 +80,18 @@ class ATELIER_API NoiseLevels {
     std::vector<at::Tensor> blocks;  // [count, sum of N]
     at::Tensor end;                  // [count, N]
   };
-  at::Tensor time_rows(const at::Tensor& sigma_B, at::ScalarType dtype) const;
+  struct Reader {
+    Block* block;
+    std::vector<const Linear*> layers;
+    TimeActivation activation;
+  };
+  // Time of these levels, and silu(time): rows, or outside training groups of them.
+  Step time_rows(const at::Tensor& sigma_B, at::ScalarType dtype) const;
 
   Channels channels_;
   const Linear &in_, &out_, &end_;
-  std::vector<std::pair<Block*, std::vector<const Linear*>>> blocks_;
+  TimeActivation end_activation_;
+  std::vector<Reader> blocks_;
   Prepared prepared_;
 };
 

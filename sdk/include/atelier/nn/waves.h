@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -33,7 +34,15 @@ ATELIER_API at::Tensor rope_angles(const at::Tensor& positions_N, int64_t channe
 ATELIER_API Waves row_waves(const Segments& rows, int64_t head_dim, double theta,
                             at::Device device);
 
-// Keeps the tables that were made last, by what they were made for. Not thread-safe.
+// Positions on several axes turn a head by the base `theta`: the first axis its first channels, and
+// so on. positions_NA: float32 or float64, one column an axis; `channels` are those of each axis,
+// all even. Computed in its dtype on its device. Returns [N, sum of channels / 2] float32 each, on
+// `device`. Throws Error{kInvalidArgument} where columns and `channels` are not as many.
+ATELIER_API Waves axis_waves(const at::Tensor& positions_NA, std::span<const int64_t> channels,
+                             double theta, at::Device device);
+
+// Keeps the tables that were made last, by what they were made for; the device is part of that, as
+// models also run without values on a device of their own. Not thread-safe.
 template <class Key, class Table>
 class RecentTables {
  public:

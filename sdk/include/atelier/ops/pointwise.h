@@ -20,8 +20,8 @@ ATELIER_API void set_kernels(Kernels kernels);
 ATELIER_API Kernels kernels();
 
 // LayerNorm without affine, then modulated: (x - mean) / sqrt(var + eps) * (1 + scale) + shift.
-// x: [N, D]; shift, scale: [S, D] of one dtype, one row per sample, may be strided views. Returns
-// [N, D].
+// x: [N, D]; shift, scale: [S, D] of one dtype, one row per sample, may be strided views; shift may
+// be undefined: without it. Returns [N, D].
 ATELIER_API at::Tensor norm_modulate(const at::Tensor& x, const at::Tensor& shift,
                                      const at::Tensor& scale, const Segments& rows,
                                      double eps = 1e-6);

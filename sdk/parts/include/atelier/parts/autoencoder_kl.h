@@ -1,4 +1,5 @@
-// The image autoencoder: images to latents of 16 channels and back.
+// AutoencoderKL, the image autoencoder of Stable Diffusion, FLUX.1, Lumina 2 and Z-Image: 2 pixels
+// to the power of its levels less one a latent cell along each side.
 #pragma once
 
 #include <memory>
@@ -8,12 +9,13 @@
 
 #include "atelier/architecture.h"
 #include "atelier/component_model.h"
+#include "atelier/config_fields.h"
 #include "atelier/nn/layers.h"
 
-namespace lumina2 {
+namespace atelier::parts {
 
-// The defaults are those of the published autoencoder, for what shapes do not tell.
-struct AutoencoderConfig {
+// The defaults are those of FLUX.1's, for what shapes do not tell.
+struct AutoencoderKLConfig {
   int64_t channels = 16;                               // of the latents
   std::vector<int64_t> widths = {128, 256, 512, 512};  // of each level, finest first
   int64_t res_blocks = 2;  // of an encoder level; a decoder level has one more
@@ -39,30 +41,45 @@ struct AutoencoderConfig {
 // Says whether a checkpoint holds such an autoencoder, as the component "vae". Its variant is left
 // empty. Spellings: "diffusers" (encoder.down_blocks.0.…) and "original" (encoder.down.0.…;
 // ComfyUI's too), behind no prefix, "vae." or "first_stage_model.".
-std::optional<atelier::Detection> detect_autoencoder(const atelier::TensorIndex& checkpoint);
+std::optional<Detection> detect_autoencoder_kl(const TensorIndex& checkpoint);
 
-// The weight table of a detection, by its spelling; see ModelFamily::weight_map.
-atelier::WeightMap autoencoder_map(const atelier::Detection& part);
+// See ModelFamily.
+ConfigFields autoencoder_kl_fields(const Detection& part);
+WeightMap autoencoder_kl_map(const Detection& part);
 
-class AutoencoderHalf;
+// A small one of 16 latent channels, for tests, whose numbers shapes alone tell.
+Detection tiny_autoencoder_kl();
 
-class Autoencoder final : public atelier::Autoencoder {
+class AutoencoderKLHalf;
+
+class AutoencoderKL final : public Autoencoder {
  public:
-  explicit Autoencoder(const AutoencoderConfig& config);
-  ~Autoencoder() override;
+  explicit AutoencoderKL(const AutoencoderKLConfig& config);
+  ~AutoencoderKL() override;
 
   // The mean of the latents, shifted and scaled. T is 1.
-  at::Tensor encode(const at::Tensor& pixels_BCTHW, atelier::BlockRunner& runner) const override;
-  void decode(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner,
-              const atelier::FrameSink& sink) const override;
+  at::Tensor encode(const at::Tensor& pixels_BCTHW, BlockRunner& runner) const override;
+  void decode(const at::Tensor& latents_BCTHW, BlockRunner& runner,
+              const FrameSink& sink) const override;
 
   int64_t channels() const override { return config_.channels; }
   int64_t spatial_stride() const override { return int64_t{1} << (config_.widths.size() - 1); }
 
  private:
-  AutoencoderConfig config_;
-  std::unique_ptr<AutoencoderHalf> encoder_, decoder_;
-  std::unique_ptr<atelier::nn::Conv2d> quant_conv_, post_quant_conv_;
+  AutoencoderKLConfig config_;
+  std::unique_ptr<AutoencoderKLHalf> encoder_, decoder_;
+  std::unique_ptr<nn::Conv2d> quant_conv_, post_quant_conv_;
 };
 
-}  // namespace lumina2
+// The row of a family whose VAE it is.
+constexpr ComponentRow autoencoder_kl_row(std::string_view help) {
+  return {.spec = {.name = "vae", .role = Role::kVae, .help = help},
+          .detect = detect_autoencoder_kl,
+          .config_fields = autoencoder_kl_fields,
+          .weight_map = autoencoder_kl_map,
+          .make = make_part<AutoencoderKL, AutoencoderKLConfig>,
+          .tiny = tiny_autoencoder_kl,
+          .spellings = {"diffusers", "original"}};
+}
+
+}  // namespace atelier::parts

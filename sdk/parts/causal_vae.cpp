@@ -1,6 +1,6 @@
 // Shape letters: B clips, C channels, T frames, H and W height and width, F frames of all clips:
 // those of a clip stand together. What works within a frame sees [F, C, H, W].
-#include "shared/causal_vae.h"
+#include "atelier/parts/causal_vae.h"
 
 #include <algorithm>
 
@@ -13,7 +13,7 @@
 #include "atelier/ops/conv.h"
 #include "atelier/ops/pointwise.h"
 
-namespace atelier::shared {
+namespace atelier::parts {
 
 using nn::Module;
 
@@ -493,4 +493,4 @@ void CausalVae::decode(const at::Tensor& latents_BCTHW, BlockRunner& runner,
   }
 }
 
-}  // namespace atelier::shared
+}  // namespace atelier::parts

@@ -1,5 +1,5 @@
 // Shape letters: B images, C channels, H and W height and width.
-#include "autoencoder.h"
+#include "atelier/parts/autoencoder_kl.h"
 
 #include <ATen/ATen.h>
 
@@ -7,108 +7,14 @@
 #include "atelier/ops/conv.h"
 #include "atelier/ops/linear.h"
 #include "atelier/ops/pointwise.h"
-#include "atelier/part_view.h"
 
-namespace lumina2 {
+namespace atelier::parts {
 
-using atelier::Block;
-using atelier::Detection;
-using atelier::PartView;
-using atelier::TensorIndex;
-using atelier::Tensors;
-using atelier::nn::Conv2d;
-using atelier::nn::Module;
-namespace ops = atelier::ops;
+using nn::Conv2d;
+using nn::GroupNorm;
+using nn::Module;
 
 namespace {
-
-constexpr double kEps = 1e-6;
-
-// Names of the two spellings that tell the architecture.
-struct Spelling {
-  const char* name;
-  const char* level;      // of the encoder
-  const char* up_level;   // of the decoder
-  const char* res;        // of a level
-  const char* attention;  // of a level: the first one's queries
-  const char* middle;     // queries in the middle of the encoder
-};
-constexpr Spelling kSpellings[] = {
-    {"diffusers", "encoder.down_blocks.", "decoder.up_blocks.", ".resnets.",
-     ".attentions.0.to_q.weight", "encoder.mid_block.attentions.0.to_q.weight"},
-    {"original", "encoder.down.", "decoder.up.", ".block.", ".attn.0.q.weight",
-     "encoder.mid.attn_1.q.weight"},
-};
-constexpr const char* kPrefixes[] = {"", "vae.", "first_stage_model."};
-
-// Where attention is, and how its products are stored.
-void read_attention(const PartView& view, const Spelling& spelling, AutoencoderConfig& c) {
-  const auto attends = [&](const std::string& queries) {
-    const atelier::TensorMeta* found = view.index().find(view.prefix() + queries);
-    c.conv_attention = c.conv_attention || (found != nullptr && found->shape.size() == 4);
-    return found != nullptr;
-  };
-  const bool is_original = spelling.name == std::string_view("original");
-  const auto levels = std::ssize(c.widths);
-  for (int64_t level = 0; level < levels; ++level) {
-    // The original spelling counts the decoder's levels from the finest.
-    const int64_t up = is_original ? levels - 1 - level : level;
-    c.down_attention.push_back(
-        attends(spelling.level + std::to_string(level) + spelling.attention));
-    c.up_attention.push_back(attends(spelling.up_level + std::to_string(up) + spelling.attention));
-  }
-  c.mid_attention = attends(spelling.middle);
-}
-
-AutoencoderConfig read_config(const PartView& view, const Spelling& spelling) {
-  const TensorIndex& index = view.index();
-  AutoencoderConfig c;
-  c.widths.clear();
-  for (int64_t level = 0;; ++level) {
-    const std::string res = spelling.level + std::to_string(level) + spelling.res;
-    const int64_t blocks = view.block_count(res + "{}.conv1.weight");
-    if (blocks == 0) break;
-    if (level == 0) c.res_blocks = blocks;
-    c.widths.push_back(view.dim(res + "0.conv1.weight", 0));
-  }
-  c.channels = view.dim("decoder.conv_in.weight", 1);
-  view.require_config(
-      c.channels == 16 && c.res_blocks == 2 && c.widths == AutoencoderConfig().widths,
-      "norm_num_groups, scaling_factor and shift_factor");
-  c.groups = index.config_integer("norm_num_groups").value_or(c.groups);
-  read_attention(view, spelling, c);
-  c.quant_conv = view.contains("quant_conv.weight");
-  c.post_quant_conv = view.contains("post_quant_conv.weight");
-  c.scale = index.config_real("scaling_factor").value_or(c.scale);
-  c.shift =
-      index.has_null("shift_factor") ? 0 : index.config_real("shift_factor").value_or(c.shift);
-  for (const int64_t width : c.widths) {
-    if (c.groups < 1 || width % c.groups != 0 || !(c.scale > 0)) {
-      view.refuse("has a level of width " + std::to_string(width) + " and norms of " +
-                      std::to_string(c.groups) + " groups",
-                  "put its own config.json with norm_num_groups beside it");
-    }
-  }
-  return c;
-}
-
-class GroupNorm final : public Module {
- public:
-  GroupNorm(Module* parent, std::string name, int64_t channels, int64_t groups)
-      : Module(parent, std::move(name)),
-        weight_(declare("weight", {channels})),
-        bias_(declare("bias", {channels})),
-        groups_(groups) {}
-  ~GroupNorm() override = default;
-
-  at::Tensor forward(const at::Tensor& x, bool silu) const {
-    return ops::group_norm(x, weight_->draw(), bias_->draw(), groups_, kEps, silu);
-  }
-
- private:
-  atelier::WeightPtr weight_, bias_;
-  int64_t groups_;
-};
 
 // norm, SiLU, convolution, twice, and the way around them. Input and output: [B, C, H, W].
 class ResBlock final : public Block {
@@ -155,13 +61,13 @@ class Projection final : public Module {
   }
 
  private:
-  atelier::WeightPtr weight_, bias_;
+  WeightPtr weight_, bias_;
 };
 
 // One head over all cells of an image. Input and output: [B, C, H, W].
 class AttentionBlock final : public Block {
  public:
-  AttentionBlock(Module* parent, std::string name, int64_t width, const AutoencoderConfig& c)
+  AttentionBlock(Module* parent, std::string name, int64_t width, const AutoencoderKLConfig& c)
       : Block(parent, std::move(name)),
         norm_(this, "group_norm", width, c.groups),
         q_(this, "to_q", width, c.conv_attention),
@@ -179,7 +85,7 @@ class AttentionBlock final : public Block {
       return layer.forward(h).reshape({B * H * W, 1, C});
     };
     const at::Tensor out =
-        ops::attention(rows(q_), rows(k_), rows(v_), atelier::Segments::uniform(B, H * W));
+        ops::attention(rows(q_), rows(k_), rows(v_), Segments::uniform(B, H * W));
     return {x + out_.forward(out.view({B, H, W, C})).permute({0, 3, 1, 2})};
   }
 
@@ -214,41 +120,12 @@ at::ScalarType wide(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// The original spelling of a weight's path. The decoder counts its levels from the finest.
-std::string original_name(std::string path, int64_t levels) {
-  static constexpr atelier::Renamed kParts[] = {
-      {".mid_block.resnets.0.", ".mid.block_1."},
-      {".mid_block.resnets.1.", ".mid.block_2."},
-      {".mid_block.attentions.0.", ".mid.attn_1."},
-      {".attentions.", ".attn."},
-      {".group_norm.", ".norm."},
-      {".to_q.", ".q."},
-      {".to_k.", ".k."},
-      {".to_v.", ".v."},
-      {".to_out.0.", ".proj_out."},
-      {".conv_norm_out.", ".norm_out."},
-      {".down_blocks.", ".down."},
-      {".downsamplers.0.conv.", ".downsample.conv."},
-      {".upsamplers.0.conv.", ".upsample.conv."},
-      {".resnets.", ".block."},
-      {".conv_shortcut.", ".nin_shortcut."},
-  };
-  path = atelier::renamed(std::move(path), kParts);
-  constexpr std::string_view kUp = ".up_blocks.";
-  const size_t at = path.find(kUp);
-  if (at == std::string::npos) return path;
-  size_t digits = 0;
-  const int64_t level = levels - 1 - std::stoll(path.substr(at + kUp.size()), &digits);
-  return path.substr(0, at) + ".up." + std::to_string(level) +
-         path.substr(at + kUp.size() + digits);
-}
-
 }  // namespace
 
 // What encoder and decoder share: a convolution, a stack of blocks, norm and convolution.
-class AutoencoderHalf final : public Module {
+class AutoencoderKLHalf final : public Module {
  public:
-  AutoencoderHalf(Module* parent, std::string name, const AutoencoderConfig& c, bool encoder)
+  AutoencoderKLHalf(Module* parent, std::string name, const AutoencoderKLConfig& c, bool encoder)
       : Module(parent, std::move(name)),
         conv_in_(this, "conv_in", encoder ? 3 : c.channels,
                  encoder ? c.widths.front() : c.widths.back(), 3, {.padding = 1}),
@@ -263,10 +140,10 @@ class AutoencoderHalf final : public Module {
       add_up(c);
     }
   }
-  ~AutoencoderHalf() override = default;
+  ~AutoencoderKLHalf() override = default;
 
   // x: [B, C, H, W], channels-last.
-  at::Tensor forward(const at::Tensor& x, atelier::BlockRunner& runner) const {
+  at::Tensor forward(const at::Tensor& x, BlockRunner& runner) const {
     at::Tensor h = conv_in_.forward(x);
     for (const auto& block : blocks_) h = runner.run(*block, {h})[0];
     return conv_out_.forward(norm_out_.forward(h, /*silu=*/true));
@@ -275,19 +152,19 @@ class AutoencoderHalf final : public Module {
   at::TensorOptions options() const { return conv_in_.weight->draw().options(); }
 
  private:
-  void add_res(const std::string& name, int64_t in, int64_t out, const AutoencoderConfig& c) {
+  void add_res(const std::string& name, int64_t in, int64_t out, const AutoencoderKLConfig& c) {
     blocks_.push_back(std::make_unique<ResBlock>(this, name, in, out, c.groups));
   }
-  void add_attention(const std::string& name, int64_t width, const AutoencoderConfig& c) {
+  void add_attention(const std::string& name, int64_t width, const AutoencoderKLConfig& c) {
     blocks_.push_back(std::make_unique<AttentionBlock>(this, name, width, c));
   }
-  void add_middle(const AutoencoderConfig& c) {
+  void add_middle(const AutoencoderKLConfig& c) {
     const int64_t width = c.widths.back();
     add_res("mid_block.resnets.0", width, width, c);
     if (c.mid_attention) add_attention("mid_block.attentions.0", width, c);
     add_res("mid_block.resnets.1", width, width, c);
   }
-  void add_down(const AutoencoderConfig& c) {
+  void add_down(const AutoencoderKLConfig& c) {
     int64_t width = c.widths.front();
     for (size_t i = 0; i < c.widths.size(); ++i) {
       const std::string level = "down_blocks." + std::to_string(i);
@@ -302,7 +179,7 @@ class AutoencoderHalf final : public Module {
           std::make_unique<Resample>(this, level + ".downsamplers.0", width, /*down=*/true));
     }
   }
-  void add_up(const AutoencoderConfig& c) {
+  void add_up(const AutoencoderKLConfig& c) {
     int64_t width = c.widths.back();
     for (size_t i = 0; i < c.widths.size(); ++i) {
       const std::string level = "up_blocks." + std::to_string(i);
@@ -324,45 +201,19 @@ class AutoencoderHalf final : public Module {
   std::vector<std::unique_ptr<Block>> blocks_;
 };
 
-std::optional<Detection> detect_autoencoder(const TensorIndex& checkpoint) {
-  for (const char* prefix : kPrefixes) {
-    for (const Spelling& spelling : kSpellings) {
-      const std::string first = std::string(prefix) + spelling.level + "0" + spelling.res;
-      if (!checkpoint.contains(first + "0.conv1.weight")) continue;
-      // With convolutions on the latents it is another model's, unless a config says how its
-      // latents are scaled.
-      if (checkpoint.contains(std::string(prefix) + "quant_conv.weight") &&
-          !checkpoint.config().contains("scaling_factor"))
-        continue;
-      const PartView view(checkpoint, prefix, "VAE");
-      return atelier::detection_of("vae", spelling.name, read_config(view, spelling), prefix);
-    }
-  }
-  return std::nullopt;
-}
-
-atelier::WeightMap autoencoder_map(const Detection& part) {
-  const auto config = atelier::config_of<AutoencoderConfig>(part);
-  Autoencoder autoencoder(config);
-  if (part.spelling != "original") return atelier::named_weights(autoencoder);
-  return atelier::named_weights(autoencoder, [&](const std::string& path) {
-    return original_name(path, std::ssize(config.widths));
-  });
-}
-
-Autoencoder::Autoencoder(const AutoencoderConfig& c)
-    : atelier::Autoencoder(nullptr, "vae"),
+AutoencoderKL::AutoencoderKL(const AutoencoderKLConfig& c)
+    : Autoencoder(nullptr, "vae"),
       config_(c),
-      encoder_(std::make_unique<AutoencoderHalf>(this, "encoder", c, /*encoder=*/true)),
-      decoder_(std::make_unique<AutoencoderHalf>(this, "decoder", c, /*encoder=*/false)) {
+      encoder_(std::make_unique<AutoencoderKLHalf>(this, "encoder", c, /*encoder=*/true)),
+      decoder_(std::make_unique<AutoencoderKLHalf>(this, "decoder", c, /*encoder=*/false)) {
   if (c.quant_conv)
     quant_conv_ = std::make_unique<Conv2d>(this, "quant_conv", 2 * c.channels, 2 * c.channels, 1);
   if (c.post_quant_conv)
     post_quant_conv_ = std::make_unique<Conv2d>(this, "post_quant_conv", c.channels, c.channels, 1);
 }
-Autoencoder::~Autoencoder() = default;
+AutoencoderKL::~AutoencoderKL() = default;
 
-at::Tensor Autoencoder::encode(const at::Tensor& pixels_BCTHW, atelier::BlockRunner& runner) const {
+at::Tensor AutoencoderKL::encode(const at::Tensor& pixels_BCTHW, BlockRunner& runner) const {
   const at::TensorOptions options = encoder_->options();
   const at::ScalarType dtype = options.dtype().toScalarType();
   const at::Tensor x = pixels_BCTHW.select(2, 0)
@@ -374,8 +225,8 @@ at::Tensor Autoencoder::encode(const at::Tensor& pixels_BCTHW, atelier::BlockRun
   return ((mean - config_.shift) * config_.scale).to(dtype).contiguous().unsqueeze(2);
 }
 
-void Autoencoder::decode(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner,
-                         const atelier::FrameSink& sink) const {
+void AutoencoderKL::decode(const at::Tensor& latents_BCTHW, BlockRunner& runner,
+                           const FrameSink& sink) const {
   const at::TensorOptions options = decoder_->options();
   const at::ScalarType dtype = options.dtype().toScalarType();
   const at::Tensor z = latents_BCTHW.select(2, 0).to(options.device(), wide(dtype));
@@ -386,4 +237,4 @@ void Autoencoder::decode(const at::Tensor& latents_BCTHW, atelier::BlockRunner& 
   sink(at::clamp(y, -1.0, 1.0).to(at::kFloat).contiguous().unsqueeze(2));
 }
 
-}  // namespace lumina2
+}  // namespace atelier::parts

@@ -4,10 +4,9 @@
 
 #include "atelier/error.h"
 #include "atelier/part_view.h"
+#include "atelier/parts/causal_vae.h"
 
-#include "shared/causal_vae.h"
-
-namespace atelier::shared {
+namespace atelier::parts {
 
 const std::vector<double> kCausalVaeMean = {-0.7571, -0.7089, -0.9113, 0.1075,  -0.1745, 0.9653,
                                             -0.1517, 1.5508,  0.4134,  -0.0715, 0.5517,  -0.3632,
@@ -270,4 +269,4 @@ WeightMap causal_vae_map(const Detection& part) {
   return named_weights(vae, [&](const std::string& path) { return original_name(path, config); });
 }
 
-}  // namespace atelier::shared
+}  // namespace atelier::parts

@@ -14,7 +14,7 @@
 
 #include "atelier/component_model.h"
 
-namespace atelier::shared {
+namespace atelier::parts {
 
 struct CausalVaeConfig {
   int64_t channels;               // of the latents
@@ -91,4 +91,4 @@ class CausalVae final : public Autoencoder {
   std::unique_ptr<CausalVaeHalf> decoder_;
 };
 
-}  // namespace atelier::shared
+}  // namespace atelier::parts

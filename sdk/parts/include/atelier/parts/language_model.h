@@ -1,0 +1,106 @@
+// Decoder-only language models that read prompts: Qwen2, Qwen3, Llama and Mistral. Their hidden
+// states are used, their heads are not.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "atelier/component_model.h"
+#include "atelier/config_fields.h"
+
+namespace atelier::parts {
+
+struct LanguageModelConfig {
+  int64_t layers;  // as published; LanguageModel runs those that its states need
+  int64_t width, heads, kv_heads, head_dim, mlp_width, vocabulary;
+  bool qkv_bias;    // of queries, keys and values, as Qwen2 has them
+  bool head_norms;  // RMS norms of queries and keys, as Qwen3 has them
+  int64_t window;   // tokens that some layers look back, the token itself among them; 0: none
+  std::vector<bool> windowed;  // of each layer
+  double rope_theta, eps;
+  // What is given, side by side, as transformers counts `hidden_states`: 0 are the embeddings, 9 is
+  // behind 9 layers, and behind the last layer the last norm follows. Negative ones count from the
+  // end: -1 is behind the last norm, -2 in front of the last layer.
+  std::vector<int64_t> states;
+
+  int64_t layers_before(int64_t state) const { return state < 0 ? layers + 1 + state : state; }
+  int64_t layers_run() const;
+
+  template <class Fields>
+  void visit(Fields&& fields) {
+    fields("layers", layers), fields("width", width), fields("heads", heads);
+    fields("kv_heads", kv_heads), fields("head_dim", head_dim), fields("mlp_width", mlp_width);
+    fields("vocabulary", vocabulary), fields("qkv_bias", qkv_bias);
+    fields("head_norms", head_norms), fields("window", window), fields("windowed", windowed);
+    fields("rope_theta", rope_theta), fields("eps", eps), fields("states", states);
+  }
+};
+
+// Which model a family reads prompts with, and what of it.
+struct LanguageModelUse {
+  // What `model_type` of its config may be, of "qwen2", "qwen3", "llama" and "mistral". A file
+  // without a config is told by its tensors.
+  std::span<const std::string_view> model_types;
+  std::span<const int64_t> states;  // see LanguageModelConfig
+  // Widths of the published model, whose rope_theta and epsilon a file without a config has.
+  int64_t published_width = 0, published_mlp_width = 0;
+  double rope_theta = 10000, eps = 1e-6;
+  std::string_view component = "text_encoder";
+};
+
+// Says whether a checkpoint holds such a model. Its variant is left empty. Spellings:
+// "transformers" (layers.0.…) and "causal_lm" (model.layers.0.…), behind no prefix or the
+// component's name. Throws Error{kInvalidArgument} when shapes and config.json contradict each
+// other, and Error{kUnsupported} for quantised files.
+std::optional<Detection> detect_language_model(const TensorIndex& checkpoint,
+                                               const LanguageModelUse& use);
+inline constexpr std::array<const char*, 2> kLanguageModelSpellings = {"transformers", "causal_lm"};
+
+// See ModelFamily.
+ConfigFields language_model_fields(const Detection& part, const LanguageModelUse& use);
+WeightMap language_model_map(const Detection& part);
+
+// A small one for tests, whose numbers shapes alone tell where they are those of `use`; its width
+// is kTinyLanguageModelWidth for each state.
+inline constexpr int64_t kTinyLanguageModelWidth = 32;
+Detection tiny_language_model(const LanguageModelUse& use);
+
+class LanguageModelLayer;
+
+// Weights are called as transformers calls them.
+class LanguageModel final : public TextEncoder {
+ public:
+  explicit LanguageModel(const LanguageModelConfig& config);
+  ~LanguageModel() override;
+
+  at::Tensor forward(const at::Tensor& ids_N, const Segments& rows, BlockRunner& runner) override;
+
+  int64_t vocabulary() const override { return config_.vocabulary; }
+  int64_t width() const override { return config_.width * std::ssize(config_.states); }
+
+ private:
+  LanguageModelConfig config_;
+  nn::Embedding embed_tokens_;
+  std::vector<std::unique_ptr<LanguageModelLayer>> layers_;
+  std::unique_ptr<nn::RMSNorm> norm_;  // null: no state is behind it
+};
+
+// The row of a family that reads prompts with it. `use` is static.
+template <const LanguageModelUse& use>
+constexpr ComponentRow language_model_row(std::string_view help,
+                                          std::string_view tokenizer = "tokenizer") {
+  return {.spec = {.name = use.component, .role = Role::kTextEncoder, .help = help},
+          .detect = [](const TensorIndex& in) { return detect_language_model(in, use); },
+          .config_fields = [](const Detection& part) { return language_model_fields(part, use); },
+          .weight_map = language_model_map,
+          .make = make_part<LanguageModel, LanguageModelConfig>,
+          .tiny = [] { return tiny_language_model(use); },
+          .spellings = {kLanguageModelSpellings[0], kLanguageModelSpellings[1]},
+          .tokenizer = tokenizer};
+}
+
+}  // namespace atelier::parts

@@ -1,0 +1,190 @@
+// How files hold language models: names, shapes, config.
+#include <algorithm>
+
+#include "atelier/part_view.h"
+#include "atelier/parts/language_model.h"
+
+namespace atelier::parts {
+namespace {
+
+// What stands before the names of a spelling's tensors.
+std::string stem_of(std::string_view spelling) {
+  return spelling == "causal_lm" ? "model." : "";
+}
+
+// The model_type of a checkpoint, by its config or else by its tensors: Llama's tensors are
+// Mistral's. Empty: another architecture's.
+std::string model_type_of(const PartView& view) {
+  constexpr std::string_view kLayer = "layers.0.";
+  const auto has = [&](std::string_view name) {
+    return view.contains(std::string(kLayer).append(name));
+  };
+  // Gemma has further norms, Cohere and others lack the second one.
+  if (has("pre_feedforward_layernorm.weight") || !has("post_attention_layernorm.weight") ||
+      !has("mlp.gate_proj.weight"))
+    return "";
+  if (const auto said = view.index().config().find("model_type");
+      said != view.index().config().end())
+    return std::holds_alternative<std::string>(said->second) ? std::get<std::string>(said->second)
+                                                             : "";
+  if (has("self_attn.q_norm.weight")) return "qwen3";
+  return has("self_attn.q_proj.bias") ? "qwen2" : "llama";
+}
+
+// Layers as published. A file that was saved here lacks what is not run: the norm, and the layers
+// behind the last state that is counted from the end.
+int64_t published_layers(const PartView& view, const LanguageModelUse& use) {
+  const int64_t there = view.block_count("layers.{}.self_attn.q_proj.weight");
+  int64_t unused = INT64_MAX;
+  for (const int64_t state : use.states) unused = std::min(unused, state < 0 ? -1 - state : 0);
+  const int64_t whole = view.contains("norm.weight") ? there : there + unused;
+  const int64_t said = view.index().config_integer("num_hidden_layers").value_or(whole);
+  if (there > said || there < said - unused)
+    view.refuse(
+        "has " + std::to_string(there) + " layers, num_hidden_layers is " + std::to_string(said),
+        kOwnConfig);
+  return said;
+}
+
+constexpr int64_t kWindowOfMistral = 4096;  // where its config does not say it
+
+// Layers of Qwen have windows where a flag says so, from one on; those of Mistral have, and Llama
+// knows none.
+void read_windows(const PartView& view, const std::string& model_type, LanguageModelConfig& c) {
+  const TensorIndex& index = view.index();
+  c.windowed.assign(static_cast<size_t>(c.layers), false);
+  const bool is_mistral = model_type == "mistral";
+  if (!is_mistral && index.config_flag("use_sliding_window") != true) return;
+  if (index.has_null("sliding_window")) return;
+  c.window = index.config_integer("sliding_window").value_or(is_mistral ? kWindowOfMistral : 0);
+  if (c.window == 0) return;
+  if (const auto said = view.layer_windows("layer_types", c.layers)) {
+    c.windowed = *said;
+  } else {
+    const int64_t first = index.config_integer("max_window_layers").value_or(0);
+    for (int64_t i = first; i < c.layers; ++i) c.windowed[static_cast<size_t>(i)] = true;
+  }
+}
+
+LanguageModelConfig read_config(const PartView& view, const LanguageModelUse& use) {
+  const TensorIndex& index = view.index();
+  const std::string queries = "layers.0.self_attn.q_proj.weight",
+                    keys = "layers.0.self_attn.k_proj.weight",
+                    norm = "layers.0.self_attn.q_norm.weight";
+  LanguageModelConfig c{};
+  c.layers = published_layers(view, use);
+  c.vocabulary = view.dim("embed_tokens.weight", 0);
+  c.width = view.dim("embed_tokens.weight", 1);
+  c.mlp_width = view.dim("layers.0.mlp.gate_proj.weight", 0);
+  c.qkv_bias = view.contains("layers.0.self_attn.q_proj.bias");
+  c.head_norms = view.contains(norm);
+  view.require_config(c.width == use.published_width && c.mlp_width == use.published_mlp_width,
+                      "head_dim, num_attention_heads, rope_theta and rms_norm_eps");
+  if (c.head_norms) {
+    c.head_dim = view.dim(norm, 0);
+  } else if (const auto said = index.config_integer("head_dim")) {
+    c.head_dim = *said;
+  } else if (const auto heads = index.config_integer("num_attention_heads")) {
+    c.head_dim = view.parts(queries, 0, *heads, kOwnConfig);
+  } else {
+    c.head_dim = 128;
+  }
+  c.heads = view.parts(queries, 0, c.head_dim, kOwnConfig);
+  c.kv_heads = view.parts(keys, 0, c.head_dim, kOwnConfig);
+  view.check_heads(c.heads, c.kv_heads, c.head_dim);
+  read_windows(view, model_type_of(view), c);
+  c.rope_theta = rope_theta(index).value_or(use.rope_theta);
+  c.eps = index.config_real("rms_norm_eps").value_or(use.eps);
+  if (!(c.rope_theta > 0) || !(c.eps >= 0) || c.window < 0)
+    view.refuse("has rope_theta, rms_norm_eps or sliding_window below 0 in its config", kOwnConfig);
+  c.states.assign(use.states.begin(), use.states.end());
+  for (const int64_t state : c.states) {
+    if (c.layers_before(state) < 0 || c.layers_before(state) > c.layers)
+      view.refuse("has " + std::to_string(c.layers) + " layers, and state " +
+                  std::to_string(state) + " is used");
+  }
+  return c;
+}
+
+}  // namespace
+
+std::optional<Detection> detect_language_model(const TensorIndex& checkpoint,
+                                               const LanguageModelUse& use) {
+  const std::string own = std::string(use.component) + ".";
+  for (const std::string& prefix : {std::string(), own}) {
+    for (const char* spelling : kLanguageModelSpellings) {
+      const std::string stem = prefix + stem_of(spelling);
+      if (!checkpoint.contains(stem + "layers.0.self_attn.q_proj.weight") ||
+          !checkpoint.contains(stem + "embed_tokens.weight"))
+        continue;
+      const PartView view(checkpoint, stem, "text encoder");
+      if (std::ranges::find(use.model_types, model_type_of(view)) == use.model_types.end())
+        continue;
+      view.refuse_quantised();
+      return detection_of(std::string(use.component), spelling, read_config(view, use), prefix);
+    }
+  }
+  return std::nullopt;
+}
+
+Detection tiny_language_model(const LanguageModelUse& use) {
+  constexpr int64_t kLayers = 3;
+  LanguageModelConfig c = {.layers = kLayers,
+                           .width = kTinyLanguageModelWidth,
+                           .heads = 4,
+                           .kv_heads = 2,
+                           .head_dim = 16,
+                           .mlp_width = 48,
+                           .vocabulary = 512,
+                           .qkv_bias = use.model_types.front() == "qwen2",
+                           .head_norms = use.model_types.front() == "qwen3",
+                           .window = 0,
+                           .windowed = std::vector<bool>(kLayers, false),
+                           .rope_theta = use.rope_theta,
+                           .eps = use.eps,
+                           .states = {use.states.begin(), use.states.end()}};
+  for (int64_t& state : c.states) state = std::clamp<int64_t>(state, -1 - kLayers, kLayers);
+  return detection_of(std::string(use.component), "transformers", std::move(c));
+}
+
+ConfigFields language_model_fields(const Detection& part, const LanguageModelUse& use) {
+  const auto c = config_of<LanguageModelConfig>(part);
+  const std::vector<ConfigValue> kv_heads = c.kv_heads == c.heads
+                                                ? std::vector<ConfigValue>{c.kv_heads, nullptr}
+                                                : std::vector<ConfigValue>{c.kv_heads};
+  std::vector<ConfigValue> types;
+  for (const std::string_view type : use.model_types) types.emplace_back(std::string(type));
+  ConfigFields fields;
+  fields.of_transformers(std::move(types))
+      .rope_of_transformers()
+      .told("vocab_size", {c.vocabulary})
+      .told("hidden_size", {c.width})
+      .told("intermediate_size", {c.mlp_width})
+      .told("num_attention_heads", {c.heads})
+      .told("num_key_value_heads", kv_heads)
+      .told("attention_bias", {c.qkv_bias})
+      .fixed("mlp_bias", {false})
+      .fixed("hidden_act", {"silu", "swish"})
+      .read({"num_hidden_layers", "head_dim", "rms_norm_eps"})
+      .read({.name = "use_sliding_window", .values = {nullptr, false}})
+      .read({.name = "sliding_window", .values = {nullptr}})
+      .read({.name = "max_window_layers"})
+      .read({.name = "layer_types", .values = {nullptr}})
+      .ignored({"pretraining_tp"});
+  return fields;
+}
+
+WeightMap language_model_map(const Detection& part) {
+  const auto c = config_of<LanguageModelConfig>(part);
+  const std::string stem = stem_of(part.spelling);
+  LanguageModel model(c);
+  WeightMap map = named_weights(model, [&](const std::string& path) { return stem + path; });
+  const int64_t last = c.layers_run();
+  for (int64_t i = last; i < c.layers; ++i)
+    map.push_back({.from = stem + "layers." + std::to_string(i) + ".*"});
+  if (last < c.layers) map.push_back({.from = stem + "norm.weight"});
+  map.push_back({.from = "lm_head.weight"});
+  return map;
+}
+
+}  // namespace atelier::parts

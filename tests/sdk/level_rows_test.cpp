@@ -1,0 +1,79 @@
+#include "atelier/nn/level_rows.h"
+
+#include "atelier/nn/waves.h"
+
+#include "support/models.h"
+#include "support/tensors.h"
+
+namespace atelier::nn {
+namespace {
+
+struct Modulated final : Block {
+  Linear scale, shift;
+  Modulated(Module* parent, std::string name)
+      : Block(parent, std::move(name)), scale(this, "scale", 6, 3), shift(this, "shift", 6, 2) {}
+  std::string_view kind() const override { return "modulated"; }
+  Tensors forward(const Tensors& in) override { return in; }
+};
+
+// Two blocks that read time, the first one behind SiLU, and a layer behind them.
+struct Net : Module {
+  Linear in{this, "in", 8, 5}, out{this, "out", 5, 6}, end{this, "end", 6, 4};
+  Modulated first{this, "first"}, second{this, "second"};
+  NoiseLevels levels;
+  explicit Net(TimeActivation of_end, double factor = 1000.0)
+      : Module(nullptr, ""),
+        levels([factor](const at::Tensor& sigma_B) { return time_channels(sigma_B * factor, 8); },
+               in, out, end, of_end) {
+    levels.add(first, {&first.scale, &first.shift});
+    levels.add(second, {&second.scale}, TimeActivation::kNone);
+    at::manual_seed(6);
+    visit_weights(
+        [](const std::string&, Weight& weight) { weight.set(at::randn(weight.sizes())); });
+  }
+};
+
+}  // namespace
+
+TEST_CASE("Each reader of time has its activation, in a step and ahead of it", "[nn]") {
+  for (const TimeActivation of_end : {TimeActivation::kSilu, TimeActivation::kNone}) {
+    Net net(of_end);
+    const std::vector<float> sigmas = {1.0F, 0.75F, 0.25F};
+    const at::Tensor sigma_B = at::tensor({0.75F, 0.75F});
+    const at::Tensor time =
+        net.out.forward(at::silu(net.in.forward(time_channels(at::tensor(sigmas) * 1000.0, 8))))
+            .slice(0, 1, 2);
+
+    const at::NoGradGuard no_grad;
+    const NoiseLevels::Step step = net.levels.step(sigma_B, at::kFloat, std::nullopt);
+    const at::Tensor scale = of_levels(net.first.scale, step.of_block(0), 2),
+                     plain = of_levels(net.second.scale, step.of_block(1), 2);
+    CHECK(test::error(scale, net.first.scale.forward(at::silu(time)).expand({2, -1})) < 1e-6);
+    CHECK(test::error(plain, net.second.scale.forward(time).expand({2, -1})) < 1e-6);
+    const at::Tensor end = of_end == TimeActivation::kSilu ? at::silu(time) : time;
+    CHECK(test::error(step.of_end(), net.end.forward(end).expand({2, -1})) < 1e-6);
+
+    DirectRunner runner;
+    net.levels.prepare(sigmas, runner);
+    const NoiseLevels::Step ahead = net.levels.step(sigma_B, at::kFloat, 1);
+    CHECK(at::equal(ahead.of_block(0).narrow(1, 0, 3), scale));
+    CHECK(at::equal(ahead.of_block(0).narrow(1, 3, 2),
+                    of_levels(net.first.shift, step.of_block(0), 2)));
+    CHECK(at::equal(ahead.of_block(1), plain));
+    CHECK(at::equal(ahead.of_end(), step.of_end()));
+    CHECK(test::error_of([&] { net.levels.step(sigma_B, at::kFloat, 3); }).code() ==
+          ErrorCode::kInvalidArgument);
+    CHECK(net.levels.weights().size() == 6);
+  }
+}
+
+TEST_CASE("Time's channels may depend on what the model was made with", "[nn]") {
+  Net thousand(TimeActivation::kSilu), one(TimeActivation::kSilu, 1.0);
+  const at::Tensor sigma_B = at::tensor({0.5F});
+  const auto end = [&](Net& net) {
+    return net.levels.step(sigma_B, at::kFloat, std::nullopt).of_end();
+  };
+  CHECK(test::error(end(thousand), end(one)) > 1e-3);
+}
+
+}  // namespace atelier::nn
