@@ -29,7 +29,7 @@ HOST_ORDER = """
     plan check inspect conformance cli main.cpp
 """.split()
 # Where a family may be named, beside its own folder.
-FAMILIES_ALLOWED = ("tests/", "docs/", "examples/", "bench/", "plugins/CMakeLists.txt", "tools/demo", "README.md")
+FAMILIES_ALLOWED = ("sdk/parts/", "tests/", "docs/", "examples/", "bench/", "plugins/CMakeLists.txt", "tools/demo", "README.md")
 
 
 def files(*folders):
