@@ -119,7 +119,7 @@ int run_suite(const std::string& name, const flags::ParsedFlags& flags) {
   conformance::check_family(*plugin.family, add, device);
   plugins::limit_computing({});
   if (const auto paths = flags.find_text("model_paths")) {
-    model::LoadRequest request;
+    model::LoadOptions request;
     request.model_paths = *paths;
     request.device = flags.find_text("device").value_or("auto");
     request.tokenizer_path = flags.find_text("tokenizer_path").value_or("");

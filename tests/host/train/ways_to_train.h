@@ -12,7 +12,7 @@ struct Way {
   const char* name;
   std::function<void(TrainToy& toy)> choose;
   model::Placement placement = {};
-  int64_t learns = 0;         // steps that measure first
+  int64_t learns = 0;              // steps that measure first
   bool moves_activations = false;  // to the host and back, whose copies later steps may wait for
   bool optimizes_on_host = false;  // where gradients are awaited, and the loss
 };
