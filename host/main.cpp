@@ -34,7 +34,6 @@
 #include "host/report/error_line.h"
 #include "host/report/problems.h"
 #include "host/report/say_once.h"
-#include "host/report/sizes.h"
 
 namespace {
 
@@ -194,7 +193,7 @@ void open_closed_streams() {
 }
 
 // Runs the command, and tells what goes wrong. Returns the exit code.
-int run_and_tell(const std::vector<std::string>& arguments) {
+int run_and_report(const std::vector<std::string>& arguments) {
   try {
     const int code = run(arguments);
     const bool is_told = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
@@ -236,7 +235,7 @@ int main(int count, char** values) {
   spdlog::set_default_logger(spdlog::stderr_color_mt("atelier"));
   spdlog::set_formatter(std::make_unique<PrintableLines>());
   const std::vector<std::string> arguments(values + std::min(count, 1), values + count);
-  final_code = run_and_tell(arguments);
+  final_code = run_and_report(arguments);
   atelier::plugins::watch_exit(*final_code);
   return *final_code;
 }

@@ -15,10 +15,6 @@ namespace {
 
 constexpr size_t kStagings = 2;  // one is filled while the other is copied
 
-bool contains(const std::vector<int64_t>& blocks, int64_t block) {
-  return std::find(blocks.begin(), blocks.end(), block) != blocks.end();
-}
-
 Error closed(const BlockStream::Source& source) {
   return {ErrorCode::kInternal, "block '" + source.name + "' is wanted while its weights leave"};
 }
@@ -246,9 +242,9 @@ at::Tensor BlockStream::fetch(const at::Tensor& value) {
   if (transfer == nullptr)
     return value.to(device_, value.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
   SlabLayout layout;
-  const SlabPiece piece = layout.add(value);
+  const SlabSlice slice = layout.add(value);
   try {
-    at::Tensor result = piece.in(transfer->device_memory(layout.bytes()));
+    at::Tensor result = slice.in(transfer->device_memory(layout.bytes()));
     compute_after(*transfer, transfer->copy_in(value, result, transfer->computed()));
     give_back_pages(value);
     return result;
@@ -291,7 +287,7 @@ BlockStream::Slot* BlockStream::free_slot(const std::vector<int64_t>& needed, bo
     if (slot.holds > 0 || slot.owner >= 0) continue;
     if (gives_way_ && !slot.memory.defined()) continue;
     if (slot.block < 0) return &slot;
-    if (contains(needed, slot.block)) continue;
+    if (std::ranges::count(needed, slot.block) > 0) continue;
     if (best == nullptr || slot.last_held < best->last_held) best = &slot;
   }
   // The one that is needed last.
@@ -448,8 +444,8 @@ void BlockStream::read() {
 void BlockStream::read_into(Staging& staging, const Reading& reading) {
   const Source& source = sources_[reading.block];
   transfer_->wait(staging.copied);
-  for (const auto& [piece, value] : source.pieces) {
-    piece.fill(staging.memory, value);
+  for (const auto& [slice, value] : source.slices) {
+    slice.fill(staging.memory, value);
     give_back_pages(value);
   }
   const std::lock_guard lock(mutex_);

@@ -31,7 +31,7 @@ class BlockStream : public std::enable_shared_from_this<BlockStream> {
     std::string name;
     int64_t bytes = 0;  // of the whole slab
     at::Tensor slab;
-    std::vector<std::pair<SlabPiece, at::Tensor>> pieces;  // where there is no slab
+    std::vector<std::pair<SlabSlice, at::Tensor>> slices;  // where there is no slab
     bool stays = false;  // once it came, until the stream leaves: it has a slot of its own
   };
   struct Stats {

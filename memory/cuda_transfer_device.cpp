@@ -100,7 +100,7 @@ class Pinned {
 
 // Small parts of pinned memory, cut from slabs one after another: to pin a page costs as much as
 // many copies of it. A slab goes when its parts did.
-class SmallParts {
+class PinnedSlices {
  public:
   static constexpr int64_t kSlabBytes = int64_t{8} << 20, kMostBytes = kSlabBytes / 8;
 
@@ -236,7 +236,7 @@ class CudaTransferDevice final : public TransferDevice {
   at::Tensor host_memory(int64_t bytes) override {
     const c10::InferenceMode normal(false);
     const auto pinned = [this](int64_t size) { return pin(take_host_pages(size), size); };
-    return bytes > SmallParts::kMostBytes ? pinned(bytes) : small_parts_.take(bytes, pinned);
+    return bytes > PinnedSlices::kMostBytes ? pinned(bytes) : small_parts_.take(bytes, pinned);
   }
 
   at::Tensor pin(std::shared_ptr<void> memory, int64_t bytes) override {
@@ -321,7 +321,7 @@ class CudaTransferDevice final : public TransferDevice {
   at::Device device_;
   c10::impl::VirtualGuardImpl guard_;
   std::shared_ptr<HostBytes> host_bytes_ = std::make_shared<HostBytes>();
-  SmallParts small_parts_;
+  PinnedSlices small_parts_;
   mutable CopyStream in_, out_;  // const: they let go of what is done
   std::mutex exchange_mutex_;
   c10::Stream exchanges_;

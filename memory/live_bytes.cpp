@@ -62,7 +62,7 @@ void free_counted(void* data) {
 }
 
 // "12.5 MiB".
-std::string size_text(int64_t bytes) {
+std::string memory_text(int64_t bytes) {
   constexpr std::array<const char*, 5> kUnits = {"bytes", "KiB", "MiB", "GiB", "TiB"};
   auto value = static_cast<double>(bytes);
   size_t unit = 0;
@@ -171,8 +171,8 @@ void MemoryLimit::take(int64_t bytes, std::string_view what) {
   if (bytes > capacity_ - now_) {
     when_refused_ = now_;
     throw Error(ErrorCode::kOutOfMemory,
-                "the device's memory: " + size_text(bytes) + " more for " + std::string(what) +
-                    ", and " + size_text(now_) + " of " + size_text(capacity_) + " are taken",
+                "the device's memory: " + memory_text(bytes) + " more for " + std::string(what) +
+                    ", and " + memory_text(now_) + " of " + memory_text(capacity_) + " are taken",
                 "keep less on the device, or give it more memory");
   }
   now_ += bytes;

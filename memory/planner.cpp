@@ -52,9 +52,9 @@ Choice make_choice(const PlannedComponent& component, size_t storage, int64_t re
   const auto count = static_cast<int64_t>(stored.blocks.size());
   Choice choice;
   auto& [copies, comes, slots, are_from_ranks] = choice.arrivals;
-  are_from_ranks = component.parts > 1;
-  choice.what = {component.name,  stored.storage, count, resident, others,
-                 component.parts, prefetch,       0,     0};
+  are_from_ranks = component.shards > 1;
+  choice.what = {component.name,   stored.storage, count, resident, others,
+                 component.shards, prefetch,       0,     0};
   copies.assign(stored.blocks.size(), 0);
   const bool takes_turns = component.takes_turns && resident < count;
   if (takes_turns) comes.assign(stored.blocks.size(), 0);
@@ -62,8 +62,8 @@ Choice make_choice(const PlannedComponent& component, size_t storage, int64_t re
   const ResidencyPlan plan = spread_residents(count, resident, others, prefetch);
   for (size_t i = 0; i < stored.blocks.size(); ++i) {
     const int64_t once = stored.once.empty() || resident == count ? 0 : stored.once[i];
-    const bool stays = component.parts == 1 && plan.blocks[i] == Place::kDevice;
-    const int64_t resting = (stored.blocks[i] + component.parts - 1) / component.parts;
+    const bool stays = component.shards == 1 && plan.blocks[i] == Place::kDevice;
+    const int64_t resting = (stored.blocks[i] + component.shards - 1) / component.shards;
     if (takes_turns && stays) {
       in_turn += stored.blocks[i] - once;
       comes[i] = copy_time(stored.blocks[i] - once, copy_rate(others, profile));
@@ -92,7 +92,7 @@ Choice make_choice(const PlannedComponent& component, size_t storage, int64_t re
   choice.what.device_bytes = device + in_turn;
   choice.what.host_bytes = host;
   // Parts that rest on the host are copied before they are gathered.
-  const int64_t moves = component.parts > 1 && others == Place::kHost ? 2 : 1;
+  const int64_t moves = component.shards > 1 && others == Place::kHost ? 2 : 1;
   choice.costs = {device,
                   in_turn,
                   host,
@@ -108,7 +108,7 @@ std::vector<Choice> choices_of(const PlannedComponent& component, int64_t prefet
   std::vector<Choice> choices;
   for (size_t storage = 0; storage < component.storages.size(); ++storage) {
     const auto count = static_cast<int64_t>(component.storages[storage].blocks.size());
-    if (component.parts > 1 && count > 0) {
+    if (component.shards > 1 && count > 0) {
       for (const Place place : {Place::kDevice, Place::kHost}) {
         if (!component.others || *component.others == place)
           choices.push_back(make_choice(component, storage, 0, place, prefetch, profile));

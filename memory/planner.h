@@ -38,7 +38,7 @@ struct PlannedComponent {
   bool takes_turns = false;
   // Among how many processes each block is divided, see ResidencyPlan. Where it is more than one,
   // all blocks come, and parts of them rest on the device or on the host.
-  int parts = 1;
+  int shards = 1;
   // How many processes of a machine have what rests on the host together; each counts its share.
   int host_sharers = 1;
   // What the user said; the planner chooses the rest.
@@ -95,7 +95,7 @@ struct ComponentChoice {
   std::string name, storage;
   int64_t num_blocks = 0, resident = 0;
   Place others = Place::kHost;  // kDevice only of parts
-  int parts = 1;                // see PlannedComponent
+  int shards = 1;               // see PlannedComponent
   int64_t prefetch = 2;
   int64_t device_bytes = 0;  // with slots of streamed blocks
   int64_t host_bytes = 0;

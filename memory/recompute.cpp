@@ -27,8 +27,8 @@
 
 namespace atelier::memory {
 
-struct RecomputeShared {
-  RecomputeShared(BlockRunner& runner, RecomputeRunner::Planner plan, RecomputeOptions offload)
+struct RecomputeState {
+  RecomputeState(BlockRunner& runner, RecomputeRunner::Planner plan, RecomputeOptions offload)
       : inner(runner), planner(std::move(plan)), options(std::move(offload)) {}
   BlockRunner& inner;
   RecomputeRunner::Planner planner;
@@ -186,7 +186,7 @@ struct Replay {
 
 // One run of one block. Its inputs are the block's inputs, then its trained tensors.
 struct RecomputeNode final : Node {
-  RecomputeNode(std::shared_ptr<RecomputeShared> runner, Block& ran, Tensors trained,
+  RecomputeNode(std::shared_ptr<RecomputeState> runner, Block& ran, Tensors trained,
                 ops::ActionPlan actions, std::shared_ptr<BlockCosts> measured)
       : shared(std::move(runner)),
         block(ran),
@@ -244,7 +244,7 @@ struct RecomputeNode final : Node {
   bool reads(size_t call, const Tensors& replay_inputs, const Tensors& grads, const Tensors& wanted,
              const Tensors& gradients);
 
-  std::shared_ptr<RecomputeShared> shared;
+  std::shared_ptr<RecomputeState> shared;
   Block& block;
   ops::ActionPlan plan;
   std::vector<torch::autograd::SavedVariable> inputs;
@@ -507,7 +507,7 @@ std::vector<WeightPtr> sinking_weights(Block& block) {
 }
 
 RecomputeRunner::RecomputeRunner(BlockRunner& inner, Planner planner, RecomputeOptions options)
-    : shared_(std::make_shared<RecomputeShared>(inner, std::move(planner), std::move(options))) {}
+    : shared_(std::make_shared<RecomputeState>(inner, std::move(planner), std::move(options))) {}
 RecomputeRunner::~RecomputeRunner() = default;
 
 std::shared_ptr<void> RecomputeRunner::hold(Block& block) {

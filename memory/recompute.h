@@ -48,7 +48,7 @@ struct RecomputeOptions {
   std::function<void(const Block& block)> on_gradients = {};
 };
 
-struct RecomputeShared;  // what the nodes of one runner have in common
+struct RecomputeState;  // what the nodes of one runner have in common
 
 // Gives every block one autograd node that saves the block's inputs and, of the operators inside,
 // only what the plan keeps. In the backward pass the block runs again with the generators put back
@@ -85,7 +85,7 @@ class RecomputeRunner final : public BlockRunner {
   std::shared_ptr<void> hold(Block& block) override;
 
  private:
-  std::shared_ptr<RecomputeShared> shared_;
+  std::shared_ptr<RecomputeState> shared_;
 };
 
 // The trained tensors of a block and of all below it, each once: leaves of its weights, adapters of

@@ -30,30 +30,30 @@ int64_t bytes_of_parts(const Parts& parts) {
 }
 
 // Where the parts of a weight lie in a slab.
-using Pieces = std::vector<SlabPiece>;
+using Slices = std::vector<SlabSlice>;
 
-Parts parts_in(const at::Tensor& slab, const Pieces& pieces, const std::shared_ptr<void>& held) {
+Parts parts_in(const at::Tensor& slab, const Slices& slices, const std::shared_ptr<void>& held) {
   Parts parts;
-  for (const SlabPiece& piece : pieces) parts.push_back(piece.in(slab, held));
+  for (const SlabSlice& slice : slices) parts.push_back(slice.in(slab, held));
   return parts;
 }
 
-Pieces add_to(SlabLayout& layout, const Parts& parts, bool is_divided = false) {
-  Pieces pieces;
+Slices add_to(SlabLayout& layout, const Parts& parts, bool is_divided = false) {
+  Slices slices;
   for (const at::Tensor& part : parts) {
     const bool is_in_blocks = is_divided && part.numel() >= kLeastInBlocks;
-    pieces.push_back(layout.add(part, is_in_blocks ? kPartBytes : kSlabAlignment));
+    slices.push_back(layout.add(part, is_in_blocks ? kPartBytes : kSlabAlignment));
   }
-  return pieces;
+  return slices;
 }
 
 // The parts as they are in `slab`, once they are copied there.
-Parts copied_into(const at::Tensor& slab, const Pieces& pieces, const Parts& parts) {
+Parts copied_into(const at::Tensor& slab, const Slices& slices, const Parts& parts) {
   for (size_t i = 0; i < parts.size(); ++i) {
-    pieces[i].fill(slab, parts[i]);
+    slices[i].fill(slab, parts[i]);
     give_back_pages(parts[i]);
   }
-  return parts_in(slab, pieces, nullptr);
+  return parts_in(slab, slices, nullptr);
 }
 
 // So many bytes of a slab each of `count` processes keeps: equal parts.
@@ -63,7 +63,7 @@ int64_t part_bytes(int64_t slab_bytes, int64_t count) {
 
 // A plain weight of a divided block.
 struct Divided {
-  SlabPiece piece;
+  SlabSlice slice;
   at::Tensor part;  // of the slab: this process's
   bool is_on_host = false;
 };
@@ -71,8 +71,8 @@ struct Divided {
 // In which bytes of the part number `part` the weight lies: from there, and how many.
 std::pair<int64_t, int64_t> bytes_in(const Divided& weight, int64_t part) {
   const int64_t bytes = weight.part.numel();
-  const int64_t from = std::max(weight.piece.offset, part * bytes);
-  const int64_t to = std::min(weight.piece.offset + weight.piece.bytes, (part + 1) * bytes);
+  const int64_t from = std::max(weight.slice.offset, part * bytes);
+  const int64_t to = std::min(weight.slice.offset + weight.slice.bytes, (part + 1) * bytes);
   return {from - part * bytes, std::max<int64_t>(0, to - from)};
 }
 
@@ -80,15 +80,15 @@ std::pair<int64_t, int64_t> bytes_in(const Divided& weight, int64_t part) {
 // divided block nothing is there: it is held.
 class StreamedStore final : public WeightStore {
  public:
-  // `turns`: null: the component is there all the time. `pieces`: where it lies in the slab of
+  // `turns`: null: the component is there all the time. `slices`: where it lies in the slab of
   // `block`; none: it does not come with its block. `store`: the one that it had, whose parts are
   // now `host`.
   StreamedStore(std::shared_ptr<BlockStream> stream, std::shared_ptr<ResidencyGroup> turns,
-                int64_t block, Pieces pieces, Parts host, const WeightStore& store)
+                int64_t block, Slices slices, Parts host, const WeightStore& store)
       : stream_(std::move(stream)),
         turns_(std::move(turns)),
         block_(block),
-        pieces_(std::move(pieces)),
+        slices_(std::move(slices)),
         host_(std::move(host)),
         on_host_(store.over(host_)) {}
 
@@ -112,10 +112,10 @@ class StreamedStore final : public WeightStore {
   bool is_divided() const { return !host_.empty() && host_.front().is_meta(); }
 
   std::optional<Parts> lease() const {
-    if (pieces_.empty()) return std::nullopt;
+    if (slices_.empty()) return std::nullopt;
     const BlockStream::Lease lease = stream_->lease(block_);
     if (!lease.slab.defined()) return std::nullopt;
-    return parts_in(lease.slab, pieces_, lease.held);
+    return parts_in(lease.slab, slices_, lease.held);
   }
 
   std::shared_ptr<const WeightStore> on_device() const {
@@ -123,7 +123,7 @@ class StreamedStore final : public WeightStore {
     if (!parts && is_divided()) {
       if (turns_) turns_->take(stream_, block_);  // it may rest, or give way to another one
       const std::shared_ptr<void> held = stream_->hold(block_, /*runs=*/false);
-      parts = parts_in(stream_->lease(block_).slab, pieces_, held);
+      parts = parts_in(stream_->lease(block_).slab, slices_, held);
     } else if (!parts) {
       parts.emplace();
       for (const at::Tensor& part : host_) parts->push_back(stream_->fetch(part));
@@ -134,19 +134,19 @@ class StreamedStore final : public WeightStore {
   std::shared_ptr<BlockStream> stream_;
   std::shared_ptr<ResidencyGroup> turns_;
   int64_t block_;
-  Pieces pieces_;
+  Slices slices_;
   Parts host_;
   std::shared_ptr<const WeightStore> on_host_;  // over host_
 };
 
 // A weight of a block before its store is replaced.
-struct Found {
+struct RestingWeight {
   Weight* weight;
   std::shared_ptr<const WeightStore> store;
   Parts parts;
 };
 
-Found find(const Block& block, const std::string& path, Weight& weight) {
+RestingWeight resting_weight(const Block& block, const std::string& path, Weight& weight) {
   const auto fail = [&](const char* what) {
     return Error(ErrorCode::kInternal,
                  "block '" + block.path() + "': weight '" + path + "' " + what);
@@ -155,7 +155,7 @@ Found find(const Block& block, const std::string& path, Weight& weight) {
   if (weight.state().is_trainable())
     throw fail("is trained where it rests and cannot be sent away");
   const std::shared_ptr<const WeightStore>& store = weight.state().store();
-  Found found = {&weight, store, store->parts()};
+  RestingWeight found = {&weight, store, store->parts()};
   if (found.parts.empty()) throw fail("is changed before it is placed");
   return found;
 }
@@ -179,7 +179,7 @@ ResidencyPlan spread_residents(int64_t blocks, int64_t resident, Place others, i
 }
 
 std::vector<Block*> ResidencyPlan::shared_of(std::vector<Block*> all) const {
-  const bool may_share = shared.slabs != nullptr && parts == 1;
+  const bool may_share = shared.slabs != nullptr && shards == 1;
   for (size_t i = 0; i < all.size(); ++i) {
     if (!may_share || blocks[i] != Place::kHost) all[i] = nullptr;
   }
@@ -235,15 +235,15 @@ struct Residency::Impl {
     Place place;
     bool stays = false;
     SlabLayout layout;
-    std::vector<std::pair<Found, Pieces>> weights;
+    std::vector<std::pair<RestingWeight, Slices>> weights;
     at::Tensor part = {};    // of a divided block
     at::Tensor shared = {};  // of one that is shared: where it rests
   };
   struct Demanded {
-    Found found;
+    RestingWeight found;
     Place place;
     at::Tensor shared = {};
-    Pieces pieces = {};  // in `shared`
+    Slices slices = {};  // in `shared`
   };
 
   void sort(Block& block, Place place, bool stays, const std::set<const Weight*>& on_demand);
@@ -276,9 +276,9 @@ Residency::Impl::Impl(const std::vector<Block*>& all, const ResidencyPlan& plan,
                       TransferDevice& transfer, const std::set<const Weight*>& on_demand,
                       const BlockLoading& loading)
     : turns(plan.turns), peers(plan.peers) {
-  if (plan.parts != (peers ? peers->size() : 1))
+  if (plan.shards != (peers ? peers->size() : 1))
     throw Error(ErrorCode::kInternal,
-                c10::str("blocks in ", plan.parts, " parts are not those of the processes"));
+                c10::str("blocks in ", plan.shards, " parts are not those of the processes"));
   if (plan.blocks.size() != all.size() || plan.prefetch < 0)
     throw Error(ErrorCode::kInvalidArgument,
                 c10::str("a plan of ", plan.blocks.size(), " places and ", plan.prefetch,
@@ -315,15 +315,15 @@ void Residency::Impl::sort(Block& block, Place place, bool stays,
   Streamed comes = {&block, place, stays, {}, {}};
   block.visit_weights([&](const std::string& path, Weight& weight) {
     if (on_demand.contains(&weight)) {
-      demanded.push_back({find(block, path, weight), place});
+      demanded.push_back({resting_weight(block, path, weight), place});
     } else if (place == Place::kDevice && peers == nullptr) {
       residents.push_back(&weight);
     } else {
-      Found found = find(block, path, weight);
+      RestingWeight found = resting_weight(block, path, weight);
       if (peers && found.store->is_resident())  // what is trained is counted flat
         found.parts.front() = found.parts.front().contiguous();
-      Pieces pieces = add_to(comes.layout, found.parts, /*is_divided=*/peers != nullptr);
-      comes.weights.emplace_back(std::move(found), std::move(pieces));
+      Slices slices = add_to(comes.layout, found.parts, /*is_divided=*/peers != nullptr);
+      comes.weights.emplace_back(std::move(found), std::move(slices));
     }
   });
   if (comes.weights.empty()) return;
@@ -340,7 +340,7 @@ void Residency::Impl::rest_shared(SharedBlock shared, Block& block, size_t deman
   if (numbers.contains(&block)) streamed.back().shared = memory;
   for (size_t i = demanded_before; i < demanded.size(); ++i) {
     demanded[i].shared = memory;
-    demanded[i].pieces = shared.pieces.at(demanded[i].found.weight);
+    demanded[i].slices = shared.slices.at(demanded[i].found.weight);
   }
 }
 
@@ -353,10 +353,10 @@ void Residency::Impl::keep_part(Streamed& whole, TransferDevice& transfer) {
     if (!passing.defined() || passing.numel() < bytes) passing = transfer.host_memory(bytes);
     whole.part = passing.narrow(0, 0, bytes);
   }
-  for (auto& [found, pieces] : whole.weights) {
-    for (size_t i = 0; i < pieces.size(); ++i) {
+  for (auto& [found, slices] : whole.weights) {
+    for (size_t i = 0; i < slices.size(); ++i) {
       at::Tensor& value = found.parts[i];
-      pieces[i].fill_part(whole.part, peers->rank() * bytes, value);
+      slices[i].fill_part(whole.part, peers->rank() * bytes, value);
       give_back_pages(value);
       value = at::empty_like(value, value.options().device(at::kMeta));
     }
@@ -368,9 +368,9 @@ void Residency::Impl::keep_part(Streamed& whole, TransferDevice& transfer) {
     transfer.wait(transfer.copy_in(whole.part, on_device, transfer.computed()));
     whole.part = on_device;
   }
-  for (const auto& [found, pieces] : whole.weights) {
+  for (const auto& [found, slices] : whole.weights) {
     if (found.store->is_resident())
-      divided[found.weight] = {pieces.front(), whole.part, whole.place != Place::kDevice};
+      divided[found.weight] = {slices.front(), whole.part, whole.place != Place::kDevice};
   }
   (whole.place == Place::kDevice ? stats.device_bytes : stats.host_bytes) += bytes;
 }
@@ -398,18 +398,18 @@ BlockStream::Source Residency::Impl::send_away(Streamed from, TransferDevice& tr
   } else if (peers == nullptr && from.place == Place::kHost) {
     source.slab = host_memory(transfer, source.bytes);
   }
-  for (auto& [found, pieces] : from.weights) {
+  for (auto& [found, slices] : from.weights) {
     Parts host = std::move(found.parts);
     if (from.shared.defined()) {
-      host = parts_in(from.shared, pieces, nullptr);
+      host = parts_in(from.shared, slices, nullptr);
     } else if (peers == nullptr && source.slab.defined()) {
-      host = copied_into(source.slab, pieces, host);
+      host = copied_into(source.slab, slices, host);
       if (found.store->is_resident()) host_values.emplace(found.weight, host.front());
     } else if (peers == nullptr) {
-      for (size_t i = 0; i < host.size(); ++i) source.pieces.emplace_back(pieces[i], host[i]);
+      for (size_t i = 0; i < host.size(); ++i) source.slices.emplace_back(slices[i], host[i]);
     }
     found.weight->state().set_store(std::make_shared<StreamedStore>(
-        stream, turns, numbers.at(from.block), pieces, std::move(host), *found.store));
+        stream, turns, numbers.at(from.block), slices, std::move(host), *found.store));
     found.store = nullptr;  // with the memory that the weight rested in
   }
   return source;
@@ -417,17 +417,17 @@ BlockStream::Source Residency::Impl::send_away(Streamed from, TransferDevice& tr
 
 // Sends away a weight that does not come with its block.
 void Residency::Impl::send_away(Demanded from, TransferDevice& transfer) {
-  auto& [found, place, shared, shared_pieces] = from;
+  auto& [found, place, shared, shared_slices] = from;
   Parts host = std::move(found.parts);
   if (shared.defined()) {
-    host = parts_in(shared, shared_pieces, nullptr);
+    host = parts_in(shared, shared_slices, nullptr);
   } else if (place != Place::kDisk) {
     SlabLayout layout;
-    const Pieces pieces = add_to(layout, host);
-    host = copied_into(host_memory(transfer, layout.bytes()), pieces, host);
+    const Slices slices = add_to(layout, host);
+    host = copied_into(host_memory(transfer, layout.bytes()), slices, host);
   }
   found.weight->state().set_store(
-      std::make_shared<StreamedStore>(stream, turns, -1, Pieces{}, std::move(host), *found.store));
+      std::make_shared<StreamedStore>(stream, turns, -1, Slices{}, std::move(host), *found.store));
 }
 
 at::Tensor Residency::Impl::host_memory(TransferDevice& transfer, int64_t bytes) {
@@ -476,15 +476,15 @@ Residency::Extent Residency::extent(const Weight& weight, int64_t part) const {
   const Divided& divided = impl_->divided_weight(weight);
   const auto [at, bytes] = bytes_in(divided, part);
   if (bytes == 0) return {};
-  const auto itemsize = static_cast<int64_t>(c10::elementSize(divided.piece.dtype));
-  return {.begin = (part * divided.part.numel() + at - divided.piece.offset) / itemsize,
+  const auto itemsize = static_cast<int64_t>(c10::elementSize(divided.slice.dtype));
+  return {.begin = (part * divided.part.numel() + at - divided.slice.offset) / itemsize,
           .count = bytes / itemsize};
 }
 
 at::Tensor Residency::own_numbers(const Weight& weight) const {
   const Divided& divided = impl_->divided_weight(weight);
   const auto [at, bytes] = bytes_in(divided, impl_->peers->rank());
-  return divided.part.narrow(0, bytes == 0 ? 0 : at, bytes).view(divided.piece.dtype);
+  return divided.part.narrow(0, bytes == 0 ? 0 : at, bytes).view(divided.slice.dtype);
 }
 
 bool Residency::keeps_on_host(const Weight& weight) const {

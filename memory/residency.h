@@ -52,11 +52,11 @@ struct ResidencyPlan {
   // Among how many processes each block is divided; 1: this one has it whole. Of a divided block
   // each process keeps a part where `blocks` says, in the host's memory where that is a file, and
   // it comes from all of them: they run the same blocks in the same order.
-  int64_t parts = 1;
-  std::shared_ptr<SlabPeers> peers = nullptr;  // those processes; null where `parts` is 1
+  int64_t shards = 1;
+  std::shared_ptr<SlabPeers> peers = nullptr;  // those processes; null where `shards` is 1
   // Blocks that rest in the host's memory are there once for all processes of the machine, and
   // nobody writes to them. Not where they are divided.
-  SharedPlace shared = {};
+  SlabSharing shared = {};
 
   // The component's blocks for which that is so, and null for the others.
   std::vector<Block*> shared_of(std::vector<Block*> all) const;

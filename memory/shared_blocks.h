@@ -24,7 +24,7 @@ struct BlockLoading {
 };
 
 // Where the blocks of a component are shared.
-struct SharedPlace {
+struct SlabSharing {
   std::shared_ptr<SharedSlabs> slabs = nullptr;  // null: each process has memory of its own
   std::string name = {};                         // equal ones mean equal bytes
 };
@@ -34,7 +34,7 @@ struct SharedPlace {
 struct SharedBlock {
   std::shared_ptr<void> memory = nullptr;  // null: there was no place
   int64_t bytes = 0;
-  std::map<const Weight*, std::vector<SlabPiece>> pieces = {};  // of the parts of each weight
+  std::map<const Weight*, std::vector<SlabSlice>> slices = {};  // of the parts of each weight
 };
 
 // Brings blocks to `place`: their weights come from this process where no other brings them, and
@@ -44,6 +44,6 @@ struct SharedBlock {
 // where each of `blocks` lies.
 std::vector<SharedBlock> bring_shared(const std::vector<Block*>& blocks,
                                       const std::set<const Weight*>& on_demand,
-                                      const SharedPlace& place, const BlockLoading& loading);
+                                      const SlabSharing& sharing, const BlockLoading& loading);
 
 }  // namespace atelier::memory

@@ -133,7 +133,7 @@ bool SharedSlabs::map_table() {
   return true;
 }
 
-SharedSlabs::Entry* SharedSlabs::find(const std::string& key, int64_t bytes) {
+SharedSlabs::Entry* SharedSlabs::entry_for(const std::string& key, int64_t bytes) {
   if (key.size() >= kKeyBytes) return nullptr;
   const Lock lock(table_->mutex, /*may_stop=*/true);
   for (int64_t i = 0; i < table_->count; ++i) {
@@ -163,7 +163,7 @@ void* SharedSlabs::map(const Entry& entry) const {
 
 std::shared_ptr<void> SharedSlabs::take(const std::string& key, int64_t bytes,
                                         const std::function<void(void*)>& fill) {
-  Entry* const entry = bytes > 0 ? find(key, bytes) : nullptr;
+  Entry* const entry = bytes > 0 ? entry_for(key, bytes) : nullptr;
   if (entry == nullptr) return nullptr;
   const Lock lock(entry->mutex, /*may_stop=*/true);
   void* const data = map(*entry);

@@ -47,7 +47,7 @@ class SharedSlabs : public std::enable_shared_from_this<SharedSlabs> {
   struct Table;
   explicit SharedSlabs(int descriptor) : descriptor_(descriptor) {}
   bool map_table();
-  Entry* find(const std::string& key, int64_t bytes);
+  Entry* entry_for(const std::string& key, int64_t bytes);
   void* map(const Entry& entry) const;
   void let_go(Entry& entry) noexcept;
   void free(const Entry& entry) const noexcept;

@@ -11,7 +11,7 @@
 
 namespace atelier::memory {
 
-at::Tensor SlabPiece::in(const at::Tensor& slab, std::shared_ptr<void> held) const {
+at::Tensor SlabSlice::in(const at::Tensor& slab, std::shared_ptr<void> held) const {
   const c10::InferenceMode normal(false);
   auto* const data = static_cast<uint8_t*>(slab.data_ptr()) + offset;
   return at::from_blob(
@@ -19,7 +19,7 @@ at::Tensor SlabPiece::in(const at::Tensor& slab, std::shared_ptr<void> held) con
       at::TensorOptions(dtype).device(slab.device()), slab.device());
 }
 
-void SlabPiece::fill(const at::Tensor& slab, const at::Tensor& value) const {
+void SlabSlice::fill(const at::Tensor& slab, const at::Tensor& value) const {
   const at::Tensor target = in(slab);
   if (value.is_cpu() && value.strides() == at::IntArrayRef(strides)) {
     if (bytes > 0)
@@ -30,7 +30,7 @@ void SlabPiece::fill(const at::Tensor& slab, const at::Tensor& value) const {
   target.copy_(value);
 }
 
-void SlabPiece::fill_part(const at::Tensor& part, int64_t part_begin,
+void SlabSlice::fill_part(const at::Tensor& part, int64_t part_begin,
                           const at::Tensor& value) const {
   const int64_t begin = std::max(offset, part_begin);
   const int64_t end = std::min(offset + bytes, part_begin + part.numel());
@@ -45,20 +45,20 @@ void SlabPiece::fill_part(const at::Tensor& part, int64_t part_begin,
               static_cast<size_t>(end - begin));
 }
 
-SlabPiece SlabLayout::add(const at::Tensor& value, int64_t alignment) {
-  SlabPiece piece;
-  piece.offset = (bytes_ + alignment - 1) / alignment * alignment;
-  piece.bytes = static_cast<int64_t>(value.nbytes());
-  piece.sizes = value.sizes().vec();
+SlabSlice SlabLayout::add(const at::Tensor& value, int64_t alignment) {
+  SlabSlice slice;
+  slice.offset = (bytes_ + alignment - 1) / alignment * alignment;
+  slice.bytes = static_cast<int64_t>(value.nbytes());
+  slice.sizes = value.sizes().vec();
   if (value.is_non_overlapping_and_dense()) {
-    piece.strides = value.strides().vec();
+    slice.strides = value.strides().vec();
   } else {
     const auto strides = c10::contiguous_strides(value.sizes());
-    piece.strides.assign(strides.begin(), strides.end());
+    slice.strides.assign(strides.begin(), strides.end());
   }
-  piece.dtype = value.scalar_type();
-  bytes_ = piece.offset + piece.bytes;
-  return piece;
+  slice.dtype = value.scalar_type();
+  bytes_ = slice.offset + slice.bytes;
+  return slice;
 }
 
 }  // namespace atelier::memory

@@ -10,7 +10,7 @@
 namespace atelier::memory {
 
 // Parts of a slab are made up of so many bytes. A tensor of so many numbers or more begins at a
-// multiple of that, too: what is computed in blocks of 256 numbers stays so in the pieces that
+// multiple of that, too: what is computed in blocks of 256 numbers stays so in the slices that
 // parts have of it. Smaller ones are computed number by number.
 inline constexpr int64_t kPartBytes = 1024;
 inline constexpr int64_t kLeastInBlocks = 4096;

@@ -14,14 +14,14 @@
 #include "host/plan/phases.h"
 #include "host/plan/run_sizes.h"
 #include "host/plugins/guard.h"
-#include "host/report/sizes.h"
+#include "host/report/text.h"
 #include "memory/activation_budget.h"
 
 namespace atelier::check {
 namespace {
 
 using model::LoadedModel;
-using model::LoadRequest;
+using model::LoadOptions;
 using model::MemoryLimits;
 using order::Settings;
 using order::Tiling;
@@ -37,7 +37,7 @@ constexpr double kPixelBytes = 3.0 * 4.0 + 3.0;
 constexpr double kCertain = 0.95;
 
 std::string shown(double bytes) {
-  return report::format_bytes(static_cast<uint64_t>(std::min(std::max(bytes, 0.0), 9e18)));
+  return report::bytes_text(static_cast<int64_t>(std::min(bytes, 9e18)));
 }
 
 constexpr const char* kTag = "PLAN_DOES_NOT_FIT";
@@ -91,7 +91,7 @@ double BytesOfSize::at(double pixels) const {
   return least;
 }
 
-SizeGuard::SizeGuard(LoadedModel& model, const LoadRequest& request, const MemoryLimits& limits)
+SizeGuard::SizeGuard(LoadedModel& model, const LoadOptions& request, const MemoryLimits& limits)
     : model_(model) {
   basis_.profile = memory::known_profile("h200").value();  // times do not matter
   basis_.counts_scratch = false;                           // the least is enough
@@ -109,7 +109,7 @@ bool SizeGuard::try_dry_run(const std::function<void()>& run) {
   }
 }
 
-void SizeGuard::find_limits(const LoadRequest& request, const MemoryLimits& limits) {
+void SizeGuard::find_limits(const LoadOptions& request, const MemoryLimits& limits) {
   const auto set = [](Limit& limit, int64_t bytes, const std::string& before,
                       const std::string& behind = "") {
     limit = {static_cast<double>(bytes), before + " " + shown(static_cast<double>(bytes)) + behind};

@@ -81,7 +81,7 @@ class Preparation {
     };
     config_.model.placement.denoisers_take_turns =
         std::ranges::count_if(family_.components(), is_trained_denoiser) > 1;
-    run_.layout = parameters::said_layout(config_);
+    run_.layout = parameters::unplanned_layout(config_);
   }
 
   PreparedRun for_training(bool guards_sizes) {

@@ -14,7 +14,7 @@
 #include "host/progress/progress.h"
 #include "host/report/error_line.h"
 #include "host/report/problems.h"
-#include "host/report/sizes.h"
+#include "host/report/text.h"
 #include "host/run/stop.h"
 #include "host/samples/samples.h"
 
@@ -23,7 +23,7 @@ namespace {
 
 using distributed::Group;
 using progress::Progress;
-using report::format_bytes;
+using report::bytes_text;
 using samples::Samples;
 using train::PreparedRun;
 
@@ -46,9 +46,9 @@ void print_report(const PreparedRun& run, const Samples& samples) {
   for (const Samples::Count& count : samples.counts())
     std::printf("%-12s %lld different, %lld to encode\n", count.what.c_str(), number(count.entries),
                 number(count.missing));
-  const auto bytes = static_cast<uint64_t>(missing.images + missing.texts.value_or(0));
+  const auto bytes = static_cast<int64_t>(missing.images + missing.texts.value_or(0));
   std::printf("%-12s %s, about %s%s to write\n", "cache",
-              files::display_path(run.config.cache_path).c_str(), format_bytes(bytes).c_str(),
+              files::display_path(run.config.cache_path).c_str(), bytes_text(bytes).c_str(),
               missing.texts ? "" : " and the texts");
 }
 

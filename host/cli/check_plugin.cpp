@@ -115,12 +115,12 @@ constexpr std::chrono::seconds kTinyTime(60);
 // Written behind the last check: a plugin may end the process with a code that looks like success.
 constexpr const char* kDone = "{\"done\":true}";
 
-model::LoadRequest load_request(const flags::ParsedFlags& flags) {
-  model::LoadRequest request;
-  request.model_paths = flags.text("model_paths");
-  request.device = flags.find_text("device").value_or("auto");
-  request.tokenizer_path = flags.find_text("tokenizer_path").value_or("");
-  return request;
+model::LoadOptions load_options(const flags::ParsedFlags& flags) {
+  model::LoadOptions options;
+  options.model_paths = flags.text("model_paths");
+  options.device = flags.find_text("device").value_or("auto");
+  options.tokenizer_path = flags.find_text("tokenizer_path").value_or("");
+  return options;
 }
 
 // Reads the files of --reference. Throws Error where there is no model for them.
@@ -137,11 +137,11 @@ std::vector<conformance::Reference> read_references(const flags::ParsedFlags& fl
 void check_references(const ModelFamily& family, const flags::ParsedFlags& flags,
                       const std::vector<conformance::Reference>& references,
                       const std::function<void(const conformance::Finding&)>& add) {
-  model::LoadRequest request = load_request(flags);
-  request.dtype = "float32";
+  model::LoadOptions options = load_options(flags);
+  options.dtype = "float32";
   for (const conformance::Reference& reference : references) {
-    request.components = {reference.component};
-    const auto model = model::LoadedModel::open(family, request);
+    options.components = {reference.component};
+    const auto model = model::LoadedModel::open(family, options);
     conformance::check_reference(*model, reference, flags.real("tolerance"), add);
   }
 }
@@ -165,7 +165,7 @@ int run_suite(const std::string& name, const flags::ParsedFlags& flags) {
   if (!references.empty()) {
     check_references(*plugin.family, flags, references, add);
   } else if (const auto paths = flags.find_text("model_paths")) {
-    const auto model = model::LoadedModel::open(*plugin.family, load_request(flags));
+    const auto model = model::LoadedModel::open(*plugin.family, load_options(flags));
     conformance::ImageOptions options = {.prompt = flags.text("prompt"),
                                          .other_prompt = flags.text("other_prompt"),
                                          .height = flags.find_integer("height"),

@@ -22,7 +22,7 @@
 #include "host/model/model_flags.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/report/error_line.h"
-#include "host/report/problems.h"
+#include "host/report/text.h"
 #include "host/tune/kernel_table.h"
 
 namespace atelier::cli {
@@ -89,12 +89,12 @@ Item check_cpu() {
 }
 
 Item check_memory() {
-  std::string found = report::format_bytes(memory_kib("MemTotal") * 1024) + ", " +
-                      report::format_bytes(memory_kib("MemAvailable") * 1024) + " free";
+  std::string found = report::bytes_text(memory_kib("MemTotal") * 1024) + ", " +
+                      report::bytes_text(memory_kib("MemAvailable") * 1024) + " free";
   std::ifstream limit_file("/sys/fs/cgroup/memory.max");
   uint64_t limit = 0;
   if (limit_file >> limit)
-    found += ", at most " + report::format_bytes(limit) + " for this group of processes";
+    found += ", at most " + report::bytes_text(limit) + " for this group of processes";
   return {"memory", State::kWorks, found, ""};
 }
 
@@ -113,7 +113,7 @@ std::vector<Item> check_gpus() {
     const device::GpuFacts facts = device::gpu_facts(i);
     items.push_back(
         {"GPU cuda:" + std::to_string(i), status.usable ? State::kWorks : State::kBroken,
-         facts.name + ", " + report::format_bytes(facts.memory_bytes) + ", compute capability " +
+         facts.name + ", " + report::bytes_text(facts.memory_bytes) + ", compute capability " +
              std::to_string(facts.capability / 10) + "." + std::to_string(facts.capability % 10) +
              ", " + driver + " (CUDA " + std::to_string(facts.driver_cuda / 1000) + "." +
              std::to_string(facts.driver_cuda % 1000 / 10) + ")",
@@ -131,7 +131,7 @@ std::vector<Item> check_kernels() {
     const auto table = tune::read_table(tune::cache_folder(), kind);
     items.push_back(
         {"kernels of cuda:" + std::to_string(kind.index), table ? State::kWorks : State::kAbsent,
-         table ? tune::told(*table) : "",
+         table ? tune::summary_of(*table) : "",
          table ? "" : "none is proven on this GPU; run atelier tune, or pass --kernels fused"});
   }
   return items;
@@ -226,7 +226,7 @@ Item check_models() {
   }
   struct statvfs space {};
   if (statvfs(base.c_str(), &space) == 0)
-    item.found += ", " + report::format_bytes(uint64_t{space.f_bavail} * space.f_frsize) + " free";
+    item.found += ", " + report::bytes_text(uint64_t{space.f_bavail} * space.f_frsize) + " free";
   return item;
 }
 

@@ -14,7 +14,7 @@ const plugins::Plugin* choose_family(order::Words& words, report::Problems& prob
   const plugins::Plugin* const plugin = model::choose_family(
       {named, text("plugin_path"), text("model_paths"), text("model_id_with_origin_paths")},
       problems);
-  if (plugin != nullptr && !named) words.say("plugin", plugin->family->name());
+  if (plugin != nullptr && !named) words.set("plugin", plugin->family->name());
   return plugin;
 }
 

@@ -159,7 +159,7 @@ int make_images_beside(Group& world, OpenedGeneration& opened, const plan::Outco
     if (!ranks.is_alone() || error.code() != ErrorCode::kCancelled) throw;
     stopped = error;
   }
-  world.say("through");
+  world.gather_texts("through");
   StopSignals::ignore_until_exit();
   world.part();
   if (stopped) throw Error(*stopped);
@@ -185,7 +185,9 @@ int generate_with(Group& world, Generation order, const std::string& arguments,
   facts.emplace_back("jobs", std::to_string(opened->order().jobs.size()));
   // A plan may choose another one on each rank.
   const generate::Layout layout = plan::layout_of(opened->order(), model, outcome.planned);
-  if (is_shared) facts.emplace_back("--cfg_batch", layout.batches_cfg ? "on" : "off");
+  if (is_shared) {
+    for (const auto& [flag, value] : layout.shared_flags()) facts.emplace_back(flag, value);
+  }
   add_model(facts, model);
   compare_ranks(world, facts);
   model.share_host(distributed::share_machine(world));

@@ -13,7 +13,7 @@
 #include "host/model/model_flags.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/report/error_line.h"
-#include "host/report/problems.h"
+#include "host/report/text.h"
 
 namespace atelier::cli {
 
@@ -68,10 +68,6 @@ std::string elements_text(uint64_t elements) {
     std::snprintf(text, sizeof(text), "%llu", static_cast<unsigned long long>(elements));
   }
   return text;
-}
-
-std::string bytes_text(const Json& bytes) {
-  return report::format_bytes(bytes.get<uint64_t>());
 }
 
 // A value of foreign metadata on one line.
@@ -130,7 +126,7 @@ void print_tensors(const Json& item) {
   if (const size_t files = item["files"].size(); files > 1)
     print(", ", std::to_string(files), " shards");
   print(", ", tensors["count"], " tensors, ", elements_text(tensors["elements"].get<uint64_t>()),
-        " values, ", bytes_text(tensors["bytes"]));
+        " values, ", report::bytes_text(tensors["bytes"].get<int64_t>()));
   if (tensors.contains("dtypes")) {
     for (const auto& [name, counts] : tensors["dtypes"].items())
       print(", ", name, " ", counts["tensors"]);
@@ -186,7 +182,7 @@ void print_table(const Json& item) {
 
 std::string state_text(const Json& state) {
   if (state.contains("refused")) return "damaged";
-  return "step " + shown(state["step"]) + ", " + bytes_text(state["bytes"]);
+  return "step " + shown(state["step"]) + ", " + report::bytes_text(state["bytes"].get<int64_t>());
 }
 
 void print_state(const Json& item) {

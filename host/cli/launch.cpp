@@ -19,7 +19,7 @@ namespace {
 constexpr int kMostProcesses = 1024;
 
 struct Options {
-  distributed::LaunchPlan plan;
+  distributed::LaunchOptions plan;
   std::string nproc_per_node = "auto";
   std::string config_file;
 };
@@ -85,7 +85,7 @@ bool plans_training(std::span<const std::string> words) {
 }
 
 // Plans here, once, what all processes would do.
-int plan_launch(std::vector<std::string> words, const distributed::LaunchPlan& plan) {
+int plan_launch(std::vector<std::string> words, const distributed::LaunchOptions& plan) {
   const int ranks = plan.nproc_per_node * plan.nnodes;
   if (ranks > 1 && !is_given(words, "ranks"))
     words.insert(words.end(), {"--ranks", std::to_string(ranks)});
@@ -135,7 +135,7 @@ std::vector<std::string> command_of(std::span<const std::string> words,
 }
 
 // Each of several machines has to be told which one it is, and where the first one is.
-void check_machines(const distributed::LaunchPlan& plan, const flags::ParsedFlags& given,
+void check_machines(const distributed::LaunchOptions& plan, const flags::ParsedFlags& given,
                     report::Problems& problems) {
   if (plan.node_rank >= plan.nnodes)
     problems.add("--node_rank " + std::to_string(plan.node_rank) + " of --nnodes " +

@@ -71,7 +71,7 @@ std::unique_ptr<model::LoadedModel> open_headers(const ModelFamily& family,
                                                  const std::string& model_ids,
                                                  const nlohmann::json& hints,
                                                  std::vector<model::LoadedPart> lenders) {
-  model::LoadRequest request;
+  model::LoadOptions request;
   request.lenders = std::move(lenders);
   request.model_paths = model_paths;
   request.model_id_with_origin_paths = model_ids;

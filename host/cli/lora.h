@@ -33,7 +33,7 @@ bool names_a_model(const flags::ParsedFlags& flags);
 // open_plugin and LoadedModel::open throw, and Error{kInvalidArgument} for half of the flags.
 std::unique_ptr<model::LoadedModel> open_named_model(const flags::ParsedFlags& flags);
 // A model without any weights: the family's denoiser and whatever else is found. `lenders`: see
-// LoadRequest.
+// LoadOptions.
 std::unique_ptr<model::LoadedModel> open_headers(const ModelFamily& family,
                                                  const std::string& model_paths,
                                                  const std::string& model_ids,

@@ -13,6 +13,7 @@
 #include "host/lora/lora_file.h"
 #include "host/report/error_line.h"
 #include "host/report/problems.h"
+#include "host/report/text.h"
 
 namespace atelier::cli {
 
@@ -132,7 +133,7 @@ void print(const Json& info) {
   std::printf("%s: %s layers%s%s, scale %s, %s%s\n",
               display_path(info["path"].get<std::string>()).c_str(), info["layers"].dump().c_str(),
               forms.c_str(), ranks.c_str(), counted(info["scales"], "scale").c_str(),
-              report::format_bytes(info["bytes"].get<uint64_t>()).c_str(), dtypes.c_str());
+              report::bytes_text(info["bytes"].get<int64_t>()).c_str(), dtypes.c_str());
   for (const auto& [kind, count] : info["targets"].items())
     std::printf("  %s: %s\n", one_line(kind, 200).c_str(), count.dump().c_str());
   if (info.contains("unknown"))

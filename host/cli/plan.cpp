@@ -101,9 +101,9 @@ std::vector<std::string> take(std::vector<std::string>& arguments, const flags::
 }
 
 // What --ranks and --network say.
-plan::RanksAsked asked_ranks(const Own& own, report::Problems& problems) {
+plan::RanksOrder asked_ranks(const Own& own, report::Problems& problems) {
   constexpr int64_t kMostRanks = 1 << 16;
-  plan::RanksAsked asked;
+  plan::RanksOrder asked;
   for (const std::string& text : own.ranks) {
     const auto count = report::parse_number<int64_t>(text);
     if (!count || *count < 1 || *count > kMostRanks)
@@ -186,12 +186,11 @@ int print_plan(const plan::Outcome& outcome, const PlanOnly& only) {
                                           : "no plan: " + outcome.unplanned,
                 "say a limit with --vram, or a device with --device_profile");
   const plan::Planned& planned = *outcome.planned;
-  const std::string table = plan::plan_table(planned.result, planned.target);
+  const std::string table = plan::plan_table(planned);
   std::fputs(table.c_str(), stdout);
   const std::string note = files::replaced_note(std::vector<std::string>{only.json, only.curve});
   if (!note.empty()) std::fprintf(stderr, "%s\n", note.c_str());
-  if (!only.json.empty())
-    files::write_file(only.json, plan::plan_json(planned.result, planned.target).dump(2) + "\n");
+  if (!only.json.empty()) files::write_file(only.json, plan::plan_json(planned).dump(2) + "\n");
   if (only.curve.empty()) return 0;
   const std::vector<memory::CurvePoint> curve = planned.curve();
   files::write_file(only.curve,

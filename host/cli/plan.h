@@ -15,7 +15,7 @@ namespace atelier::cli {
 struct PlanOnly {
   std::optional<memory::DeviceProfile> device_profile;  // nullopt: the device that is there
   std::string json, curve;                              // files; empty: none
-  plan::RanksAsked ranks;                               // none: one process
+  plan::RanksOrder ranks;                               // none: one process
 };
 
 // The table on stdout, and the files. Returns the exit code. Throws Error{kUnsupported} when there

@@ -19,6 +19,7 @@
 #include "host/model/model_loader.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/report/problems.h"
+#include "host/report/text.h"
 
 namespace atelier::cli {
 
@@ -61,7 +62,7 @@ namespace {
 void report_load(const LoadProgress& progress) {
   if (!progress.done) return;
   spdlog::info("loaded {}: {} in {:.1f} s ({:.2f} GB/s)", progress.component,
-               report::format_bytes(static_cast<uint64_t>(progress.bytes_total)), progress.seconds,
+               report::bytes_text(progress.bytes_total), progress.seconds,
                static_cast<double>(progress.bytes_total) / 1e9 / std::max(progress.seconds, 1e-9));
 }
 
@@ -157,7 +158,7 @@ int run_probe(std::span<const std::string> arguments) {
   const std::string component = flags.text("component");
   const std::string input = flags.text("inputs"), output = flags.text("output");
   report::Problems problems;
-  model::LoadRequest request = model::load_request(flags, problems);
+  model::LoadOptions request = model::load_request(flags, problems);
   const ComponentSpec* const spec = model::find_component(family, component);
   const bool is_tokenizer = spec != nullptr && spec->role == Role::kTokenizer;
 

@@ -109,7 +109,7 @@ void set_up(flags::ProcessSettings& settings, const ProcessUse& use, report::Pro
     note(use, "kernels of our own on this GPU: " + flags::kernels_text(kernels));
 }
 
-void note_slow_products(const model::LoadRequest& load, bool is_quiet) {
+void note_slow_products(const model::LoadOptions& load, bool is_quiet) {
   const bool may_be_gpu = load.device == "auto" || load.device.starts_with("cuda");
   for (const auto& [component, compute] : load.compute) {
     if (compute != weights::Compute::kW8A8 || is_quiet || !may_be_gpu || !is_first_here()) continue;
@@ -143,7 +143,8 @@ void agree_on_kernels(distributed::Group& group, KernelChoice& kernels) {
   const auto tables = tune::read_tables(tune::cache_folder(), kinds);
   const std::vector<std::string> wrong =
       tables && !tables->empty() ? tune::together(*tables).wrong : std::vector<std::string>();
-  const auto agreed = tune::agreed_choice(group.say(tune::choice_text(kernels.named, wrong)));
+  const auto agreed =
+      tune::agreed_choice(group.gather_texts(tune::choice_text(kernels.named, wrong)));
   if (agreed == kernels.named) return;
   kernels.named = agreed;
   tune::use(agreed.value_or(std::vector<std::string>()));

@@ -29,7 +29,7 @@ void set_up(order::Training& config, bool computes, report::Problems& problems);
 
 // Says where products of 8 bits that were asked for take longer than those in bfloat16, as it was
 // measured on the GPUs here.
-void note_slow_products(const model::LoadRequest& load, bool is_quiet);
+void note_slow_products(const model::LoadOptions& load, bool is_quiet);
 
 // All processes of a run choose as the first one did, but for what is wrong with one of them.
 void agree_on_kernels(distributed::Group& group, flags::KernelChoice& kernels);

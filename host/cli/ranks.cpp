@@ -102,7 +102,7 @@ std::optional<int> gpu_of_nccl(const std::string& device, const std::string& bac
 }
 
 void throw_mistakes(distributed::Group& group, const std::optional<Error>& mistakes) {
-  const std::vector<std::string> said = group.say(mistakes ? mistakes->message() : "");
+  const std::vector<std::string> said = group.gather_texts(mistakes ? mistakes->message() : "");
   if (!mistakes) return;
   const bool is_said_by_first =
       !group.is_first() &&
@@ -148,7 +148,7 @@ void require_same_run(distributed::Group& group, const train::PreparedRun& run) 
 bool agree_on_layout(distributed::Group& group, train::PreparedRun& run) {
   if (group.size() == 1) return false;
   const int64_t room = memory::available_bytes(run.model->device());
-  const std::vector<std::string> texts = group.say(train::layout_text(run.layout, room));
+  const std::vector<std::string> texts = group.gather_texts(train::layout_text(run.layout, room));
   if (!train::take_layout(train::tightest_layout(texts), run.layout)) return false;
   run.model->rearrange(run.layout.weights);
   report::Problems problems;

@@ -78,7 +78,7 @@ int train_with(Group& group, order::Training order, report::Problems& problems) 
                  "start a multiple of " + std::to_string(ranks_of_batch));
   train::share_batch(order, std::max(1, group.size() / ranks_of_batch), problems);
   parameters::check_shards(order, group.ranks(), problems);
-  order.model.placement.denoiser_parts = parameters::block_ranks(order, group.ranks());
+  order.model.placement.denoiser_shards = parameters::block_ranks(order, group.ranks());
   order.ranks = group.ranks();
   train::check_output_folder(order, problems);
   progress::Options shown = progress::stderr_options(order.log.quiet);

@@ -78,10 +78,10 @@ class Matching {
     give(metadata);
   }
 
-  void tell(Findings& problems, Findings& odd) const {
+  void report(Findings& problems, Findings& odd) const {
     const std::string folder = "--control_path: " + files::display_path(options_.control_path);
-    const auto tell_rows = [&](const std::string& what, const std::vector<std::string>& rows,
-                               const std::string& hint) {
+    const auto report_rows = [&](const std::string& what, const std::vector<std::string>& rows,
+                                 const std::string& hint) {
       if (rows.empty()) return;
       problems.add(kKind,
                    folder + what + std::to_string(rows.size()) + " of " +
@@ -89,10 +89,10 @@ class Matching {
                        " rows: " + report::list_names(rows, kMostNames),
                    hint, ErrorCode::kNotFound);
     };
-    tell_rows(" holds nothing for ", without_,
-              "call a file as the image is, or several with _0, _1 behind its name");
-    tell_rows(" holds files of one place for ", doubtful_,
-              "keep one of those that differ in their ending alone, as a.png and a.jpg do");
+    report_rows(" holds nothing for ", without_,
+                "call a file as the image is, or several with _0, _1 behind its name");
+    report_rows(" holds files of one place for ", doubtful_,
+                "keep one of those that differ in their ending alone, as a.png and a.jpg do");
     if (!strangers_.empty())
       odd.add(kKind,
               folder + " holds files that are called as no row is: " +
@@ -215,7 +215,7 @@ void add_control_files(const DatasetOptions& options, std::string_view target,
     metadata.records.clear();
     return;
   }
-  matching.tell(problems, odd);
+  matching.report(problems, odd);
 }
 
 }  // namespace atelier::data

@@ -9,7 +9,6 @@
 #include "host/data/frame_picking.h"
 #include "host/files/file_reader.h"
 #include "host/inputs/parse.h"
-#include "host/report/sizes.h"
 #include "host/report/text.h"
 
 namespace atelier::data {

@@ -13,6 +13,7 @@
 #include "formats/utf8.h"
 #include "host/files/file_reader.h"
 #include "host/report/problems.h"
+#include "host/report/text.h"
 
 namespace atelier::data {
 namespace {
@@ -104,8 +105,8 @@ class Collector {
     if (bytes <= kMaxRowBytes) return true;
     problems_.set_row(record.line);
     problems_.add(kSyntax,
-                  record.place + " [" + shown_column(column) + "]: " + report::format_bytes(bytes) +
-                      " of text, a row has at most " + report::format_bytes(kMaxRowBytes),
+                  record.place + " [" + shown_column(column) + "]: " + report::bytes_text(bytes) +
+                      " of text, a row has at most " + report::bytes_text(kMaxRowBytes),
                   "shorten it; is a quote before it not closed?");
     return false;
   }

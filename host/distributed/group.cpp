@@ -414,11 +414,11 @@ Ticket Group::reduce_scatter(const at::Tensor& part, const at::Tensor& whole) {
   });
 }
 
-std::vector<std::string> Group::say(const std::string& text) {
+std::vector<std::string> Group::gather_texts(const std::string& text) {
   if (!exchanges()) return {text};
   if (!state_->run->peers) return std::vector<std::string>(static_cast<size_t>(size()), text);
   state_->note("agreement");
-  return state_->run->peers->say(text);
+  return state_->run->peers->gather_texts(text);
 }
 
 void Group::compare() {
@@ -462,7 +462,7 @@ bool Group::is_called_off() const {
 // Exchanges that are under way end when they are given up by all. Their threads wait on for what
 // does not come, so they are kept to the end of the process.
 void Group::leave() {
-  say("");
+  gather_texts("");
   Run& run = *state_->run;
   run.has_left = true;
   for (const BackendPtr& backend : run.backends) backend->abort();

@@ -92,7 +92,8 @@ class Group {
   // they have there, and each rank is in one. All ranks call this with the same groups. `name` says
   // what they are for, in errors, and is given once. Exchanges of a smaller group do not wait for
   // others, nor for those of another group of the same ranks. Of the group of all ranks alone are
-  // say(), set_place(), begin_step(), give_up() and part(), which hold for the smaller ones, too.
+  // gather_texts(), set_place(), begin_step(), give_up() and part(), which hold for the smaller
+  // ones, too.
   std::shared_ptr<Group> among(const std::vector<std::vector<int>>& groups,
                                const std::string& name);
   // Groups of `size` ranks that follow each other; size() is a multiple.
@@ -128,7 +129,7 @@ class Group {
   Ticket pass_on(const at::Tensor& out, const at::Tensor& in);
 
   // What every rank says, by rank: small texts. Waits as long as the others live.
-  std::vector<std::string> say(const std::string& text);
+  std::vector<std::string> gather_texts(const std::string& text);
 
   // Returns when all ranks have made the same exchanges so far, and throws on all where they have
   // not: before anything is done with what came.
@@ -143,7 +144,7 @@ class Group {
   // it. All call begin_work() where it begins. The one that cannot calls call_off(): exchanges of
   // the others throw Error{kCancelled} then, one that is waited for within a second, but over NCCL
   // after its time-out. From there on exchanges do nothing, until all ranks have come to leave():
-  // behind it they throw Error{kInternal}, and say() is what ranks have left.
+  // behind it they throw Error{kInternal}, and gather_texts() is what ranks have left.
   void begin_work();
   void call_off();
   bool is_called_off() const;

@@ -42,7 +42,7 @@ std::vector<std::string> do_together(Group* group, const std::function<std::stri
   }
   std::vector<std::string> said;
   for (const std::string& text :
-       group->say(mine.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace))) {
+       group->gather_texts(mine.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace))) {
     const auto told = nlohmann::json::parse(text);
     if (told.contains("failed"))
       throw Error(static_cast<ErrorCode>(told["code"].get<int>()), told["failed"], told["hint"],
@@ -56,7 +56,7 @@ void require_same(Group& group, const RunIdentity& facts) {
   const Named mine(facts.begin(), facts.end());
   using nlohmann::json;  // names of files may be no text
   const std::vector<std::string> said =
-      group.say(json(mine).dump(-1, ' ', false, json::error_handler_t::replace));
+      group.gather_texts(json(mine).dump(-1, ' ', false, json::error_handler_t::replace));
   const Named first = parse(said.front());
   std::string different;
   for (int rank = 1; rank < group.size(); ++rank) {
@@ -85,8 +85,8 @@ void require_shared_folder(Group& group, const std::string& flag, const std::str
     std::ofstream(token) << "met";
     if (is_read_only && !fs::exists(token, failure)) name = ".";  // which all of them have
   }
-  const fs::path path = fs::path(folder) / group.say(name).front();
-  const std::vector<std::string> seen = group.say(fs::exists(path, failure) ? "" : folder);
+  const fs::path path = fs::path(folder) / group.gather_texts(name).front();
+  const std::vector<std::string> seen = group.gather_texts(fs::exists(path, failure) ? "" : folder);
   if (group.is_first()) fs::remove(token, failure);
   std::string blind;
   for (int rank = 0; rank < group.size(); ++rank) {
@@ -102,7 +102,7 @@ void require_shared_folder(Group& group, const std::string& flag, const std::str
 }
 
 void require_own_gpus(Group& group, const std::string& gpu) {
-  const std::vector<std::string> said = group.say(gpu);
+  const std::vector<std::string> said = group.gather_texts(gpu);
   std::map<std::string, std::string> ranks_of;
   for (int rank = 0; rank < group.size(); ++rank) {
     std::string& ranks = ranks_of[said[static_cast<size_t>(rank)]];

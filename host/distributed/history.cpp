@@ -10,7 +10,7 @@ constexpr size_t kRemembered = 64;
 constexpr uint64_t kOffset = 14695981039346656037U, kPrime = 1099511628211U;  // of FNV-1a
 
 // A dump, read again.
-struct Told {
+struct Dump {
   int64_t count = 0;
   std::vector<std::pair<uint64_t, std::string>> last;
 
@@ -19,21 +19,21 @@ struct Told {
 };
 
 // By rank.
-using AllTold = std::map<int, Told>;
+using DumpsByRank = std::map<int, Dump>;
 
-std::map<std::string, AllTold> parse_groups(const std::vector<std::string>& dumps) {
-  std::map<std::string, AllTold> groups;
+std::map<std::string, DumpsByRank> parse_groups(const std::vector<std::string>& dumps) {
+  std::map<std::string, DumpsByRank> groups;
   for (size_t rank = 0; rank < dumps.size(); ++rank) {
     if (dumps[rank].empty()) continue;
     const nlohmann::json histories = nlohmann::json::parse(dumps[rank]);
     for (const auto& [group, history] : histories.items())
       groups[group][static_cast<int>(rank)] = {history.at("count").get<int64_t>(),
-                                               history.at("last").get<decltype(Told::last)>()};
+                                               history.at("last").get<decltype(Dump::last)>()};
   }
   return groups;
 }
 
-std::optional<Difference> first_difference(const AllTold& told) {
+std::optional<Difference> first_difference(const DumpsByRank& told) {
   const auto& [first, one] = *told.begin();
   for (const auto& [rank, other] : told) {
     const int64_t end = std::min(one.count, other.count);
@@ -46,7 +46,7 @@ std::optional<Difference> first_difference(const AllTold& told) {
   return std::nullopt;
 }
 
-std::vector<int> ranks_behind(const AllTold& told) {
+std::vector<int> ranks_behind(const DumpsByRank& told) {
   int64_t most = 0;
   for (const auto& [rank, one] : told) most = std::max(most, one.count);
   std::vector<int> ranks;

@@ -99,11 +99,11 @@ struct Child {
 // What all processes have beside their numbers: where they meet, and what one has said for all.
 struct Shared {
   int port = 0;
-  report::Said said = {};
+  report::SharedMessages messages = {};
 };
 
 // What a child's environment has beside that of this process.
-void set_environment(const LaunchPlan& plan, int local_rank, const Shared& shared) {
+void set_environment(const LaunchOptions& plan, int local_rank, const Shared& shared) {
   const auto set = [](const char* name, const std::string& value) {
     setenv(name, value.c_str(), /*overwrite=*/1);
   };
@@ -113,14 +113,14 @@ void set_environment(const LaunchPlan& plan, int local_rank, const Shared& share
   set("LOCAL_WORLD_SIZE", std::to_string(plan.nproc_per_node));
   set("MASTER_ADDR", plan.master_addr);
   set("MASTER_PORT", std::to_string(shared.port));
-  set(report::Said::kVariable, shared.said.value());
+  set(report::SharedMessages::kVariable, shared.messages.value());
   const auto cores = static_cast<int>(std::thread::hardware_concurrency());
   setenv("OMP_NUM_THREADS", std::to_string(std::max(1, cores / plan.nproc_per_node)).c_str(),
          /*overwrite=*/0);
 }
 
 // In the child: becomes the program. Its group is its own, so that what it starts ends with it.
-[[noreturn]] void become(const LaunchPlan& plan, const std::vector<char*>& words, int local_rank,
+[[noreturn]] void become(const LaunchOptions& plan, const std::vector<char*>& words, int local_rank,
                          const Shared& shared, pid_t parent, const SignalQueue& signals) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -131,7 +131,8 @@ void set_environment(const LaunchPlan& plan, int local_rank, const Shared& share
   _exit(kNotFoundCode);
 }
 
-std::vector<Child> start(const LaunchPlan& plan, const Shared& shared, const SignalQueue& signals) {
+std::vector<Child> start(const LaunchOptions& plan, const Shared& shared,
+                         const SignalQueue& signals) {
   std::vector<char*> words;
   for (const std::string& word : plan.command) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
@@ -227,7 +228,7 @@ void reap(std::vector<Child>& children, std::vector<Failure>& failures) {
 
 }  // namespace
 
-int launch(const LaunchPlan& plan) {
+int launch(const LaunchOptions& plan) {
   const SignalQueue signals;
   const Shared shared{.port = plan.master_port != 0 ? plan.master_port : free_port()};
   std::vector<Child> children = start(plan, shared, signals);

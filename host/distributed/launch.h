@@ -9,7 +9,7 @@
 namespace atelier::distributed {
 
 // Names are those of the flags.
-struct LaunchPlan {
+struct LaunchOptions {
   int nproc_per_node = 1;
   int nnodes = 1, node_rank = 0;
   std::string master_addr = "127.0.0.1";
@@ -26,6 +26,6 @@ struct LaunchPlan {
 // Returns 0 when all did; else the leading one's exit code, which is 6 where a signal ended it, and
 // 128 + N where that was a signal N that asks to stop. Throws Error{kEnvironment} when a process
 // cannot be started.
-int launch(const LaunchPlan& plan);
+int launch(const LaunchOptions& plan);
 
 }  // namespace atelier::distributed

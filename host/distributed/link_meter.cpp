@@ -22,7 +22,7 @@ constexpr int64_t kSmall = 16;  // numbers of each rank's part
 std::vector<std::vector<int>> machines_of(Group& group) {
   std::map<std::string, size_t> places;
   std::vector<std::vector<int>> machines;
-  const std::vector<std::string> hosts = group.say(host_name());
+  const std::vector<std::string> hosts = group.gather_texts(host_name());
   for (int rank = 0; rank < group.size(); ++rank) {
     const auto [place, is_new] =
         places.try_emplace(hosts[static_cast<size_t>(rank)], machines.size());

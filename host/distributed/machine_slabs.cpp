@@ -12,13 +12,13 @@ namespace atelier::distributed {
 namespace {
 
 // What a rank tells: where processes see each other by number, this one's, and its descriptor.
-struct SlabPlace {
+struct SlabAddress {
   std::string space;
   int64_t process = 0;
   int descriptor = -1;
 
   std::string dump() const { return nlohmann::json({space, process, descriptor}).dump(); }
-  static SlabPlace parse(const std::string& text) {
+  static SlabAddress parse(const std::string& text) {
     const auto told = nlohmann::json::parse(text);
     return {told[0], told[1], told[2]};
   }
@@ -29,17 +29,17 @@ struct SlabPlace {
 std::shared_ptr<memory::SharedSlabs> share_machine(Group& group) {
   if (group.size() == 1) return nullptr;
   std::shared_ptr<memory::SharedSlabs> own = memory::SharedSlabs::make();
-  const SlabPlace mine = {process_space(), getpid(), own ? own->descriptor() : -1};
-  std::vector<SlabPlace> neighbours;  // of this machine, this one among them
+  const SlabAddress mine = {process_space(), getpid(), own ? own->descriptor() : -1};
+  std::vector<SlabAddress> neighbours;  // of this machine, this one among them
   int64_t place = 0;
-  for (const std::string& text : group.say(mine.dump())) {
-    const SlabPlace told = SlabPlace::parse(text);
+  for (const std::string& text : group.gather_texts(mine.dump())) {
+    const SlabAddress told = SlabAddress::parse(text);
     if (told.space != mine.space) continue;
     if (told.process == mine.process) place = std::ssize(neighbours);
     neighbours.push_back(told);
   }
   if (neighbours.size() == 1) return nullptr;
-  const SlabPlace& first = neighbours.front();
+  const SlabAddress& first = neighbours.front();
   std::shared_ptr<memory::SharedSlabs> slabs =
       place == 0 ? own : memory::SharedSlabs::open(first.process, first.descriptor);
   if (slabs) slabs->deal(place, std::ssize(neighbours));

@@ -227,7 +227,7 @@ class Reception {
     while (!is_complete() && mistakes_.empty() && Clock::now() < end) {
       std::this_thread::sleep_for(kLook);
       look();
-      tell_missing();
+      report_missing();
     }
     if (!mistakes_.empty()) fail({ErrorCode::kInvalidArgument, mistakes_, kAgain});
     if (!is_complete()) fail(did_not_come(missing(), ranks_, limit));
@@ -259,7 +259,7 @@ class Reception {
     return names;
   }
 
-  void tell_missing() {
+  void report_missing() {
     if (std::string now = missing(); now != told_missing_) {
       round_->set(kMissing, now);
       waiting_.meet(now);

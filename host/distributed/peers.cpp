@@ -128,7 +128,7 @@ struct Peers::Shared {
   std::string dump_history() const;
   Error error_of(const Verdict& known) const;
   Error ask(std::string_view reason);
-  std::string read_when_said(const std::string& key);
+  std::string read_when_set(const std::string& key);
   int next_rank() const { return (ranks.rank + 1) % ranks.size; }
   void meet(milliseconds limit);
 
@@ -364,7 +364,7 @@ std::pair<int64_t, uint64_t> Peers::noted(const std::string& group) const {
   return shared_->histories.of(group);
 }
 
-std::vector<std::string> Peers::say(const std::string& text) {
+std::vector<std::string> Peers::gather_texts(const std::string& text) {
   const std::string kind = "say/" + std::to_string(num_said_++);
   const int size = ranks().size;
   try {
@@ -372,7 +372,7 @@ std::vector<std::string> Peers::say(const std::string& text) {
     store.set(key_of(kind.c_str(), ranks().rank), bytes_of(text));
     std::vector<std::string> texts;
     for (int rank = 0; rank < size; ++rank)
-      texts.push_back(shared_->read_when_said(key_of(kind.c_str(), rank)));
+      texts.push_back(shared_->read_when_set(key_of(kind.c_str(), rank)));
     return texts;
   } catch (const std::exception& error) {
     throw lost(report::first_line(error));
@@ -380,7 +380,7 @@ std::vector<std::string> Peers::say(const std::string& text) {
 }
 
 // Waits for the key in the store until one knows that a rank is lost, which the thread finds out.
-std::string Peers::Shared::read_when_said(const std::string& key) {
+std::string Peers::Shared::read_when_set(const std::string& key) {
   for (bool is_there = false; !is_there;) {
     try {
       store->wait({key}, kStoreLook);
@@ -441,7 +441,7 @@ void Peers::give_up(std::string_view reason) {
 void Peers::part() {
   note("the end");
   shared_->is_parting = true;
-  say("");
+  gather_texts("");
   {
     const std::lock_guard lock(shared_->mutex);
     shared_->stops = true;

@@ -26,7 +26,7 @@ namespace atelier::distributed {
 // that this rank lives, and looks whether one is in trouble or shows nothing any more; where the
 // store answers nothing for as long, who keeps it is lost. This process has a few seconds to end
 // then; if its main thread is held up somewhere, the thread ends the process, so nothing hangs when
-// a rank goes away. say() is for one thread; the others may be called from any.
+// a rank goes away. gather_texts() is for one thread; the others may be called from any.
 class Peers {
  public:
   // Waits until all ranks are there, and throws as meet() does. A rank that shows nothing for
@@ -48,7 +48,7 @@ class Peers {
   std::pair<int64_t, uint64_t> noted(const std::string& group = {}) const;
 
   // What every rank says, by rank. Waits for all as long as they live.
-  std::vector<std::string> say(const std::string& text);
+  std::vector<std::string> gather_texts(const std::string& text);
 
   // The error of the exchange that was noted last, which failed for `reason`: Error{kPeerLost} that
   // names the ranks that are lost or late, or the one whose own error ended it; Error{kInternal}

@@ -28,7 +28,8 @@ FlatLayout::FlatLayout(const std::vector<at::Tensor>& tensors, int parts)
   for (Bucket& bucket : buckets_) {
     const auto itemsize = static_cast<int64_t>(bucket.options.dtype().itemsize());
     if (parts > 1) bucket.count = round_up(bucket.count, parts * (kPartBytes / itemsize));
-    for (const Place& place : bucket.places) cut(place, tensors[place.tensor].numel());
+    for (const Position& position : bucket.positions)
+      cut(position, tensors[position.tensor].numel());
   }
 }
 
@@ -41,10 +42,10 @@ FlatLayout::FlatLayout(const std::vector<Cut>& tensors)
         known.try_emplace({tensor.block, tensor.options.dtype().toScalarType()}, buckets_.size());
     const size_t bucket = found->second;
     if (is_new) {
-      buckets_.push_back({.places = {}, .options = tensor.options, .block = tensor.block});
+      buckets_.push_back({.positions = {}, .options = tensor.options, .block = tensor.block});
       ends.emplace_back(tensor.extents.size());
     }
-    buckets_[bucket].places.push_back({bucket_of_.size(), 0});
+    buckets_[bucket].positions.push_back({bucket_of_.size(), 0});
     bucket_of_.push_back(bucket);
     std::vector<Extent>& extents = extents_.emplace_back(tensor.extents);
     for (size_t part = 0; part < extents.size(); ++part) {
@@ -61,23 +62,23 @@ void FlatLayout::add(size_t tensor, const at::Tensor& value) {
   const bool fits = !buckets_.empty() && buckets_.back().options.dtype() == value.dtype() &&
                     buckets_.back().options.device() == value.device() &&
                     bytes(buckets_.back().count + value.numel()) <= kBucketBytes;
-  if (!fits) buckets_.push_back({.places = {}, .options = value.options().requires_grad(false)});
+  if (!fits) buckets_.push_back({.positions = {}, .options = value.options().requires_grad(false)});
   Bucket& bucket = buckets_.back();
   if (parts_ > 1)
     bucket.count =
         round_up(bucket.count, value.numel() < kLeastInBlocks ? kSmallBlockNumbers : kBlockNumbers);
-  bucket.places.push_back({tensor, bucket.count});
+  bucket.positions.push_back({tensor, bucket.count});
   bucket_of_[tensor] = buckets_.size() - 1;
   bucket.count += value.numel();
 }
 
 // Finds what each part has of a tensor of `size` numbers that lies in one piece.
-void FlatLayout::cut(const Place& place, int64_t size) {
-  const int64_t length = buckets_[bucket_of_[place.tensor]].count / parts_;
-  const int64_t first = place.begin, end = first + size;
+void FlatLayout::cut(const Position& position, int64_t size) {
+  const int64_t length = buckets_[bucket_of_[position.tensor]].count / parts_;
+  const int64_t first = position.begin, end = first + size;
   for (int64_t part = 0; part < parts_; ++part) {
     const int64_t from = std::max(first, part * length), to = std::min(end, (part + 1) * length);
-    Extent& extent = extents_[place.tensor].emplace_back();
+    Extent& extent = extents_[position.tensor].emplace_back();
     if (from < to) extent = {.begin = from - first, .at = from - part * length, .count = to - from};
   }
 }

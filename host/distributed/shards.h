@@ -19,7 +19,7 @@ class Block;
 namespace atelier::distributed {
 
 // Parts are made up of so many bytes. A tensor begins at a multiple of so many numbers, a small one
-// at a multiple of fewer: what is computed block by block, or in vectors, stays so in its pieces.
+// at a multiple of fewer: what is computed block by block, or in vectors, stays so in its shards.
 inline constexpr int64_t kPartBytes = 1024;
 inline constexpr int64_t kBlockNumbers = 256, kSmallBlockNumbers = 32;
 inline constexpr int64_t kLeastInBlocks = 4096;  // numbers of a tensor that is not small
@@ -27,14 +27,14 @@ inline constexpr int64_t kLeastInBlocks = 4096;  // numbers of a tensor that is 
 // Immutable.
 class FlatLayout {
  public:
-  struct Place {
+  struct Position {
     size_t tensor;
     int64_t begin;  // in the bucket, in numbers
   };
   // Tensors of one dtype and device. Backward passes come to the last ones first, and so do
   // buckets.
   struct Bucket {
-    std::vector<Place> places;
+    std::vector<Position> positions;
     int64_t count = 0;  // of numbers, with those between tensors and behind the last one
     at::TensorOptions options;
     const Block* block = nullptr;  // of tensors that were cut already
@@ -70,7 +70,7 @@ class FlatLayout {
 
  private:
   void add(size_t tensor, const at::Tensor& value);
-  void cut(const Place& place, int64_t size);
+  void cut(const Position& position, int64_t size);
 
   int parts_;
   std::vector<Bucket> buckets_;

@@ -132,8 +132,8 @@ Checkpoint Checkpoint::open(const CheckpointFiles& found) {
       } catch (const Error& error) {
         throw error.at(quoted).at(display_path(files[i]));
       }
-      const TensorPlace place = {static_cast<int>(i), entry.begin, entry.end - entry.begin,
-                                 entry.strides, found_here.is_big_endian};
+      const TensorLocation place = {static_cast<int>(i), entry.begin, entry.end - entry.begin,
+                                    entry.strides, found_here.is_big_endian};
       const auto [it, is_new] = checkpoint.places_.emplace(entry.name, place);
       if (!is_new)
         throw Error(ErrorCode::kInvalidArgument,
@@ -230,7 +230,7 @@ std::string Checkpoint::folder() const {
   return folder.empty() ? "." : folder;
 }
 
-const TensorPlace& Checkpoint::place(std::string_view tensor) const {
+const TensorLocation& Checkpoint::place(std::string_view tensor) const {
   const auto it = places_.find(tensor);
   if (it == places_.end())
     throw Error(ErrorCode::kNotFound,
@@ -243,7 +243,7 @@ at::Tensor Checkpoint::read(std::string_view tensor, std::optional<at::ScalarTyp
   return read(place(tensor), meta, dtype.value_or(meta.dtype));
 }
 
-at::Tensor Checkpoint::read(const TensorPlace& place, const TensorMeta& meta,
+at::Tensor Checkpoint::read(const TensorLocation& place, const TensorMeta& meta,
                             at::ScalarType to) const {
   at::Tensor out = at::empty(meta.shape, at::TensorOptions(to));
   if (out.numel() == 0) return out;
@@ -274,7 +274,7 @@ at::Tensor Checkpoint::scales(std::string_view tensor) const {
   const auto found = scales_.find(tensor);
   if (found == scales_.end()) return {};
   const auto& [name, meta] = found->second;
-  const TensorPlace& place = this->place(name);
+  const TensorLocation& place = this->place(name);
   at::Tensor out = read(place, meta, at::kFloat).flatten();
   if (!at::isfinite(out).all().item<bool>())
     throw Error(ErrorCode::kDataLoss,

@@ -18,7 +18,7 @@
 namespace atelier::files {
 
 // Where the bytes of a tensor lie.
-struct TensorPlace {
+struct TensorLocation {
   int file = 0;        // of Checkpoint::files()
   uint64_t begin = 0;  // from the start of the file
   uint64_t bytes = 0;
@@ -80,7 +80,7 @@ class Checkpoint {
   uint64_t bytes() const { return bytes_; }
 
   // Throws Error{kNotFound}.
-  const TensorPlace& place(std::string_view tensor) const;
+  const TensorLocation& place(std::string_view tensor) const;
 
   // Files of 8-bit floats may hold scales beside a tensor: "X.weight_scale" or "X.scale_weight" of
   // "X.weight", one or one for each row. The values are the tensor's times these.
@@ -103,13 +103,13 @@ class Checkpoint {
   std::optional<ConfigText> find_config(const CheckpointFiles& found) const;
   void check_against(const std::string& index_path) const;
   void take_scales(TensorIndex::Tensors& tensors);
-  at::Tensor read(const TensorPlace& place, const TensorMeta& meta, at::ScalarType to) const;
+  at::Tensor read(const TensorLocation& place, const TensorMeta& meta, at::ScalarType to) const;
 
   std::string name_;
   std::vector<std::string> files_;
   std::vector<uint64_t> file_sizes_;
   std::map<std::string, std::string> metadata_;
-  std::map<std::string, TensorPlace, std::less<>> places_;
+  std::map<std::string, TensorLocation, std::less<>> places_;
   std::shared_ptr<const TensorIndex> index_;
   std::optional<ConfigText> config_;
   struct Scales {

@@ -12,7 +12,7 @@
 #include "formats/escape.h"
 #include "formats/pth.h"
 #include "host/report/open_failure.h"
-#include "host/report/problems.h"
+#include "host/report/text.h"
 
 namespace atelier::files {
 
@@ -162,8 +162,8 @@ std::string read_text_file(const std::string& path, uint64_t max_bytes) {
   const FileReader file(path);
   if (file.size() > max_bytes)
     throw Error(ErrorCode::kInvalidArgument,
-                display_path(path) + ": " + report::format_bytes(file.size()) + ", at most " +
-                    report::format_bytes(max_bytes) + " are read",
+                display_path(path) + ": " + report::bytes_text(file.size()) + ", at most " +
+                    report::bytes_text(max_bytes) + " are read",
                 "is it the right file?", "FILE_TOO_LARGE");
   std::string text(file.size(), '\0');
   file.read(text.data(), 0, text.size());

@@ -38,7 +38,7 @@ int64_t bytes_of(const Conditioning& cond) {
 }
 
 // What the denoiser is told of the levels.
-std::vector<float> told_levels(const Request& request) {
+std::vector<float> denoiser_levels(const Request& request) {
   return request.whole_timesteps ? sampling::whole_timesteps(request.sigmas) : request.sigmas;
 }
 
@@ -241,7 +241,7 @@ class Generator::Guided {
     both_.insert(both_.end(), without_.begin(), without_.end());
     const auto num_levels = std::ssize(request.sigmas);
     // A row of each level, on the device before the loop begins.
-    sigmas_ = at::tensor(told_levels(request), at::kFloat)
+    sigmas_ = at::tensor(denoiser_levels(request), at::kFloat)
                   .unsqueeze(1)
                   .expand({num_levels, rows()})
                   .contiguous()
@@ -441,9 +441,9 @@ void Generator::use_denoiser(const Request& request, int64_t step) {
   while (end < num_steps && &of_step(end) == &wanted) ++end;
   denoiser_ = &wanted;
   first_step_ = step;
-  const std::vector<float> told = told_levels(request);
+  const std::vector<float> all = denoiser_levels(request);
   const auto levels =
-      std::span(told).subspan(static_cast<size_t>(step), static_cast<size_t>(end - step));
+      std::span(all).subspan(static_cast<size_t>(step), static_cast<size_t>(end - step));
   try {
     engine_.model.prepare_levels(wanted.name(), levels, runner());
   } catch (...) {

@@ -60,7 +60,10 @@ struct Request {
   // One call of the denoiser with both conditionings; otherwise two calls, with less memory. Where
   // one does not fit into the device's memory, there are two from that step on.
   bool batches_cfg = true;
-  std::vector<float> sigmas;     // see make_sigmas()
+  std::string schedule = {};  // the name of what made `sigmas`
+  std::vector<float> sigmas;  // see make_sigmas()
+  // From 0 to 1, how much of the start is made anew; nullopt: there is no start.
+  std::optional<double> denoising_strength = {};
   bool whole_timesteps = false;  // of the levels that the denoiser is told
   // Where the second of two denoisers takes over, in place of their own border.
   std::optional<double> switch_boundary = {};

@@ -24,6 +24,9 @@ struct InputFiles {
 // Reads the files of settings that fill_target() has filled. Throws Error when a file cannot be
 // read or does not fit.
 InputFiles read_inputs(const order::Settings& settings, const ModelFamily& family);
+// The shapes of what read_inputs() gives, filled with zeros, without initial latents: headers of
+// files alone are read.
+InputFiles blank_inputs(const order::Settings& settings, const ModelFamily& family);
 
 // Inputs that are no files: what the text encoder is given beside images.
 Inputs value_inputs(const order::Settings& settings, const ModelFamily& family);

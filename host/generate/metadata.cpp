@@ -28,12 +28,12 @@ json short_paths(const json& value) {
 }
 
 std::string parameters_text(const ModelRecord& model, const order::Settings& settings,
-                            const Request& request, std::string_view schedule, size_t index) {
+                            const Request& request, size_t index) {
   std::string text = settings.prompt.value_or("");
   if (!settings.negative_prompt.empty()) text += "\nNegative prompt: " + settings.negative_prompt;
   text += "\nSteps: " + std::to_string(request.sigmas.size() - 1) +
           ", Sampler: " + std::string(sampling::find_solver(request.solver).title);
-  text += ", Schedule type: " + std::string(schedule);
+  text += ", Schedule type: " + request.schedule;
   text += ", CFG scale: " + number(request.cfg_scale);
   if (request.cfg_scale_2) text += ", CFG scale 2: " + number(*request.cfg_scale_2);
   text += ", Seed: " + std::to_string(request.seeds.at(index));
@@ -41,10 +41,8 @@ std::string parameters_text(const ModelRecord& model, const order::Settings& set
           std::to_string(request.target.height);
   text += ", Model: " + model.family;
   if (!model.variant.empty()) text += " " + model.variant;
-  if (order::has_start(settings, model.inputs)) {
-    text += ", Denoising strength: " +
-            number(settings.denoising_strength.value_or(order::kDefaultStrength));
-  }
+  if (request.denoising_strength)
+    text += ", Denoising strength: " + number(*request.denoising_strength);
   std::string loras;
   for (const lora::LoraRef& use : settings.loras)
     loras += (loras.empty() ? "" : ", ") + use.name + ": " + number(use.strength);
@@ -61,7 +59,7 @@ std::string short_path(const std::string& path) {
 }
 
 media::Text metadata_of(const ModelRecord& model, const order::Settings& settings,
-                        const Request& request, std::string_view schedule, size_t index) {
+                        const Request& request, size_t index) {
   json record = {
       {"version", model.version},
       {"family", model.family},
@@ -75,7 +73,7 @@ media::Text metadata_of(const ModelRecord& model, const order::Settings& setting
       {"seed", request.seeds.at(index)},
       {"num_inference_steps", request.sigmas.size() - 1},
       {"cfg_scale", request.cfg_scale},
-      {"schedule", schedule},
+      {"schedule", request.schedule},
       {"sigmas", request.sigmas},
       {"height", request.target.height},
       {"width", request.target.width},
@@ -97,8 +95,7 @@ media::Text metadata_of(const ModelRecord& model, const order::Settings& setting
   if (settings.num_inference_steps) record["num_inference_steps"] = *settings.num_inference_steps;
   if (settings.flow_shift) record["flow_shift"] = *settings.flow_shift;
   if (settings.switch_boundary) record["switch_boundary"] = *settings.switch_boundary;
-  if (order::has_start(settings, model.inputs))
-    record["denoising_strength"] = settings.denoising_strength.value_or(order::kDefaultStrength);
+  if (request.denoising_strength) record["denoising_strength"] = *request.denoising_strength;
   if (!settings.inpaint_mask.empty()) record["inpaint_mask"] = short_path(settings.inpaint_mask);
   if (!settings.latents.empty()) record["latents"] = short_path(settings.latents);
   if (request.tiling) {
@@ -116,7 +113,7 @@ media::Text metadata_of(const ModelRecord& model, const order::Settings& setting
     const bool is_file = input != nullptr && inputs::is_file(input->kind);
     record[name] = is_file ? short_paths(value) : value;
   }
-  return {{"parameters", parameters_text(model, settings, request, schedule, index)},
+  return {{"parameters", parameters_text(model, settings, request, index)},
           {"atelier", record.dump(-1, ' ', false, json::error_handler_t::replace)}};
 }
 

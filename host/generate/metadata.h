@@ -32,7 +32,7 @@ struct ModelRecord {
 // Two text chunks: "parameters" in the form that other tools read and show, and "atelier", a JSON
 // object with every setting. `request` is the one that was run, `index` the image's place in it.
 media::Text metadata_of(const ModelRecord& model, const order::Settings& settings,
-                        const Request& request, std::string_view schedule, size_t index);
+                        const Request& request, size_t index);
 
 // The last two parts of a path: "transformer/model.safetensors". Whole paths tell more than a
 // image should.

@@ -12,19 +12,22 @@ namespace {
 constexpr std::pair<std::string_view, CfgRenorm> kRenorms[] = {
     {"none", CfgRenorm::kNone}, {"clamp", CfgRenorm::kClamp}, {"row", CfgRenorm::kRow}};
 
-// The first levels would leave nothing of an image or a clip to start from.
-std::vector<float> sigmas_of(const order::Settings& s, const ScheduleDefaults& schedule,
-                             const LatentSpec& spec, std::span<const InputSpec> inputs) {
-  std::vector<float> sigmas = sampling::make_sigmas(
+// The levels of a request. The first ones would leave nothing of an image or a clip to start from.
+void set_levels(Request& request, const order::Settings& s, const ScheduleDefaults& schedule,
+                const LatentSpec& spec, std::span<const InputSpec> inputs) {
+  request.schedule = schedule.name;
+  request.whole_timesteps = schedule.whole_timesteps;
+  request.sigmas = sampling::make_sigmas(
       schedule,
       {.num_steps = static_cast<int>(s.num_inference_steps.value_or(schedule.num_inference_steps)),
-       .tokens = tokens_of(order::target_of(s), spec),
+       .tokens = tokens_of(request.target, spec),
        .flow_shift = s.flow_shift,
        .sigmas = s.sigmas});
-  if (!order::has_start(s, inputs)) return sigmas;
-  return sampling::keep_last_steps(std::move(sigmas),
-                                   s.denoising_strength.value_or(order::kDefaultStrength),
-                                   /*from_clip=*/inputs::is_clip(model::start_input(inputs)->kind));
+  if (!order::has_start(s, inputs)) return;
+  request.denoising_strength = s.denoising_strength.value_or(order::kDefaultStrength);
+  request.sigmas =
+      sampling::keep_last_steps(std::move(request.sigmas), *request.denoising_strength,
+                                /*from_clip=*/inputs::is_clip(model::start_input(inputs)->kind));
 }
 
 }  // namespace
@@ -64,6 +67,11 @@ Request read_request(const order::Settings& s, const model::LoadedModel& model, 
                       model.model().latent_spec(), seed, model.stages().variant);
 }
 
+Request blank_request(const order::Settings& s, const model::LoadedModel& model) {
+  return make_request(s, blank_inputs(s, model.family()), model.family(),
+                      model.model().latent_spec(), /*seed=*/0, model.stages().variant);
+}
+
 Request make_request(const order::Settings& s, InputFiles files, const ModelFamily& family,
                      const LatentSpec& spec, uint64_t seed, std::string_view variant) {
   const ScheduleDefaults& schedule = schedule_of(s, family, variant);
@@ -81,8 +89,7 @@ Request make_request(const order::Settings& s, InputFiles files, const ModelFami
   request.cfg_trunc = s.cfg_trunc.value_or(schedule.cfg_trunc);
   request.cfg_renorm = find_renorm(s.cfg_renorm).value_or(schedule.cfg_renorm);
   request.cfg_renorm_ratio = s.cfg_renorm_ratio.value_or(schedule.cfg_renorm_ratio);
-  request.sigmas = sigmas_of(s, schedule, spec, family.inputs());
-  request.whole_timesteps = schedule.whole_timesteps;
+  set_levels(request, s, schedule, spec, family.inputs());
   request.switch_boundary = s.switch_boundary;
   request.solver = s.solver.empty() ? schedule.solver : s.solver;
   for (int64_t i = 0; i < s.num_images; ++i)

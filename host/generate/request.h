@@ -37,6 +37,8 @@ std::optional<CfgRenorm> find_renorm(std::string_view name);
 // is the first image's. Throws as read_inputs().
 Request read_request(const order::Settings& settings, const model::LoadedModel& model,
                      uint64_t seed);
+// The request without the values of files, see blank_inputs(): what planning asks for.
+Request blank_request(const order::Settings& settings, const model::LoadedModel& model);
 // The request of settings that fill_target() has filled, with the files that read_inputs() has read
 // for them.
 Request make_request(const order::Settings& settings, InputFiles files, const ModelFamily& family,

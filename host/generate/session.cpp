@@ -5,6 +5,7 @@
 #include <random>
 
 #include <ATen/ATen.h>
+#include <ATen/DeviceAccelerator.h>
 
 #include "atelier/error.h"
 #include "atelier/host/device_graph.h"
@@ -22,7 +23,7 @@
 #include "host/model/stages.h"
 #include "host/order/output_paths.h"
 #include "host/plugins/guard.h"
-#include "host/report/sizes.h"
+#include "host/report/text.h"
 #include "memory/clock.h"
 
 namespace atelier::generate {
@@ -56,7 +57,36 @@ ModelRecord record_of(const LoadedModel& model, const plugins::Plugin& plugin) {
   return record;
 }
 
+// Whether all weights of a model, and the largest images, fit into a GPU at once.
+bool everything_fits(const LoadedModel& model) {
+  if (model.is_simulated()) return false;
+  if (model.device().is_cpu()) return true;
+  constexpr double kWorkspaceBytes = 6e9;
+  double weights = 0;
+  for (const auto& part : model.parts()) weights += static_cast<double>(part.checkpoint.bytes());
+  const auto [free, total] = at::accelerator::getMemoryInfo(model.device().index());
+  return weights + kWorkspaceBytes < static_cast<double>(free);
+}
+
 }  // namespace
+
+std::vector<std::pair<std::string, std::string>> Layout::shared_flags() const {
+  return {{"--cfg_batch", batches_cfg ? "on" : "off"}};
+}
+
+Layout unplanned_layout(const order::Generation& order, const LoadedModel& model) {
+  const at::Device device = model.device();
+  // With a profile of a device that is elsewhere the model's own is the CPU.
+  if (order.cuda_graphs == memory::GraphChoice::kOn && !order.limits.device_profile &&
+      !ops::can_record_graphs(device.type()))
+    throw Error(ErrorCode::kInvalidArgument,
+                "--cuda_graphs on: device " + device.str() + " has no CUDA graphs", "leave it out");
+  Layout layout = {.batches_cfg = order.cfg_batch.value_or(true),
+                   .keeps_all = order.has_prompts_file() && everything_fits(model),
+                   .graph_rows = memory::graph_rows(order.cuda_graphs, device)};
+  if (order.load) layout.weights = {order.load->placement, order.load->storage};
+  return layout;
+}
 
 Session::Session(LoadedModel& model, LoraSet& loras, const order::Generation& order,
                  const Layout& layout, SessionHooks hooks, progress::Progress& progress)
@@ -161,8 +191,7 @@ Request Session::request_of(const order::Settings& settings, uint64_t seed) {
 media::Text Session::text_of(const order::Settings& settings, const Request& request,
                              size_t index) const {
   if (order_.leaves_out_metadata) return {};
-  const auto& schedule = schedule_of(settings, model_.family(), model_.stages().variant);
-  return metadata_of(record_, settings, request, schedule.name, index);
+  return metadata_of(record_, settings, request, index);
 }
 
 Engine Session::make_engine() {

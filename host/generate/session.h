@@ -7,6 +7,8 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "host/generate/generator.h"
 #include "host/generate/job_runner.h"
@@ -25,7 +27,14 @@ struct Layout {
   bool batches_cfg = true;  // both halves of guidance in one call of the denoiser
   bool keeps_all = false;   // components stay beside each other; see Engine
   int64_t graph_rows = 0;   // see memory::graph_rows()
+
+  // Flags, with their values, that must be equal on all ranks of one picture.
+  std::vector<std::pair<std::string, std::string>> shared_flags() const;
 };
+
+// The layout of an order without a plan. Throws Error{kInvalidArgument} where the order wants CUDA
+// graphs and the device has none.
+Layout unplanned_layout(const order::Generation& order, const model::LoadedModel& model);
 
 // Who is told of a session's work, and who shares it.
 struct SessionHooks {

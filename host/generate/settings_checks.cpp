@@ -15,7 +15,6 @@
 #include "host/inputs/parse.h"
 #include "host/model/encoder_check.h"
 #include "host/model/stages.h"
-#include "host/report/sizes.h"
 #include "host/report/text.h"
 #include "host/sampling/sigma_schedule.h"
 #include "host/sampling/solvers.h"

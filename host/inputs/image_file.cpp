@@ -10,7 +10,7 @@
 #include "host/files/file_reader.h"
 #include "host/files/folder.h"
 #include "host/inputs/parse.h"
-#include "host/report/problems.h"
+#include "host/report/text.h"
 
 namespace atelier::inputs {
 namespace {
@@ -28,7 +28,7 @@ constexpr double kShapeTolerance = 0.01;
 std::vector<uint8_t> read_bytes(const FileReader& file, uint64_t begin, uint64_t bytes) {
   if (file.size() > kMaxBytes)
     throw Error(ErrorCode::kInvalidArgument, files::display_path(file.path()) + ": " +
-                                                 report::format_bytes(file.size()) +
+                                                 report::bytes_text(file.size()) +
                                                  " are too many for an image");
   std::vector<uint8_t> data(bytes);
   file.read(data.data(), begin, bytes);

@@ -162,7 +162,7 @@ std::vector<float> probe_schedule(LoadedModel& model, const nlohmann::json& requ
       sampling::find_schedule(model.family().schedules(), request.value("schedule", std::string()),
                               request.value("variant", std::string()));
   const LatentSpec spec = model.model().latent_spec();
-  sampling::ScheduleRequest wanted;
+  sampling::ScheduleOptions wanted;
   wanted.num_steps = request.value("num_inference_steps", defaults.num_inference_steps);
   const int64_t height = request.value("height", int64_t{1024}),
                 width = request.value("width", int64_t{1024});

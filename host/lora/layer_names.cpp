@@ -25,7 +25,7 @@ LayerNames::LayerNames(model::LoadedModel* model, std::string_view component) : 
   if (model == nullptr) {
     const auto names = formats::text_encoder_names();
     text_encoders_.assign(names.begin(), names.end());
-    targets_[unsaid_] = {unsaid_, {}, {}, prefix};
+    targets_[default_component_] = {default_component_, {}, {}, prefix};
     for (const std::string_view name : formats::named_components())
       targets_[std::string(name)] = {std::string(name), {}, {}, std::string(name) + "."};
     return;
@@ -37,8 +37,9 @@ LayerNames::LayerNames(model::LoadedModel* model, std::string_view component) : 
     LoraTargets& targets = targets_[part.detection.component] = file_targets(*model, part);
     if (targets.file_prefix.empty()) targets.file_prefix = prefix;
   }
-  if (const model::RangedDenoiser* first = model->stages().first()) unsaid_ = first->name();
-  if (model->find_part(component) != nullptr) unsaid_ = component;
+  if (const model::RangedDenoiser* first = model->stages().first())
+    default_component_ = first->name();
+  if (model->find_part(component) != nullptr) default_component_ = component;
   layers_.emplace(*model);
 }
 
@@ -64,27 +65,28 @@ std::string LayerNames::text_encoder(size_t number) const {
 
 LayerNames::Layer LayerNames::find(std::string_view name) const {
   if (layers_) {
-    if (auto known = layers_->find_name(name, unsaid_)) return {known->component, known->path};
+    if (auto known = layers_->find_name(name, default_component_))
+      return {known->component, known->path};
   }
   // Files of some tools have several prefixes: "base_model.model.transformer.".
   for (int i = 0; i < 4; ++i) {
     for (const auto& [component, targets] : targets_) {
-      if (component != unsaid_ && name.starts_with(component + "."))
+      if (component != default_component_ && name.starts_with(component + "."))
         return {component, std::string(name.substr(component.size() + 1))};
     }
     const auto prefix = formats::without_lora_prefix(name);
     if (!prefix || (prefix->is_flat && name.find('.') != std::string_view::npos)) break;
     name = prefix->path;
     if (prefix->is_flat)
-      return from_flat(
-          prefix->owner == Owner::kTextEncoder ? text_encoder(prefix->text_encoder) : unsaid_,
-          name);
+      return from_flat(prefix->owner == Owner::kTextEncoder ? text_encoder(prefix->text_encoder)
+                                                            : default_component_,
+                       name);
   }
-  return {unsaid_, std::string(name)};
+  return {default_component_, std::string(name)};
 }
 
 void LayerNames::check(const LoraFile& file, bool wants_dots) const {
-  if (layers_) layers_->match(file, unsaid_);
+  if (layers_) layers_->match(file, default_component_);
   if (!wants_dots) return;
   std::vector<std::string> flat_names;
   for (const LoraLayer& layer : file.layers()) {

@@ -39,7 +39,7 @@ class LayerNames {
   void check(const LoraFile& file, bool wants_dots) const;
 
   // The component that names mean which do not say it.
-  const std::string& unsaid() const { return unsaid_; }
+  const std::string& default_component() const { return default_component_; }
   // The targets of every component that find() gives.
   const std::map<std::string, LoraTargets>& targets() const { return targets_; }
   // Empty without a model.
@@ -51,7 +51,7 @@ class LayerNames {
   std::string text_encoder(size_t number) const;
 
   model::LoadedModel* model_;
-  std::string unsaid_ = "dit";
+  std::string default_component_ = "dit";
   std::vector<std::string> text_encoders_;  // in their order
   std::optional<Targets> layers_;           // of the model
   std::map<std::string, LoraTargets> targets_;

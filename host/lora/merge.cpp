@@ -37,11 +37,11 @@ using formats::quote_and_escape;
 // ---- Into one LoRA ----
 
 // The factors of one layer, of all files that add to it.
-struct Parts {
+struct Factors {
   std::vector<at::Tensor> ups, downs;
   std::string from;  // the first file and its name of the layer
 };
-using PartsByLayer = std::map<std::pair<std::string, std::string>, Parts>;
+using FactorsByLayer = std::map<std::pair<std::string, std::string>, Factors>;
 
 void check_product(const LoraFile& file, const LoraLayer& layer) {
   if (layer.is_product() && layer.bias.empty()) return;
@@ -54,14 +54,14 @@ void check_product(const LoraFile& file, const LoraLayer& layer) {
               "--plugin and --model_paths merge any form into the model's weights", "LORA_KIND");
 }
 
-void collect(const MergeSource& source, const LayerNames& names, PartsByLayer& layers) {
+void collect(const MergeSource& source, const LayerNames& names, FactorsByLayer& layers) {
   for (const LoraLayer& layer : source.file.layers()) {
     check_product(source.file, layer);
     const LayerNames::Layer name = names.find(layer.name);
     const std::string from =
         display_path(source.file.path()) + ": layer " + quote_and_escape(layer.name);
     const auto [found, is_new] = layers.try_emplace({name.component, name.path});
-    Parts& parts = found->second;
+    Factors& parts = found->second;
     if (is_new) {
       parts.from = from;
     } else if (parts.ups[0].size(0) != layer.out || parts.downs[0].size(1) != layer.in) {
@@ -83,7 +83,7 @@ double squared(const at::Tensor& up, const at::Tensor& down) {
   return at::sum(at::mm(a.t(), a) * at::mm(b, b.t())).item<double>();
 }
 
-LayerWeights joined(const std::string& component, const std::string& path, const Parts& parts,
+LayerWeights joined(const std::string& component, const std::string& path, const Factors& parts,
                     std::optional<int64_t> rank, double& lost, double& whole) {
   const at::Tensor up = at::cat(parts.ups, 1), down = at::cat(parts.downs, 0);
   LayerWeights layer{component, path, down, up.to(at::kFloat)};
@@ -104,10 +104,10 @@ std::string common_component(std::span<const MergeSource> sources, const LayerNa
   std::map<std::string, const LoraFile*> said;
   for (const MergeSource& source : sources) {
     const auto& layers = source.file.layers();
-    const bool is_unsaid = std::any_of(layers.begin(), layers.end(), [&](const LoraLayer& layer) {
-      return names.find(layer.name).component == names.unsaid();
+    const bool has_default = std::any_of(layers.begin(), layers.end(), [&](const LoraLayer& layer) {
+      return names.find(layer.name).component == names.default_component();
     });
-    if (is_unsaid)
+    if (has_default)
       said.emplace(source.component.empty() ? source.file.component() : source.component,
                    &source.file);
   }
@@ -147,7 +147,7 @@ MergeReport merge_loras(std::span<const MergeSource> sources, const std::string&
   }
   Description description;
   description.component = common_component(sources, names);
-  PartsByLayer layers;
+  FactorsByLayer layers;
   for (const MergeSource& source : sources) {
     names.check(source.file, /*wants_dots=*/format != Format::kKohya);
     if (source.strength != 0) collect(source, names, layers);
@@ -187,13 +187,13 @@ struct Additions {
   void add(Difference difference, double strength, const Target& target) {
     components.insert(target.component);
     const auto shared = std::make_shared<const Difference>(std::move(difference));
-    for (const TargetPiece& piece : target.pieces)
-      by_weight[piece.weight].push_back({.difference = shared,
+    for (const TargetSlice& slice : target.slices)
+      by_weight[slice.weight].push_back({.difference = shared,
                                          .strength = strength,
-                                         .axis = piece.axis,
-                                         .difference_start = piece.name_start,
-                                         .weight_start = piece.layer_start,
-                                         .length = piece.length});
+                                         .axis = slice.axis,
+                                         .difference_start = slice.name_start,
+                                         .weight_start = slice.layer_start,
+                                         .length = slice.length});
   }
 
   void add(const MergeSource& source, const Targets& targets) {
@@ -209,9 +209,9 @@ struct Additions {
 };
 
 // A part of a component's tensor and the weight that it is a part of.
-struct TensorPiece {
+struct TensorSlice {
   const weights::BoundWeight* bound;
-  const weights::WeightPiece* piece;
+  const weights::WeightSlice* slice;
 };
 
 // The tensors of one checkpoint with what is added to them.
@@ -222,10 +222,10 @@ class MergedTensors {
       : part_(part), binding_(std::move(binding)), additions_(additions) {
     for (const weights::BoundWeight& bound : binding_.weights) {
       if (!additions.by_weight.contains(bound.weight)) continue;
-      for (const weights::WeightPiece& piece : bound.pieces)
-        changed_[piece.tensor].push_back({&bound, &piece});
+      for (const weights::WeightSlice& slice : bound.slices)
+        changed_[slice.tensor].push_back({&bound, &slice});
     }
-    for (const auto& [tensor, pieces] : changed_) check_dtype(tensor);
+    for (const auto& [tensor, slices] : changed_) check_dtype(tensor);
   }
 
   size_t changed() const { return changed_.size(); }
@@ -235,14 +235,14 @@ class MergedTensors {
     if (found == changed_.end()) return part_.checkpoint.read(tensor);
     const at::ScalarType dtype = part_.checkpoint.index().find(tensor)->dtype;
     at::Tensor value = part_.checkpoint.read(tensor, at::kFloat);
-    for (const auto& [bound, piece] : found->second) {
+    for (const auto& [bound, slice] : found->second) {
       const at::Tensor sum = merged(*bound);
-      if (piece->axis < 0) {
+      if (slice->axis < 0) {
         value = sum;
         continue;
       }
-      value.narrow(piece->axis, piece->tensor_start, piece->length)
-          .copy_(sum.narrow(piece->axis, piece->weight_start, piece->length));
+      value.narrow(slice->axis, slice->tensor_start, slice->length)
+          .copy_(sum.narrow(slice->axis, slice->weight_start, slice->length));
     }
     return value.to(dtype);
   }
@@ -274,7 +274,7 @@ class MergedTensors {
   const model::LoadedPart& part_;
   weights::WeightBinding binding_;
   const Additions& additions_;
-  std::map<std::string, std::vector<TensorPiece>> changed_;
+  std::map<std::string, std::vector<TensorSlice>> changed_;
   const weights::BoundWeight* last_ = nullptr;
   at::Tensor sum_;
 };

@@ -121,14 +121,14 @@ void Registry::add_to_products(Values& values, const LoraFile& file,
   const at::ScalarType dtype = model_.dtype(pair.target->component);
   const at::Tensor down = file.read_down(layer, dtype).to(model_.device());
   const at::Tensor up = file.read_up(layer, dtype).to(model_.device());
-  for (const TargetPiece& piece : pair.target->pieces) {
-    Adapter adapter = {piece.linear, down, up, layer.scale};
-    if (piece.axis == 0) {
-      adapter.b = widened(up.narrow(0, piece.name_start, piece.length), 0, piece.layer_start,
-                          piece.linear->out_features());
-    } else if (piece.axis == 1) {
-      adapter.a = widened(down.narrow(1, piece.name_start, piece.length), 1, piece.layer_start,
-                          piece.linear->in_features());
+  for (const TargetSlice& slice : pair.target->slices) {
+    Adapter adapter = {slice.linear, down, up, layer.scale};
+    if (slice.axis == 0) {
+      adapter.b = widened(up.narrow(0, slice.name_start, slice.length), 0, slice.layer_start,
+                          slice.linear->out_features());
+    } else if (slice.axis == 1) {
+      adapter.a = widened(down.narrow(1, slice.name_start, slice.length), 1, slice.layer_start,
+                          slice.linear->in_features());
     }
     values.bytes += static_cast<int64_t>(adapter.a.nbytes() + adapter.b.nbytes());
     values.adapters.push_back(std::move(adapter));
@@ -139,13 +139,13 @@ void Registry::add_to_weights(Values& values, const Difference& difference,
                               const Target& target) const {
   const auto shared = std::make_shared<const Difference>(difference.to(model_.device()));
   values.bytes += shared->bytes();
-  for (const TargetPiece& piece : target.pieces)
-    values.additions.push_back({piece.weight,
+  for (const TargetSlice& slice : target.slices)
+    values.additions.push_back({slice.weight,
                                 {.difference = shared,
-                                 .axis = piece.axis,
-                                 .difference_start = piece.name_start,
-                                 .weight_start = piece.layer_start,
-                                 .length = piece.length}});
+                                 .axis = slice.axis,
+                                 .difference_start = slice.name_start,
+                                 .weight_start = slice.layer_start,
+                                 .length = slice.length}});
 }
 
 const std::vector<std::string>& Registry::check(const LoraRef& use) {

@@ -56,8 +56,8 @@ double scale_of(const LayerWeights& layer) {
 }
 
 void check_rows(const Target& target, const LayerWeights& layer) {
-  for (const TargetPiece& piece : target.pieces) {
-    if (piece.axis > 0 && piece.length != target.shape[static_cast<size_t>(piece.axis)])
+  for (const TargetSlice& slice : target.slices) {
+    if (slice.axis > 0 && slice.length != target.shape[static_cast<size_t>(slice.axis)])
       refuse(layer, "its columns are several layers of the model");
   }
 }
@@ -159,18 +159,18 @@ using AdditionsOfWeight = std::map<const Weight*, std::vector<Addition>>;
 // The rows of `target` that something is added to, by their place in it.
 std::vector<Rows> rows_of(const Target& target, const AdditionsOfWeight& additions) {
   std::vector<Rows> rows;
-  for (const TargetPiece& piece : target.pieces) {
-    const auto found = additions.find(piece.weight);
+  for (const TargetSlice& slice : target.slices) {
+    const auto found = additions.find(slice.weight);
     if (found == additions.end()) continue;
-    const bool is_whole = piece.axis < 0;
-    const int64_t begin = is_whole ? 0 : piece.layer_start;
-    const int64_t end = begin + (is_whole ? target.out : piece.length);
+    const bool is_whole = slice.axis < 0;
+    const int64_t begin = is_whole ? 0 : slice.layer_start;
+    const int64_t end = begin + (is_whole ? target.out : slice.length);
     for (const Addition& addition : found->second) {
       const int64_t first = std::max(begin, addition.first);
       const int64_t last = std::min(end, addition.first + addition.length);
       if (first >= last) continue;
       rows.push_back({addition.layer, addition.layer_rows,
-                      (is_whole ? 0 : piece.name_start) + first - begin, last - first,
+                      (is_whole ? 0 : slice.name_start) + first - begin, last - first,
                       addition.up_first + first - addition.first});
     }
   }
@@ -219,11 +219,11 @@ std::vector<LayerWeights> respell(std::vector<LayerWeights> layers, LoadedModel&
         continue;
       }
       check_rows(*target, layer);
-      for (const TargetPiece& piece : target->pieces) {
-        const bool is_whole = piece.axis != 0;
-        additions[piece.weight].push_back({&layer, target->out, is_whole ? 0 : piece.layer_start,
-                                           is_whole ? target->out : piece.length,
-                                           is_whole ? 0 : piece.name_start});
+      for (const TargetSlice& slice : target->slices) {
+        const bool is_whole = slice.axis != 0;
+        additions[slice.weight].push_back({&layer, target->out, is_whole ? 0 : slice.layer_start,
+                                           is_whole ? target->out : slice.length,
+                                           is_whole ? 0 : slice.name_start});
       }
     }
     if (!names) continue;

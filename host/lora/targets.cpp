@@ -79,9 +79,9 @@ std::string misfit(const LoraLayer& layer, const Target& target) {
 // several layers, those must not be cut.
 void check_magnitude(const std::string& path, const LoraLayer& layer, const Target& target) {
   if (layer.magnitude.empty()) return;
-  for (const TargetPiece& piece : target.pieces) {
-    if (piece.axis < 0 || piece.axis == layer.magnitude_axis) continue;
-    if (piece.length == target.shape[static_cast<size_t>(piece.axis)]) continue;
+  for (const TargetSlice& slice : target.slices) {
+    if (slice.axis < 0 || slice.axis == layer.magnitude_axis) continue;
+    if (slice.length == target.shape[static_cast<size_t>(slice.axis)]) continue;
     throw Error(ErrorCode::kUnsupported,
                 path + ": tensor " + quote_and_escape(layer.magnitude) +
                     ": DoRA over several layers of " + target.component + " is not supported",
@@ -106,12 +106,12 @@ NamedTargets spelled_targets(LoadedModel& model, const LoadedPart& part,
   const auto binding = weights::bind_weights(rules, detection.prefix, index, root);
   NamedTargets targets;
   for (const weights::BoundWeight& bound : binding.weights) {
-    for (const weights::WeightPiece& piece : bound.pieces) {
-      Target& target = targets[piece.tensor.substr(detection.prefix.size())];
+    for (const weights::WeightSlice& slice : bound.slices) {
+      Target& target = targets[slice.tensor.substr(detection.prefix.size())];
       target.component = detection.component;
-      set_shape(target, index.find(piece.tensor)->shape);
-      target.pieces.push_back({bound.weight, linears.find(*bound.weight), layer_of(bound.path),
-                               piece.axis, piece.tensor_start, piece.weight_start, piece.length});
+      set_shape(target, index.find(slice.tensor)->shape);
+      target.slices.push_back({bound.weight, linears.find(*bound.weight), layer_of(bound.path),
+                               slice.axis, slice.tensor_start, slice.weight_start, slice.length});
     }
   }
   return targets;
@@ -121,8 +121,8 @@ namespace {
 
 bool is_linear(const Target& target) {
   return target.shape.size() == 2 &&
-         std::all_of(target.pieces.begin(), target.pieces.end(),
-                     [](const TargetPiece& piece) { return piece.linear != nullptr; });
+         std::all_of(target.slices.begin(), target.slices.end(),
+                     [](const TargetSlice& slice) { return slice.linear != nullptr; });
 }
 
 // The names of a component's layers: those of its checkpoint first, where they and others differ.
@@ -164,7 +164,7 @@ Targets::Component Targets::table_of(LoadedModel& model, const LoadedPart& part)
       all_targets(model, part, component.is_denoiser || component.text_encoder.has_value());
   for (auto found = component.by_name.cbegin(); found != component.by_name.cend(); ++found) {
     component.by_flat_name.emplace(formats::flat_lora_name(found->first), found);
-    if (found->second.pieces.front().linear != nullptr)
+    if (found->second.slices.front().linear != nullptr)
       component.widest = std::max({component.widest, found->second.in, found->second.out});
   }
   return component;
@@ -295,7 +295,7 @@ class Targets::Matching {
     if (!is_any_weight)
       std::erase_if(found, [](const Found& one) { return !is_linear(one.target->second); });
     if (found.empty()) match_.unmatched.push_back(layer.name);
-    if (found.size() > 1 && component_.empty()) refuse_unsaid(layer, found);
+    if (found.size() > 1 && component_.empty()) refuse_ambiguous(layer, found);
     for (const Found& one : found) {
       if (layer.form == LayerForm::kNone || add_weight(index, one)) add_bias(index, one);
     }
@@ -317,7 +317,8 @@ class Targets::Matching {
 
  private:
   // Experts have layers of the same names, and a LoRA of one does harm in the other.
-  [[noreturn]] void refuse_unsaid(const LoraLayer& layer, const std::vector<Found>& found) const {
+  [[noreturn]] void refuse_ambiguous(const LoraLayer& layer,
+                                     const std::vector<Found>& found) const {
     std::vector<std::string> names;
     for (const Found& one : found) names.push_back(one.component->name);
     const std::string denoisers = report::list_names(names);

@@ -15,7 +15,7 @@
 namespace atelier::lora {
 
 // A part of a named tensor, and the part of a layer's weight or bias that it is.
-struct TargetPiece {
+struct TargetSlice {
   Weight* weight = nullptr;
   nn::Linear* linear = nullptr;  // whose matrix the weight is; null for all other weights
   std::string path;              // of the layer in its component
@@ -28,7 +28,7 @@ struct Target {
   std::string component;
   std::vector<int64_t> shape;  // of the named tensor
   int64_t out = 0, in = 0;     // its rows and columns
-  std::vector<TargetPiece> pieces;
+  std::vector<TargetSlice> slices;
 };
 
 // The tensors of a component under the names that one of the family's spellings has for them,

@@ -17,7 +17,7 @@ class AnimationReader : public ClipReader {
 
  private:
   void open();
-  void tell_times();
+  void set_times();
 
   const std::string place_;
   const ClipLimits limits_;
@@ -41,7 +41,7 @@ AnimationReader::AnimationReader(const std::filesystem::path& path, const ClipLi
     throw Error(ErrorCode::kDataLoss, place_ + ": " + error.what(),
                 "the animation is damaged or cut short; get it again");
   }
-  tell_times();
+  set_times();
 }
 
 void AnimationReader::open() {
@@ -53,7 +53,7 @@ void AnimationReader::open() {
   next_ = 0;
 }
 
-void AnimationReader::tell_times() {
+void AnimationReader::set_times() {
   const std::vector<int>& durations_ms = animation_->durations_ms();
   if (static_cast<int64_t>(durations_ms.size()) > limits_.max_frames)
     throw Error(ErrorCode::kInvalidArgument,

@@ -7,7 +7,7 @@
 
 #include "atelier/error.h"
 
-#include "host/report/sizes.h"
+#include "host/report/text.h"
 
 namespace atelier::media {
 namespace {

@@ -23,7 +23,7 @@ size_t count_taken(const ModelFamily& family, const files::FoundFiles& found) {
 }
 
 // The families that take the most of the files, at least one.
-std::vector<const plugins::Plugin*> families_of_files(const FamilyRequest& request,
+std::vector<const plugins::Plugin*> families_of_files(const FamilyFlags& request,
                                                       report::Problems& problems) {
   const files::FoundFiles found =
       files::find_model_files(request.model_paths, request.model_id_with_origin_paths, problems);
@@ -42,7 +42,7 @@ std::vector<const plugins::Plugin*> families_of_files(const FamilyRequest& reque
 
 }  // namespace
 
-const plugins::Plugin* choose_family(const FamilyRequest& request, report::Problems& problems) {
+const plugins::Plugin* choose_family(const FamilyFlags& request, report::Problems& problems) {
   if (request.plugin) {
     try {
       return &plugins::open_plugin(*request.plugin, request.plugin_path);

@@ -10,7 +10,7 @@
 namespace atelier::model {
 
 // What --plugin and the flags beside it say; an empty text says nothing.
-struct FamilyRequest {
+struct FamilyFlags {
   std::optional<std::string> plugin = {};
   std::string plugin_path = {}, model_paths = {}, model_id_with_origin_paths = {};
 };
@@ -18,6 +18,6 @@ struct FamilyRequest {
 // The plugin that --plugin names; without it the one whose family takes the model's files. Where
 // several or none do, that is a problem that names them. One that is named and cannot be opened is
 // a problem too, and the files' family is there for checking the rest. null: none can be told.
-const plugins::Plugin* choose_family(const FamilyRequest& request, report::Problems& problems);
+const plugins::Plugin* choose_family(const FamilyFlags& request, report::Problems& problems);
 
 }  // namespace atelier::model

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "host/report/problems.h"
-#include "host/report/sizes.h"
+#include "host/report/text.h"
 
 namespace atelier::model {
 namespace {

@@ -20,7 +20,7 @@ struct MemoryLimits {
   std::optional<memory::DeviceProfile> device_profile = {};
 
   // Whether the user said what of a device a plan has to fit into.
-  bool is_said() const { return vram || device_profile; }
+  bool is_given() const { return vram || device_profile; }
 };
 
 // --vram, --host_memory and --allow_storage.

@@ -59,7 +59,7 @@ void add_list(flags::Table& table, const std::string& name, std::string help,
             [name, take](const flags::ParsedFlags& flags) { take(flags.list(name)); });
 }
 
-void add_files(flags::Table& table, LoadRequest& r) {
+void add_files(flags::Table& table, LoadOptions& r) {
   flags::FlagSpec plugin = plugin_flag();
   plugin.help += "; by default the one whose files they are";
   plugin.required = false;
@@ -82,7 +82,7 @@ void add_files(flags::Table& table, LoadRequest& r) {
       });
 }
 
-void add_dtypes(flags::Table& table, LoadRequest& r, std::string dtype) {
+void add_dtypes(flags::Table& table, LoadOptions& r, std::string dtype) {
   table
       .add({.name = "dtype",
             .help = "for all, or by component: bfloat16,vae=float32",
@@ -90,7 +90,7 @@ void add_dtypes(flags::Table& table, LoadRequest& r, std::string dtype) {
             .choices = weights::dtype_choices(),
             .by_component = true},
            [&r](const flags::ParsedFlags& flags) {
-             weights::RequestedDtypes dtypes = weights::parse_dtypes(flags.text("dtype"));
+             weights::DtypeFlags dtypes = weights::parse_dtypes(flags.text("dtype"));
              r.dtype = std::move(dtypes.all);
              r.dtypes = std::move(dtypes.components);
            })
@@ -99,7 +99,7 @@ void add_dtypes(flags::Table& table, LoadRequest& r, std::string dtype) {
             "copies of such a GPU");
 }
 
-void add_storage(flags::Table& table, LoadRequest& r) {
+void add_storage(flags::Table& table, LoadOptions& r) {
   add_list(table, "storage",
            "8-bit weights by component: dit=fp8,text_encoder=int8; published: as the file has "
            "them; bf16 and plain: in dtype",
@@ -122,7 +122,7 @@ void add_storage(flags::Table& table, LoadRequest& r) {
                "with offload, blocks that are on their way while one runs");
 }
 
-flags::Table model_table(LoadRequest& request, std::string dtype) {
+flags::Table model_table(LoadOptions& request, std::string dtype) {
   flags::Table table;
   add_files(table, request);
   add_dtypes(table, request, std::move(dtype));
@@ -133,12 +133,12 @@ flags::Table model_table(LoadRequest& request, std::string dtype) {
 }  // namespace
 
 std::vector<flags::FlagSpec> model_flags(std::string dtype) {
-  LoadRequest presets;
+  LoadOptions presets;
   return model_table(presets, std::move(dtype)).specs();
 }
 
-LoadRequest load_request(const flags::ParsedFlags& flags, report::Problems& problems) {
-  LoadRequest request;
+LoadOptions load_request(const flags::ParsedFlags& flags, report::Problems& problems) {
+  LoadOptions request;
   model_table(request, "auto").read(flags, problems);
   return request;
 }

@@ -24,7 +24,7 @@ flags::FlagSpec model_hints_flag();
 std::vector<flags::FlagSpec> model_flags(std::string dtype = "auto");
 
 // What the flags of a command with model_flags() ask for. Those that are malformed become problems.
-model::LoadRequest load_request(const flags::ParsedFlags& flags, report::Problems& problems);
+model::LoadOptions load_request(const flags::ParsedFlags& flags, report::Problems& problems);
 
 // '{"*glob*": {"component": "dit", "variant": "name"}}'. Throws Error{kInvalidArgument}.
 std::map<std::string, DetectHint> parse_hints(const nlohmann::json& hints);

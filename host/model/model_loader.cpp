@@ -11,16 +11,16 @@
 
 #include "formats/escape.h"
 #include "host/device/cpu_memory.h"
+#include "host/model/component_filler.h"
 #include "host/model/components.h"
 #include "host/model/fingerprint.h"
 #include "host/model/graphs.h"
 #include "host/model/handover.h"
-#include "host/model/part_filler.h"
 #include "host/model/random_weights.h"
 #include "host/model/request_checks.h"
 #include "host/plugins/guard.h"
 #include "host/report/problems.h"
-#include "host/report/sizes.h"
+#include "host/report/text.h"
 #include "host/weights/weight_loading.h"
 #include "memory/activation_budget.h"
 #include "memory/clock.h"
@@ -31,7 +31,7 @@ namespace atelier::model {
 namespace {
 
 // Adds up the statistics of residencies that one component had one after the other.
-void add(memory::Residency::Stats& total, const memory::Residency::Stats& stats) {
+void add_stats(memory::Residency::Stats& total, const memory::Residency::Stats& stats) {
   total.device_bytes = std::max(total.device_bytes, stats.device_bytes);
   total.host_bytes = std::max(total.host_bytes, stats.host_bytes);
   total.shared_bytes = std::max(total.shared_bytes, stats.shared_bytes);
@@ -46,9 +46,10 @@ std::string describe(const memory::ResidencyPlan& plan, const memory::Residency:
                     std::count(plan.stays.begin(), plan.stays.end(), true);
   const std::string blocks = std::to_string(plan.blocks.size()) + " blocks ";
   std::string text =
-      (plan.parts > 1 ? blocks + "are divided among " + std::to_string(plan.parts) + " processes, "
-                      : std::to_string(stay) + " of " + blocks + "stayed on the device, which ") +
-      (plan.parts > 1 ? "of which the device of this one held " : "held ") +
+      (plan.shards > 1
+           ? blocks + "are divided among " + std::to_string(plan.shards) + " processes, "
+           : std::to_string(stay) + " of " + blocks + "stayed on the device, which ") +
+      (plan.shards > 1 ? "of which the device of this one held " : "held ") +
       report::bytes_text(stats.device_bytes) + "; the host held " +
       report::bytes_text(stats.host_bytes) +
       (stats.shared_bytes > 0 ? ", of which the processes of the machine have " +
@@ -144,12 +145,12 @@ class LoadedModel::Runner final : public HandoverRunner {
   bool is_coming(std::string_view component) const { return component == coming_; }
 
   // `filler`: of blocks that are not loaded yet.
-  void make_residency(std::string_view name, PartFiller& filler,
+  void make_residency(std::string_view name, ComponentFiller& filler,
                       const files::Checkpoint& checkpoint) {
     memory::ResidencyPlan plan = model_.plans_.find(name)->second;
-    if (plan.parts > 1) plan.peers = model_.peers_;
-    plan.shared = model_.shared_place(name, checkpoint);
-    const bool is_divided = plan.parts > 1;
+    if (plan.shards > 1) plan.peers = model_.peers_;
+    plan.shared = model_.slab_sharing(name, checkpoint);
+    const bool is_divided = plan.shards > 1;
     memory::BlockLoading loading = filler.loading();
     const auto change = model_.changes_.find(name);
     if (is_divided && change != model_.changes_.end())
@@ -217,7 +218,7 @@ class LoadedModel::Runner final : public HandoverRunner {
   // The blocks that the processes of the machine have together are there from now on.
   void hold_shared(std::string_view name, const files::Checkpoint& checkpoint) {
     memory::ResidencyPlan plan = model_.plans_.find(name)->second;
-    plan.shared = model_.shared_place(name, checkpoint);
+    plan.shared = model_.slab_sharing(name, checkpoint);
     held_ = memory::bring_shared(plan.shared_of(model_.model_->blocks(name)), on_demand(name),
                                  plan.shared, filler_->loading());
   }
@@ -248,7 +249,7 @@ class LoadedModel::Runner final : public HandoverRunner {
   std::set<const Block*> leaving_;  // of the denoiser that runs for the last time
   std::string coming_;              // the one that comes in its place; empty: none
   int64_t room_ = 0, needed_ = 0;   // bytes that have left, and those that the first blocks take
-  std::optional<PartFiller> filler_;
+  std::optional<ComponentFiller> filler_;
   std::vector<memory::SharedBlock> held_;  // of its blocks
 };
 
@@ -298,7 +299,7 @@ void LoadedModel::place_blocks() {
   bool holds_on_host = false;
   for (auto& [name, plan] : plans_) {
     const std::vector<Block*> blocks = model_->blocks(name);
-    if (plan.parts > 1) {
+    if (plan.shards > 1) {
       // Each is read when its part is taken, and no more of a file than that.
       for (Block* block : blocks) {
         for (const Weight* weight : weights_of(*block)) places_[weight] = memory::Place::kDisk;
@@ -344,7 +345,7 @@ BlockRunner& LoadedModel::runner() {
 
 void LoadedModel::keep_on_device(const std::set<const Weight*>& weights) {
   for (auto& [name, plan] : plans_) {
-    if (plan.parts > 1) continue;
+    if (plan.shards > 1) continue;
     const std::vector<Block*> blocks = model_->blocks(name);
     for (size_t i = 0; i < blocks.size(); ++i) {
       const std::set<const Weight*> own = weights_of(*blocks[i]);
@@ -360,7 +361,7 @@ void LoadedModel::keep_on_device(const std::set<const Weight*>& weights) {
 bool LoadedModel::is_streamed(std::string_view component) const {
   const auto plan = plans_.find(component);
   if (plan == plans_.end()) return false;
-  if (plan->second.parts > 1) return true;
+  if (plan->second.shards > 1) return true;
   const auto& blocks = plan->second.blocks;
   return std::any_of(blocks.begin(), blocks.end(),
                      [](memory::Place place) { return place != memory::Place::kDevice; });
@@ -368,7 +369,7 @@ bool LoadedModel::is_streamed(std::string_view component) const {
 
 bool LoadedModel::is_divided(std::string_view component) const {
   const auto plan = plans_.find(component);
-  return plan != plans_.end() && plan->second.parts > 1;
+  return plan != plans_.end() && plan->second.shards > 1;
 }
 
 void LoadedModel::share_host(std::shared_ptr<memory::SharedSlabs> slabs,
@@ -465,7 +466,7 @@ void LoadedModel::fill(std::string_view name, const weights::WeightBinding& bind
                        const std::function<void(int64_t)>& progress) {
   const std::set<const Weight*> later = filled_by_block(name, checkpoint);
   const bool is_coming = runner_->is_coming(name);
-  PartFiller filler(*this, name, binding, checkpoint, places_, progress);
+  ComponentFiller filler(*this, name, binding, checkpoint, places_, progress);
   filler.fill([&](const Weight* weight) {
     return !later.contains(weight) && !(is_coming && weight->is_loaded());
   });
@@ -479,17 +480,17 @@ std::set<const Weight*> LoadedModel::filled_by_block(std::string_view name,
                                                      const files::Checkpoint& checkpoint) {
   std::set<const Weight*> all;
   const auto plan = plans_.find(name);
-  const bool is_shared = shared_place(name, checkpoint).slabs != nullptr;
-  if (plan == plans_.end() || (!is_shared && plan->second.parts == 1)) return all;
+  const bool is_shared = slab_sharing(name, checkpoint).slabs != nullptr;
+  if (plan == plans_.end() || (!is_shared && plan->second.shards == 1)) return all;
   const std::vector<Block*> blocks = model_->blocks(name);
   for (size_t i = 0; i < blocks.size(); ++i) {
-    if (plan->second.parts > 1 || plan->second.blocks[i] == memory::Place::kHost)
+    if (plan->second.shards > 1 || plan->second.blocks[i] == memory::Place::kHost)
       all.merge(weights_of(*blocks[i]));
   }
   return all;
 }
 
-memory::SharedPlace LoadedModel::shared_place(std::string_view name,
+memory::SlabSharing LoadedModel::slab_sharing(std::string_view name,
                                               const files::Checkpoint& checkpoint) {
   if (slabs_ == nullptr || unshared_.contains(name) || is_divided(name) || !is_streamed(name) ||
       random_weights_seed(checkpoint))
@@ -526,7 +527,7 @@ void LoadedModel::drop_residency(std::string_view name) {
   const auto found = residencies_.find(name);
   if (found == residencies_.end()) return;
   const memory::Residency::Stats stats = found->second->stats();
-  add(past_[std::string(name)], stats);
+  add_stats(past_[std::string(name)], stats);
   residencies_.erase(found);
   stream_residencies();
 }
@@ -543,7 +544,7 @@ std::vector<std::string> LoadedModel::streaming_report() const {
     memory::Residency::Stats stats;
     if (const auto past = past_.find(name); past != past_.end()) stats = past->second;
     if (const auto now = residencies_.find(name); now != residencies_.end())
-      add(stats, now->second->stats());
+      add_stats(stats, now->second->stats());
     if (stats.copies > 0) lines.push_back(name + ": " + describe(plan, stats));
   }
   if (!is_simulated_) return lines;

@@ -25,7 +25,7 @@
 
 namespace atelier::model {
 
-struct LoadRequest {
+struct LoadOptions {
   // JSON as on the command line: a path, or a list of paths and of lists of paths (the shards of
   // one checkpoint). A plain path that is no JSON is taken as it is. Paths may hold globs, and name
   // files, component folders and model folders.
@@ -84,7 +84,7 @@ class LoadedModel {
   // Reads headers only, and reports everything that is wrong with the files in one error: unknown
   // checkpoints, two for one component, required ones that are missing, LoRA files, and missing,
   // unexpected or mis-shaped tensors. `family` outlives the model.
-  static std::unique_ptr<LoadedModel> open(const ModelFamily& family, const LoadRequest& request);
+  static std::unique_ptr<LoadedModel> open(const ModelFamily& family, const LoadOptions& request);
   // Makes a model without files, for its sizes and declarations only.
   static std::unique_ptr<LoadedModel> open_empty(const ModelFamily& family);
   ~LoadedModel();
@@ -178,7 +178,7 @@ class LoadedModel {
             const files::Checkpoint& checkpoint, const std::function<void(int64_t)>& progress);
   std::set<const Weight*> filled_by_block(std::string_view name,
                                           const files::Checkpoint& checkpoint);
-  memory::SharedPlace shared_place(std::string_view name, const files::Checkpoint& checkpoint);
+  memory::SlabSharing slab_sharing(std::string_view name, const files::Checkpoint& checkpoint);
   void drop_residency(std::string_view name);
   void stream_residencies();
 

@@ -50,7 +50,7 @@ at::ScalarType published_dtype(const TensorIndex& index) {
   return most == at::kDouble ? at::kFloat : most;
 }
 
-bool is_fp8_model(const LoadRequest& request, const files::FoundCheckpoint& item) {
+bool is_fp8_model(const LoadOptions& request, const files::FoundCheckpoint& item) {
   return std::any_of(item.entry.begin(), item.entry.end(), [&](const std::string& entry) {
     return std::find(request.fp8_models.begin(), request.fp8_models.end(), entry) !=
            request.fp8_models.end();
@@ -79,7 +79,7 @@ std::vector<std::string> tokenizer_places(const ModelFamily& family,
 
 class LoadedModel::Opening {
  public:
-  Opening(const ModelFamily& family, const LoadRequest& request)
+  Opening(const ModelFamily& family, const LoadOptions& request)
       : family_(family), request_(request), model_(new LoadedModel(family)) {}
 
   std::unique_ptr<LoadedModel> open() {
@@ -331,7 +331,7 @@ class LoadedModel::Opening {
   }
 
   const ModelFamily& family_;
-  const LoadRequest& request_;
+  const LoadOptions& request_;
   std::unique_ptr<LoadedModel> model_;
   report::Problems problems_;
   at::ScalarType asked_dtype_ = at::kFloat;
@@ -346,7 +346,7 @@ class LoadedModel::Opening {
 };
 
 std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family,
-                                               const LoadRequest& request) {
+                                               const LoadOptions& request) {
   return Opening(family, request).open();
 }
 

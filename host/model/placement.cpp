@@ -67,7 +67,7 @@ bool is_denoiser(const PlacedComponents& components, const std::string& componen
 
 bool is_divided(const Placement& placement, const PlacedComponents& components,
                 const std::string& component) {
-  return placement.denoiser_parts > 1 && is_denoiser(components, component);
+  return placement.denoiser_shards > 1 && is_denoiser(components, component);
 }
 
 using BlocksByComponent = std::map<std::string, int64_t, std::less<>>;
@@ -153,7 +153,7 @@ std::map<std::string, memory::ResidencyPlan, std::less<>> plan_residency(
         std::max<int64_t>(placement.prefetch, 0));
     const bool takes_turns = placement.denoisers_take_turns && is_denoiser(components, component);
     if (is_divided(placement, components, component)) {
-      plan.parts = placement.denoiser_parts;
+      plan.shards = placement.denoiser_shards;
       if (takes_turns) plan.turns = turns;
       plan.stays.resize(plan.blocks.size());
     } else if (takes_turns) {

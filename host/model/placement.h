@@ -38,7 +38,7 @@ struct Placement {
   bool denoisers_take_turns = false;
   // Among how many processes each block of the denoisers is divided; 1: each has them whole. Where
   // they rest, parts of them do; none of them stays on the device whole.
-  int denoiser_parts = 1;
+  int denoiser_shards = 1;
 };
 
 // Where weights rest, and as what.

@@ -50,13 +50,13 @@ at::Tensor random_tensor(const std::string& name, const TensorMeta& meta, uint64
 at::Tensor random_weight(const weights::BoundWeight& bound, const files::Checkpoint& checkpoint,
                          uint64_t seed, at::Device device) {
   at::Tensor whole;
-  for (const weights::WeightPiece& piece : bound.pieces) {
+  for (const weights::WeightSlice& slice : bound.slices) {
     at::Tensor part =
-        random_tensor(piece.tensor, *checkpoint.index().find(piece.tensor), seed, device);
-    if (piece.axis < 0) return part.view(bound.weight->sizes());
+        random_tensor(slice.tensor, *checkpoint.index().find(slice.tensor), seed, device);
+    if (slice.axis < 0) return part.view(bound.weight->sizes());
     if (!whole.defined()) whole = at::empty(bound.weight->sizes(), part.options());
-    whole.narrow(piece.axis, piece.weight_start, piece.length)
-        .copy_(part.narrow(piece.axis, piece.tensor_start, piece.length));
+    whole.narrow(slice.axis, slice.weight_start, slice.length)
+        .copy_(part.narrow(slice.axis, slice.tensor_start, slice.length));
   }
   return whole;
 }

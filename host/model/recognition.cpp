@@ -177,7 +177,7 @@ void with(const files::Checkpoint& checkpoint, const F& work) {
 
 // The component that a saved file says it holds, where its tensors might be of several; empty: it
 // says nothing of the kind.
-std::string said_component(const ModelFamily& family, const LoadedPart& part) {
+std::string saved_component(const ModelFamily& family, const LoadedPart& part) {
   const auto& metadata = part.checkpoint.metadata();
   const auto said = metadata.find(formats::kLoraComponentKey);
   if (said == metadata.end()) return {};
@@ -206,7 +206,7 @@ void assign(const ModelFamily& family, std::span<LoadedPart* const> parts) {
       throw Error(ErrorCode::kInternal,
                   where + ": " + files::display_path(part.checkpoint.name()) + ": no component " +
                       formats::quote_and_escape(component) + " of the family has tensors");
-    const std::string said = said_component(family, part);
+    const std::string said = saved_component(family, part);
     if (part.hint.component.empty()) part.detection.component = said.empty() ? component : said;
     // A hint's variant is the denoiser's.
     if (part.hint.variant.empty() || spec->role != Role::kDenoiser)

@@ -52,7 +52,7 @@ std::string dtype_problem(at::ScalarType dtype, int capability) {
          std::to_string(capability / 10) + "." + std::to_string(capability % 10);
 }
 
-void check_compute(const LoadedModel& model, const LoadRequest& request,
+void check_compute(const LoadedModel& model, const LoadOptions& request,
                    report::Problems& problems) {
   const int capability = ops::compute_capability(model.device());
   for (const LoadedPart& part : model.parts()) {
@@ -85,7 +85,7 @@ void check_compute(const LoadedModel& model, const LoadRequest& request,
   }
 }
 
-void check_fp8_models(const LoadRequest& request, const files::FoundFiles& found,
+void check_fp8_models(const LoadOptions& request, const files::FoundFiles& found,
                       report::Problems& problems) {
   const std::vector<std::string>& entries = found.entries;
   for (const std::string& name : request.fp8_models) {
@@ -104,7 +104,7 @@ std::map<std::string, memory::ResidencyPlan, std::less<>> residency_of(
   auto plans = plan_residency(placement, components, problems);
   if (is_host) {
     std::erase_if(plans, [&](const auto& plan) {
-      return !placement.offload.contains(plan.first) && plan.second.parts == 1;
+      return !placement.offload.contains(plan.first) && plan.second.shards == 1;
     });
   }
   return plans;

@@ -18,12 +18,12 @@ bool check_component(const ModelFamily& family, const std::string& component,
 // in the names of --fp8_models.
 void check_storage(const ModelFamily& family, const weights::StorageByComponent& storages,
                    Model& model, const std::vector<LoadedPart>& parts, report::Problems& problems);
-void check_compute(const LoadedModel& model, const LoadRequest& request,
+void check_compute(const LoadedModel& model, const LoadOptions& request,
                    report::Problems& problems);
 // Why a GPU of that compute capability (75 is 7.5; 0: no GPU) cannot compute in `dtype`; empty: it
 // can.
 std::string dtype_problem(at::ScalarType dtype, int capability);
-void check_fp8_models(const LoadRequest& request, const files::FoundFiles& found,
+void check_fp8_models(const LoadOptions& request, const files::FoundFiles& found,
                       report::Problems& problems);
 
 // `is_host`: the device is the host, and only what is named goes elsewhere.

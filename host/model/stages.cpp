@@ -43,7 +43,7 @@ Inputs on_device(Inputs values, at::Device device) {
   return values;
 }
 
-const std::string& said_variant(const LoadedPart& part) {
+const std::string& hinted_variant(const LoadedPart& part) {
   return part.hint.variant;
 }
 
@@ -108,8 +108,8 @@ Stages stages_of(const ModelFamily& family, std::span<const LoadedPart> parts) {
   if (stages.first() != nullptr) {
     stages.variant = stages.first()->part.variant;
   } else {
-    const auto said = std::ranges::find_if_not(parts, &std::string::empty, said_variant);
-    if (said != parts.end()) stages.variant = said_variant(*said);
+    const auto said = std::ranges::find_if_not(parts, &std::string::empty, hinted_variant);
+    if (said != parts.end()) stages.variant = hinted_variant(*said);
   }
   for (const ComponentSpec& component : family.components()) {
     const auto part = std::ranges::find(

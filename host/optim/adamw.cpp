@@ -146,7 +146,7 @@ void AdamW::move(const std::vector<size_t>& batch, double lr,
     const Slot& slot = slots_[i];
     if (!slot.leaf.grad().defined()) continue;
     steps.push_back(slot.step);
-    if (slot.leaf.numel() == 0) continue;  // the others move their pieces
+    if (slot.leaf.numel() == 0) continue;  // the others move their shards
     const bool is_fused = moments_[i].is_quantized() && ops::has_adamw_8bit(slot.leaf);
     (is_fused ? fused : composed).push_back(i);
   }

@@ -40,7 +40,7 @@ Ema::Ema(const std::vector<Group>& groups, double decay, memory::TransferDevice*
                            .value = leaf.to(at::kCPU, at::kFloat, /*non_blocking=*/false,
                                             /*copy=*/true),
                            .dtype = parameter.dtype(),
-                           .piece = parameter.piece,
+                           .shard = parameter.shard,
                            .on_host = memory_for(leaf, transfer),
                            .put_aside = {}});
     }
@@ -96,11 +96,11 @@ NamedTensors Ema::state() const {
   return state;
 }
 
-Pieces Ema::pieces() const {
-  Pieces pieces;
+Shards Ema::shards() const {
+  Shards shards;
   for (const Average& average : averages_)
-    if (average.piece) pieces[average.name] = *average.piece;
-  return pieces;
+    if (average.shard) shards[average.name] = *average.shard;
+  return shards;
 }
 
 void Ema::load_state(const NamedTensors& state) {

@@ -38,7 +38,7 @@ class Ema {
   // By parameter name; shares storage. With it "num_updates", and "num_updates.COMPONENT" of each
   // that takes turns.
   NamedTensors state() const;
-  Pieces pieces() const;  // see Optimizer
+  Shards shards() const;  // see Optimizer
   // Throws Error{kInvalidArgument} as Optimizer::load_state.
   void load_state(const NamedTensors& state);
 
@@ -48,7 +48,7 @@ class Ema {
     std::string turn;  // empty: every step moves it
     at::Tensor leaf, value;
     at::ScalarType dtype;  // of the leaf, or of what it is the master of
-    std::optional<Piece> piece;
+    std::optional<Shard> shard;
     at::Tensor on_host;    // what read() fills: the leaf itself where it is there
     at::Tensor put_aside;  // the leaf's own values while it has the average
   };

@@ -40,7 +40,7 @@ at::Tensor total_norm(const std::vector<Group>& groups, const NamedTensors& meas
       const at::Tensor& like = grad.defined() ? grad : parameter.leaf;
       const at::Device device = like.device();
       if (!first) first = device;
-      if (grad.defined() && grad.numel() == 0) continue;  // a piece, of which others have all
+      if (grad.defined() && grad.numel() == 0) continue;  // a shard, of which others have all
       Alike& alike = kinds[{device.type(), device.index(), like.scalar_type()}];
       alike.norms.push_back(grad.defined() ? at::Tensor() : known->second);
       if (grad.defined()) alike.gradients.push_back(grad);

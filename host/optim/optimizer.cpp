@@ -14,10 +14,10 @@ namespace atelier::optim {
 Optimizer::~Optimizer() = default;
 
 int64_t Parameter::whole_numel() const {
-  return piece ? c10::multiply_integers(piece->whole_sizes) : leaf.numel();
+  return shard ? c10::multiply_integers(shard->whole_sizes) : leaf.numel();
 }
 
-bool has_pieces(Kind kind) {
+bool moves_shards(Kind kind) {
   return kind != Kind::kAdafactor;  // which has rows and columns of whole matrices
 }
 
@@ -52,9 +52,9 @@ std::unique_ptr<Optimizer> make_optimizer(std::vector<Group> groups, const Optio
   check_options(options);
   const auto is_cut = [](const Group& group) {
     return std::ranges::any_of(
-        group.parameters, [](const Parameter& parameter) { return parameter.piece.has_value(); });
+        group.parameters, [](const Parameter& parameter) { return parameter.shard.has_value(); });
   };
-  if (!has_pieces(options.kind) && std::ranges::any_of(groups, is_cut))
+  if (!moves_shards(options.kind) && std::ranges::any_of(groups, is_cut))
     throw Error(ErrorCode::kUnsupported, "optimizer: it needs whole tensors");
   switch (options.kind) {
     case Kind::kAdamW:

@@ -18,11 +18,11 @@ namespace atelier::optim {
 
 // A part of a tensor of which other processes have the rest: the numbers from `begin` on, counted
 // flat.
-struct Piece {
+struct Shard {
   std::vector<int64_t> whole_sizes;
   int64_t begin = 0;
 };
-using Pieces = std::map<std::string, Piece>;
+using Shards = std::map<std::string, Shard>;
 
 // A trained tensor. `leaf` is a leaf of the autograd graph; its gradient is leaf.grad().
 struct Parameter {
@@ -30,8 +30,8 @@ struct Parameter {
   at::Tensor leaf;
   // Where `leaf`, of one axis, is no whole tensor. It begins at a multiple of 8, or at
   // one of kQuantizedBlock where the whole has kLeastQuantized numbers. All processes have
-  // all parameters in the same order, with a gradient or without one; a piece may be empty.
-  std::optional<Piece> piece = {};
+  // all parameters in the same order, with a gradient or without one; a shard may be empty.
+  std::optional<Shard> shard = {};
   // Where `leaf` is the float32 master of values that rest elsewhere: their dtype, which gradients
   // have, too. The optimizer keeps no other master then; who uses the values rounds them.
   std::optional<at::ScalarType> master_of = {};
@@ -40,7 +40,7 @@ struct Parameter {
   int64_t whole_numel() const;
 };
 
-// Adds up over the processes what each has of its pieces, in place: with the same bits on all.
+// Adds up over the processes what each has of its shards, in place: with the same bits on all.
 using Sum = std::function<void(at::Tensor& value)>;
 
 struct Group {
@@ -101,8 +101,8 @@ class Optimizer {
   // state is then as before.
   virtual void load_state(const NamedTensors& state) = 0;
 
-  // Values of state() that are pieces: of what a whole parameter has. By name.
-  virtual Pieces pieces() const { return {}; }
+  // Values of state() that are shards: of what a whole parameter has. By name.
+  virtual Shards shards() const { return {}; }
 
   // Bytes of state beside the leaves.
   virtual int64_t state_bytes() const = 0;
@@ -114,13 +114,13 @@ class Optimizer {
 };
 
 // `groups` hold the leaves for as long as the optimizer lives. Leaves are float32, or, with
-// master_weights, bfloat16 or float16. Throws Error{kUnsupported} for others, and for pieces where
-// the kind of optimizer has_pieces() not. `sum`: of parameters that are pieces; all processes make
-// the same steps then.
+// master_weights, bfloat16 or float16. Throws Error{kUnsupported} for others, and for shards of a
+// kind that moves none, see moves_shards(). `sum`: of parameters that are shards; all processes
+// make the same steps then.
 std::unique_ptr<Optimizer> make_optimizer(std::vector<Group> groups, const Options& options,
                                           Sum sum = {});
-// Whether it moves a piece as it would move that part of the whole.
-bool has_pieces(Kind kind);
+// Whether it moves a shard as it would move that part of the whole.
+bool moves_shards(Kind kind);
 
 // What the step needs to know of the gradients, on the device: nothing is read back.
 struct GradientNorm {

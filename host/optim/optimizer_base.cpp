@@ -73,7 +73,7 @@ void OptimizerBase::add_slot(const Parameter& parameter, const Group& group) {
             .weight_decay = group.weight_decay,
             .index = static_cast<uint32_t>(slots_.size()),
             .whole_numel = parameter.whole_numel(),
-            .piece = parameter.piece};
+            .shard = parameter.shard};
   slot.step = add_zeros(slot, "step", {});
   if (slot.dtype != at::kFloat) {
     if (options_.master_weights == MasterWeights::kFp32) {
@@ -102,9 +102,9 @@ std::string state_name(const Slot& slot, std::string_view what) {
 at::Tensor OptimizerBase::add_part(const Slot& slot, std::string_view what, at::Tensor value,
                                    int64_t per) {
   const std::string name = state_name(slot, what);
-  if (slot.piece) {
-    Piece& piece = pieces_[name] = *slot.piece;
-    if (per > 1) piece = {{(slot.whole_numel + per - 1) / per}, piece.begin / per};
+  if (slot.shard) {
+    Shard& shard = shards_[name] = *slot.shard;
+    if (per > 1) shard = {{(slot.whole_numel + per - 1) / per}, shard.begin / per};
   }
   return add_state(name, std::move(value));
 }
@@ -130,7 +130,7 @@ RoundingKey OptimizerBase::rounding_key(const Slot& slot) const {
   return {.seed = random::stream_seed(options_.seed, random::Stream::kRounding),
           .parameter = slot.index,
           .step = static_cast<uint32_t>(*rounding_step_.const_data_ptr<int64_t>()),
-          .first = static_cast<uint64_t>(slot.piece ? slot.piece->begin : 0)};
+          .first = static_cast<uint64_t>(slot.shard ? slot.shard->begin : 0)};
 }
 
 void OptimizerBase::store(const Slot& slot, const at::Tensor& value) {

@@ -26,7 +26,7 @@ struct Slot {
   double lr_scale = 1.0, weight_decay = 0.0;
   uint32_t index = 0;  // among all parameters
   int64_t whole_numel = 0;
-  std::optional<Piece> piece;
+  std::optional<Shard> shard;
 };
 
 // What one step is told, on each device that has parameters.
@@ -48,7 +48,7 @@ class StepScalars {
 class OptimizerBase : public Optimizer {
  public:
   NamedTensors state() const override { return state_; }
-  Pieces pieces() const override { return pieces_; }
+  Shards shards() const override { return shards_; }
   void load_state(const NamedTensors& state) override;
   int64_t state_bytes() const override;
   int64_t step_bytes() const override;  // of one parameter after the other
@@ -91,7 +91,7 @@ class OptimizerBase : public Optimizer {
   void add_slot(const Parameter& parameter, const Group& group);
 
   NamedTensors state_;
-  Pieces pieces_;
+  Shards shards_;
   // int64 scalar on the CPU, in the key of stochastic rounding: how many steps were made.
   at::Tensor rounding_step_;
   std::vector<std::pair<at::Device, at::Generator>> generators_;

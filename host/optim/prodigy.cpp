@@ -100,7 +100,7 @@ void Prodigy::accumulate(size_t i, const at::Tensor& rate, const StepScalars::On
   denominator_.add_(mine.s.abs().sum().mul(slot.lr_scale).to(denominator_.device()));
 }
 
-// What a step adds to both is, so far, of this process's pieces.
+// What a step adds to both is, so far, of this process's shards.
 void Prodigy::add_up_sums() {
   at::Tensor both = at::stack({numerator_, denominator_});
   sum_(both);

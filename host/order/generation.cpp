@@ -146,7 +146,7 @@ Generation read_generation(const Words& words, const plugins::Plugin* plugin,
   read_jobs(order, inputs, problems);
   run::check_report_path(order.report_memory, problems);
   const size_t before = problems.size();
-  model::LoadRequest load = model::load_request(parsed, problems);
+  model::LoadOptions load = model::load_request(parsed, problems);
   load.prepares_levels = true;
   load.cuts_texts = parsed.flag("truncate_captions");
   if (problems.size() == before) order.load = std::move(load);

@@ -35,7 +35,7 @@ struct Processes {
 struct Generation {
   // ---- the model
   const plugins::Plugin* plugin = nullptr;      // null: not known, which is a problem already
-  std::optional<model::LoadRequest> load = {};  // nullopt: its flags are malformed, the same
+  std::optional<model::LoadOptions> load = {};  // nullopt: its flags are malformed, the same
   lora::Mode lora_mode = lora::Mode::kHot;
   flags::ProcessSettings process = {};
 

@@ -165,7 +165,7 @@ void fill_offload(OffloadSettings& o, const ParsedFlags& flags, report::Problems
 }
 
 void fill_memory(Training& c, const ParsedFlags& flags, report::Problems& problems) {
-  c.memory.says_prefetch = flags.is_given("prefetch");
+  if (flags.is_given("prefetch")) c.memory.prefetch = flags.integer("prefetch");
   run::check_report_path(c.memory.report, problems, c.output.output_path);
   fill_offload(c.offload, flags, problems);
   c.model.placement.offload_others = c.offload.weights;

@@ -93,8 +93,8 @@ struct ShardSettings {
 
 struct MemorySettings {
   model::MemoryLimits limits;
-  bool says_prefetch = false;  // --prefetch was given
-  std::string report;          // file of the timeline; empty: none is made
+  std::optional<int64_t> prefetch;  // blocks that come ahead; see memory::ResidencyPlan
+  std::string report;               // file of the timeline; empty: none is made
 };
 
 struct Training {
@@ -102,7 +102,7 @@ struct Training {
   distributed::Ranks ranks = {};        // the processes that train together, this one among them
   Task task = Task::kSft;
   Stage stage = Stage::kBoth;
-  model::LoadRequest model;
+  model::LoadOptions model;
   std::string resume_from_checkpoint;  // weights of one trained component
   std::string resume;  // folder of a run or of a saved state; empty: from the beginning
   // Its dataset_base_path is empty when samples come from the cache alone (sft:train).

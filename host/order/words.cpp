@@ -74,7 +74,7 @@ std::optional<std::string> Words::find(std::string_view name) const {
   return std::nullopt;
 }
 
-void Words::say(std::string_view name, std::string_view value) {
+void Words::set(std::string_view name, std::string_view value) {
   words_.insert(words_.begin(), {"--" + std::string(name), std::string(value)});
 }
 

@@ -25,7 +25,7 @@ class Words {
   // the resumed run. nullopt: nothing.
   std::optional<std::string> find(std::string_view name) const;
   // Says what nobody has said, as on the command line.
-  void say(std::string_view name, std::string_view value);
+  void set(std::string_view name, std::string_view value);
   // Whether all files could be read.
   bool is_whole() const { return is_whole_; }
 

@@ -74,7 +74,7 @@ optim::Parameter DividedWeights::add(const Selection::TrainedWeight& trained, co
 void DividedWeights::cut(optim::Parameter& parameter) const {
   const Divided& divided = divided_[places_.at(parameter.name)];
   parameter.leaf = divided.moved;
-  parameter.piece = optim::Piece{divided.weight->sizes().vec(), divided.begin};
+  parameter.shard = optim::Shard{divided.weight->sizes().vec(), divided.begin};
 }
 
 std::string DividedWeights::note() const {
@@ -89,7 +89,7 @@ void DividedWeights::send_gradients(GradientSums& sums) {
 
 void DividedWeights::take_gradients(const GradientSums& sums) {
   for (size_t place = 0; place < divided_.size(); ++place)
-    divided_[place].moved.mutable_grad() = sums.divided_piece(place);
+    divided_[place].moved.mutable_grad() = sums.divided_shard(place);
 }
 
 void DividedWeights::publish() {

@@ -50,9 +50,9 @@ void check_shards(const Training& config, const distributed::Ranks& ranks,
     problems.add("--zero_group: " + formats::quote_and_escape(shards.group) + " of " +
                      std::to_string(ranks.size) + " processes make up no groups of one size",
                  "use all, node, or a number that divides that of the processes");
-  if (shard_ranks(config, ranks) > 1 && !optim::has_pieces(config.optimizer.kind))
+  if (shard_ranks(config, ranks) > 1 && !optim::moves_shards(config.optimizer.kind))
     problems.add("--zero_stage " + std::to_string(shards.stage) +
-                     ": this optimizer needs whole matrices, and moves no pieces of them",
+                     ": this optimizer needs whole matrices, and moves no shards of them",
                  "use --zero_stage 0, or --optimizer_type AdamW8bit", ErrorCode::kUnsupported);
 }
 
@@ -120,7 +120,7 @@ ArrivalOrder arrival_order(const TrainedBlocks& blocks, const distributed::FlatL
   std::vector<std::vector<const Block*>> needs;
   for (const distributed::FlatLayout::Bucket& bucket : layout.buckets()) {
     std::vector<const Block*>& of_bucket = needs.emplace_back();
-    for (const distributed::FlatLayout::Place& place : bucket.places)
+    for (const distributed::FlatLayout::Position& place : bucket.positions)
       of_bucket.push_back(blocks.find(names[place.tensor]));
   }
   return {blocks.blocks, needs};

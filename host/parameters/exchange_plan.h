@@ -51,7 +51,7 @@ struct RankMode {
 RankMode summing_mode(const RankMode& mode, bool is_of_factors);
 // Whether tensors that are trained rest whole in host memory, and their gradients go there as they
 // are made: where the weights' blocks do, or the user wants it and nothing is shared out. Wholes of
-// what is shared out stay on the device, and pieces go to the host.
+// what is shared out stay on the device, and shards go to the host.
 bool has_wholes_on_host(const RankMode& summing, bool is_wanted, bool rest_on_host);
 
 // Blocks of a model in the order in which they run, and those that trained tensors belong to.
@@ -101,7 +101,7 @@ struct ExchangePlan {
 
   RankMode mode;                   // see summing_mode()
   bool wholes_on_host;             // see has_wholes_on_host()
-  distributed::FlatLayout layout;  // buckets as they are sent, and the pieces of all ranks in them
+  distributed::FlatLayout layout;  // buckets as they are sent, and the shards of all ranks in them
   distributed::FlatLayout divided;
 };
 

@@ -36,9 +36,9 @@ Tensor pack(const FlatLayout::Bucket& bucket, const std::vector<Tensor>& gradien
   int64_t end = 0;
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) continue;
-    add_zeros(bucket.places[i].begin - end);
+    add_zeros(bucket.positions[i].begin - end);
     parts.push_back(gradients[i].reshape(-1));
-    end = bucket.places[i].begin + gradients[i].numel();
+    end = bucket.positions[i].begin + gradients[i].numel();
   }
   add_zeros(bucket.count - end);
   return at::cat_out(values, parts);
@@ -67,8 +67,8 @@ class GradientSums::Hook final : public torch::autograd::PostAccumulateGradHook 
 // rank makes the same exchanges in the same order, and at most kBucketsUnderWay are under way.
 // send_leaves() packs a bucket and begins its exchange, which settle() waits for, the oldest first.
 // A step in which other leaves have gradients than in the last one of its kind sends what was
-// expected (zeros where nothing came), tells all ranks what there is (tell()), and sends the rest
-// behind it (finish()).
+// expected (zeros where nothing came), tells all ranks what there is (gather_status()), and sends
+// the rest behind it (finish()).
 GradientSums::GradientSums(Group& world, distributed::ShardGroups groups, const ExchangePlan& plan,
                            std::vector<Tensor> leaves, Options options)
     : world_(world),
@@ -133,8 +133,8 @@ void GradientSums::begin_sending() {
   awaited_.clear();
   for (const FlatLayout::Bucket& bucket : whole_.layout.buckets())
     awaited_.push_back(static_cast<size_t>(std::ranges::count_if(
-        bucket.places,
-        [&](const FlatLayout::Place& place) { return expected_[place.tensor] != 0; })));
+        bucket.positions,
+        [&](const FlatLayout::Position& place) { return expected_[place.tensor] != 0; })));
 }
 
 void GradientSums::pass(bool is_last, const std::function<void()>& backward) {
@@ -157,13 +157,13 @@ template <typename Chosen>
 bool GradientSums::send_leaves(size_t index, Chosen&& is_chosen) {
   const FlatLayout::Bucket& bucket = whole_.layout.buckets()[index];
   Sending sending = {.bucket = index};
-  for (const FlatLayout::Place& place : bucket.places)
-    if (is_chosen(place.tensor)) sending.places.push_back(place);
-  if (sending.places.empty()) return false;
+  for (const FlatLayout::Position& place : bucket.positions)
+    if (is_chosen(place.tensor)) sending.positions.push_back(place);
+  if (sending.positions.empty()) return false;
   settle(whole_, kBucketsUnderWay - 1);
   const at::NoGradGuard no_grad;
   std::vector<Tensor> gradients;
-  for (const auto& [place, begin] : bucket.places) {
+  for (const auto& [place, begin] : bucket.positions) {
     Tensor& gradient = gradients.emplace_back();
     if (!is_chosen(place)) continue;
     Tensor& grad = Tensor(leaves_[place]).mutable_grad();
@@ -265,7 +265,7 @@ void GradientSums::give_back(Sending& sending) {
     values.copy_(sending.host);
     distributed::let_go(sending.host);
   }
-  for (const auto& [place, begin] : sending.places) {
+  for (const auto& [place, begin] : sending.positions) {
     const Tensor& leaf = leaves_[place];
     const Tensor sum = values.narrow(0, begin, leaf.numel()).view(leaf.sizes());
     Tensor& gradient = Tensor(leaf).mutable_grad();
@@ -280,8 +280,8 @@ void GradientSums::give_back(Sending& sending) {
 }
 
 // One exchange for all of it.
-Tensor GradientSums::tell(const Tensor& loss, const std::vector<double>& words) {
-  std::vector<double> mine = words;
+Tensor GradientSums::gather_status(const Tensor& loss, const std::vector<double>& numbers) {
+  std::vector<double> mine = numbers;
   for (const Group* group : groups()) {
     const auto made = group->made();
     mine.insert(mine.end(), made.begin(), made.end());
@@ -291,7 +291,7 @@ Tensor GradientSums::tell(const Tensor& loss, const std::vector<double>& words) 
   append_marks(mine);
   const Tensor all = at::empty({world_.size(), std::ssize(mine)}, at::kDouble);
   world_.all_gather(all, at::tensor(mine, at::kDouble)).wait();
-  int64_t first = std::ssize(words);
+  int64_t first = std::ssize(numbers);
   for (Group* group : groups()) group->compare(all.narrow(1, std::exchange(first, first + 3), 3));
   loss_ = 0;
   whole_.has_anywhere.assign(leaves_.size(), 0);
@@ -301,7 +301,7 @@ Tensor GradientSums::tell(const Tensor& loss, const std::vector<double>& words) 
     loss_ += values[first];
     read_marks(values + marks);
   }
-  return all.narrow(1, 0, std::ssize(words));
+  return all.narrow(1, 0, std::ssize(numbers));
 }
 
 // One bit for each tensor that this rank has a gradient of, leaves first.
@@ -352,12 +352,12 @@ Tensor GradientSums::finish() {
   return at::full({}, loss_, at::kFloat);
 }
 
-// Adds up pieces of sums over the groups that each have all of them.
+// Adds up shards of sums over the groups that each have all of them.
 void GradientSums::add_groups(Lane& lane) {
   const std::vector<FlatLayout::Bucket>& buckets = lane.layout.buckets();
   for (size_t index = 0; index < buckets.size(); ++index) {
     const FlatLayout::Bucket& bucket = buckets[index];
-    if (std::ranges::none_of(bucket.places, [&](const FlatLayout::Place& place) {
+    if (std::ranges::none_of(bucket.positions, [&](const FlatLayout::Position& place) {
           return lane.has_anywhere[place.tensor] != 0;
         }))
       continue;
@@ -372,7 +372,7 @@ void GradientSums::add_groups(Lane& lane) {
   }
 }
 
-Tensor GradientSums::piece(const Lane& lane, size_t place) const {
+Tensor GradientSums::shard(const Lane& lane, size_t place) const {
   if (lane.has_anywhere[place] == 0) return {};
   const FlatLayout::Extent extent = lane.layout.extent(place, lane.group->rank());
   return lane.sums[lane.layout.bucket_of(place)].narrow(0, extent.at, extent.count);

@@ -21,24 +21,24 @@ namespace atelier::parameters {
 // that is not defined on a rank counts as zero, and one that is defined nowhere is undefined:
 //
 //   leaves, nothing is shared out   -- all-reduce -->      the sums, in the leaves
-//   leaves that are shared out      -- reduce-scatter -->  this rank's pieces of the sums
+//   leaves that are shared out      -- reduce-scatter -->  this rank's shards of the sums
 //   tensors of divided blocks       -- reduce-scatter -->  the same
 //
 // Buckets of leaves are sent a few at a time, the last leaves first. In a backward pass that sends,
 // the last one of a step or each, a bucket is sent as soon as it has the gradients that it had in
 // the last step of the same kind; others are sent at the end. Which bucket a gradient lies in does
 // not change, so its bits do not depend on when it is sent. What tensors of a divided block get in
-// one run of it is sent behind that: no rank has more than two blocks of it beside its pieces.
+// one run of it is sent behind that: no rank has more than two blocks of it beside its shards.
 //
-// A step is open(), pass() for each backward pass, send_rest(), tell(), finish() and clear(), on
-// all ranks and with nothing else of the group from open() to tell(). Where it fails it is
-// give_up(), clear() and tell(): that rank sends what it has, since the others wait for it.
-// ParameterPlacement, which alone calls this, has the order as its states. Not thread-safe, but
-// that autograd's threads may call while the caller waits in pass().
+// A step is open(), pass() for each backward pass, send_rest(), gather_status(), finish() and
+// clear(), on all ranks and with nothing else of the group from open() to gather_status(). Where it
+// fails it is give_up(), clear() and gather_status(): that rank sends what it has, since the others
+// wait for it. ParameterPlacement, which alone calls this, has the order as its states. Not
+// thread-safe, but that autograd's threads may call while the caller waits in pass().
 class GradientSums {
  public:
   struct Options {
-    bool on_host = false;  // where pieces are summed
+    bool on_host = false;  // where shards are summed
     // By leaf, the denoiser that it belongs to where a step may be of one alone; empty: of none.
     std::vector<std::string> denoisers = {};
   };
@@ -63,23 +63,23 @@ class GradientSums {
   // No more gradients come: begins to send what is expected and has not been sent.
   void send_rest();
   // Tells the others which gradients this rank has, `loss`, which is one number or undefined, and
-  // `words`, as many on every rank. Returns the words of all, [ranks, words], when it is known that
-  // all have made the same exchanges so far: see Group::compare().
-  at::Tensor tell(const at::Tensor& loss, const std::vector<double>& words);
+  // `numbers`, as many on every rank. Returns the numbers of all, [ranks, numbers], when it is
+  // known that all have made the same exchanges so far: see Group::compare().
+  at::Tensor gather_status(const at::Tensor& loss, const std::vector<double>& numbers);
   // Returns the sum of the losses, a float32 scalar, when the sums are there. Leaves of which
-  // pieces are summed have no gradients then.
+  // shards are summed have no gradients then.
   at::Tensor finish();
-  // After finish(): this rank's piece of the sum for a leaf, or for a tensor of a divided block,
+  // After finish(): this rank's shard of the sum for a leaf, or for a tensor of a divided block,
   // flat; undefined where no rank has a gradient.
-  at::Tensor piece(size_t place) const { return piece(whole_, place); }
-  at::Tensor divided_piece(size_t place) const { return piece(divided_, place); }
+  at::Tensor shard(size_t place) const { return shard(whole_, place); }
+  at::Tensor divided_shard(size_t place) const { return shard(divided_, place); }
   // The step does not come to its end. Of leaves nothing is sent where none is open.
   void give_up();
   // Drops the sums of divided blocks, of which nothing is under way. Those of leaves are kept until
   // the next step begins.
   void clear();
 
-  // Bytes of this rank's pieces of sums, and of what is on its way or waits for its block, now.
+  // Bytes of this rank's shards of sums, and of what is on its way or waits for its block, now.
   int64_t sum_bytes() const;
   int64_t bytes_under_way() const;
 
@@ -89,7 +89,8 @@ class GradientSums {
   // A bucket on its way.
   struct Sending {
     size_t bucket;
-    std::vector<distributed::FlatLayout::Place> places;  // of the leaves whose gradients are sent
+    std::vector<distributed::FlatLayout::Position>
+        positions;                    // of the leaves whose gradients are sent
     at::Tensor values;                // the bucket; undefined once a part of the sum is all of it
     at::Tensor host = {}, part = {};  // what is sent, and the part of the sum that comes
     distributed::Ticket sent = {};
@@ -118,7 +119,7 @@ class GradientSums {
   void append_marks(std::vector<double>& values) const;
   void read_marks(const double* values);
   void add_groups(Lane& lane);
-  at::Tensor piece(const Lane& lane, size_t place) const;
+  at::Tensor shard(const Lane& lane, size_t place) const;
 
   distributed::Group& world_;
   const distributed::ShardGroups groups_;

@@ -8,7 +8,7 @@
 #include "atelier/host/stop.h"
 #include "atelier/host/weight_state.h"
 
-#include "host/report/problems.h"
+#include "host/report/text.h"
 
 namespace atelier::parameters {
 
@@ -56,8 +56,7 @@ optim::Parameter HostParameters::add_copy(std::string name, const Tensor& leaf) 
 
 std::string HostParameters::note() const {
   if (kept_bytes_ == 0) return {};
-  return "small trained weights stay on the device: " +
-         report::format_bytes(static_cast<uint64_t>(kept_bytes_));
+  return "small trained weights stay on the device: " + report::bytes_text(kept_bytes_);
 }
 
 void HostParameters::backward(const Tensor& loss, const Tensor& total,

@@ -2,7 +2,7 @@
 
 namespace atelier::parameters {
 
-Layout said_layout(const order::Training& order) {
+Layout unplanned_layout(const order::Training& order) {
   return {.weights = {order.model.placement, order.model.storage},
           .use_gradient_checkpointing = order.use_gradient_checkpointing,
           .activation_budget = order.activation_budget,

@@ -19,6 +19,6 @@ struct Layout {
 };
 
 // As the order says, where nothing was planned.
-Layout said_layout(const order::Training& order);
+Layout unplanned_layout(const order::Training& order);
 
 }  // namespace atelier::parameters

@@ -73,14 +73,14 @@ ParameterPlacement::ParameterPlacement(LoadedModel& model, const Selection& sele
         is_part && model.residency(trained.component)->keeps_on_host(*trained.weight);
   }
   const bool has_wholes = has_wholes_on_host(mode_, is_wanted, rest_on_host);
-  const bool has_pieces = is_shared() && !has_wholes && (is_wanted || keeps_parts_on_host);
-  if ((has_wholes || has_pieces) && model.transfer() == nullptr)
+  const bool has_shards = is_shared() && !has_wholes && (is_wanted || keeps_parts_on_host);
+  if ((has_wholes || has_shards) && model.transfer() == nullptr)
     own_transfer_ = memory::make_transfer_device(model.device());
   memory::TransferDevice* const transfer = own_transfer_ ? own_transfer_.get() : model.transfer();
   if (has_wholes)
     host_ = std::make_unique<HostParameters>(model, *transfer, config.offload.least_bytes);
-  if (has_pieces)
-    piece_memory_ = {transfer, config.optimizer.master_weights == optim::MasterWeights::kFp32};
+  if (has_shards)
+    shard_memory_ = {transfer, config.optimizer.master_weights == optim::MasterWeights::kFp32};
   if (!is_shared()) return;
   const auto shards = static_cast<int>(mode_.group);
   distributed::require_same(*group, {{"ranks of one --zero_group", std::to_string(shards)}});
@@ -147,7 +147,7 @@ void ParameterPlacement::exchange(const std::vector<optim::Parameter*>& tensors)
                 divided_ ? divided_->cuts() : std::vector<distributed::FlatLayout::Cut>());
   sums_.emplace(*group_, shards_, *plan_, std::move(leaves), std::move(options));
   if (divided_) divided_->send_gradients(*sums_);
-  if (is_shared()) shared_.emplace(shards_, *plan_, blocks_, tensors, piece_memory_);
+  if (is_shared()) shared_.emplace(shards_, *plan_, blocks_, tensors, shard_memory_);
 }
 
 std::unique_ptr<memory::HostScope> ParameterPlacement::allocate_beside() const {
@@ -170,7 +170,7 @@ optim::Sum ParameterPlacement::sum() const {
   return [this](Tensor& value) { shards_.add_up(*group_, value); };
 }
 
-PieceOwner ParameterPlacement::owner() const {
+ShardOwner ParameterPlacement::owner() const {
   if (!is_shared()) return {};
   return {.index = shards_.shards->rank(),
           .count = shards_.shards->size(),
@@ -188,8 +188,8 @@ BlockRunner& ParameterPlacement::runner(BlockRunner& inner) {
 
 void ParameterPlacement::require(std::initializer_list<State> states, const char* call) const {
   if (std::ranges::find(states, state_) != states.end()) return;
-  static constexpr const char* kNames[] = {"kWhole", "kComing", "kPasses",
-                                           "kSent",  "kTold",   "kMoving"};
+  static constexpr const char* kNames[] = {"kWhole", "kComing",   "kPasses",
+                                           "kSent",  "kGathered", "kMoving"};
   throw Error(ErrorCode::kInternal, std::string(call) + "() of trained parameters is called in " +
                                         kNames[static_cast<size_t>(state_)]);
 }
@@ -232,14 +232,14 @@ void ParameterPlacement::end_passes() {
   state_ = State::kSent;
 }
 
-Tensor ParameterPlacement::tell(const Tensor& loss, const std::vector<double>& words) {
-  require({State::kSent, State::kWhole}, "tell");
-  if (state_ == State::kSent) state_ = State::kTold;
-  return sums_->tell(loss, words);
+Tensor ParameterPlacement::gather_status(const Tensor& loss, const std::vector<double>& numbers) {
+  require({State::kSent, State::kWhole}, "gather_status");
+  if (state_ == State::kSent) state_ = State::kGathered;
+  return sums_->gather_status(loss, numbers);
 }
 
 optim::GradientNorm ParameterPlacement::take_gradients(Tensor& loss, double max_norm) {
-  require({sums_ ? State::kTold : State::kSent}, "take_gradients");
+  require({sums_ ? State::kGathered : State::kSent}, "take_gradients");
   const at::NoGradGuard no_grad;
   const auto beside = allocate_beside();
   if (sums_) loss = sums_->finish().to(loss.device());

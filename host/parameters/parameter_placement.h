@@ -18,15 +18,15 @@
 #include "host/parameters/gradient_sums.h"
 #include "host/parameters/host_parameters.h"
 #include "host/parameters/layout.h"
-#include "host/parameters/piece_files.h"
 #include "host/parameters/selection.h"
-#include "host/parameters/shared_pieces.h"
+#include "host/parameters/shard_files.h"
+#include "host/parameters/sharded_tensors.h"
 
 namespace atelier::parameters {
 
 // Parameters are leaves on the compute device. They live on the host when the user wants it, or
 // when the weights that are trained rest there (HostParameters). The processes of a group share
-// them out as the configuration says: tensors in pieces (SharedPieces), and weights of divided
+// them out as the configuration says: tensors in shards (ShardedTensors), and weights of divided
 // blocks with their blocks (DividedWeights).
 //
 // A step goes through these states in their order; a call that comes in another one throws
@@ -35,8 +35,8 @@ namespace atelier::parameters {
 //   kWhole     the model computes with what the optimizer moved     begin_step() -> kPasses
 //   kComing    the same, but that of others comes as blocks run     begin_step() -> kPasses
 //   kPasses    begin_pass() and backward(), for each batch          end_passes() -> kSent
-//   kSent      of several processes, what all have                  tell() -> kTold
-//   kTold      the same, and of one process kSent                   take_gradients() -> kMoving
+//   kSent      of several processes, what all have                  gather_status() -> kGathered
+//   kGathered  the same, and of one process kSent               take_gradients() -> kMoving
 //   kMoving    the optimizer works                                  end_step() -> kWhole, kComing
 //
 // Not thread-safe, but that end_block() may be called by the thread of a backward pass.
@@ -58,10 +58,10 @@ class ParameterPlacement {
   // `wholes`: all that was added. Called once; all that follows is called behind this.
   void share_out(std::vector<optim::Group> wholes);
   const std::vector<optim::Group>& wholes() const { return wholes_; }
-  // What the optimizer of this process moves of these: the same, or pieces.
+  // What the optimizer of this process moves of these: the same, or shards.
   const std::vector<optim::Group>& moved() const { return moved_; }
 
-  bool is_on_host() const { return host_ || piece_memory_.transfer != nullptr; }
+  bool is_on_host() const { return host_ || shard_memory_.transfer != nullptr; }
   // While what is returned lives, memory is allocated where the parameters are. May be null.
   std::unique_ptr<memory::HostScope> allocate_beside() const;
   // One line for the user; empty: there is nothing to say.
@@ -70,7 +70,7 @@ class ParameterPlacement {
   bool is_shared() const { return mode_.zero_stage > 0; }
   // How what the optimizer moves adds up over the processes.
   optim::Sum sum() const;
-  PieceOwner owner() const;
+  ShardOwner owner() const;
   // Whether this process has all of what add() returned. Where it has not, what stands there for a
   // part of it has shape and dtype alone, on the meta device, and moved() is all that there is.
   bool has_wholes() const { return divided_ == nullptr; }
@@ -92,7 +92,7 @@ class ParameterPlacement {
   // No more passes come.
   void end_passes();
   // Where there are several processes, once in a step and behind give_up(): see GradientSums.
-  at::Tensor tell(const at::Tensor& loss, const std::vector<double>& words);
+  at::Tensor gather_status(const at::Tensor& loss, const std::vector<double>& numbers);
   // What the optimizer moves has the gradients of all processes, and `loss` becomes theirs. What
   // the move needs to know of them: see optim::measure_gradients().
   optim::GradientNorm take_gradients(at::Tensor& loss, double max_norm);
@@ -123,7 +123,7 @@ class ParameterPlacement {
   Bytes gradient_bytes() const;
 
  private:
-  enum class State { kWhole, kComing, kPasses, kSent, kTold, kMoving };
+  enum class State { kWhole, kComing, kPasses, kSent, kGathered, kMoving };
   void require(std::initializer_list<State> states, const char* call) const;
   void exchange(const std::vector<optim::Parameter*>& tensors);
   void clear_gradients();
@@ -134,14 +134,14 @@ class ParameterPlacement {
   distributed::Group* const group_;
   RankMode mode_;                                         // see summing_mode()
   std::unique_ptr<memory::TransferDevice> own_transfer_;  // of a model that nothing of is streamed
-  PieceMemory piece_memory_;
+  ShardMemory shard_memory_;
   std::unique_ptr<HostParameters> host_;     // null: parameters are on the device
   distributed::ShardGroups shards_;          // of what is shared out
   std::unique_ptr<DividedWeights> divided_;  // null: nothing trained is divided
   std::vector<optim::Group> wholes_, moved_;
   std::optional<ExchangePlan> plan_;  // nullopt, as sums_: this process is alone
   std::optional<GradientSums> sums_;
-  std::optional<SharedPieces> shared_;
+  std::optional<ShardedTensors> shared_;
   std::unique_ptr<BlockRunner> runner_;
   State state_ = State::kWhole;
   bool is_spoilt_ = false;  // a step that was given up had moved parameters

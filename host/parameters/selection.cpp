@@ -75,9 +75,9 @@ void select_weights(LoadedModel& model, const std::string& name, Selection& sele
   for (const weights::BoundWeight& bound : bind(model, component).weights) {
     bool is_meant = is_below(bound.path);
     paths.push_back(bound.path);
-    for (const weights::WeightPiece& piece : bound.pieces) {
+    for (const weights::WeightSlice& slice : bound.slices) {
       const size_t prefix = model.find_part(component)->detection.prefix.size();
-      paths.push_back(piece.tensor.substr(prefix));
+      paths.push_back(slice.tensor.substr(prefix));
       is_meant |= is_below(paths.back());
     }
     if (is_meant) selection.weights.push_back({component, bound.path, bound.weight});

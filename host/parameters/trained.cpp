@@ -102,7 +102,7 @@ void TrainedTensors::load_lora_checkpoint() {
   for (const auto& pair : match.pairs) {
     const lora::LoraLayer& layer = file.layers()[pair.layer];
     for (AdaptedLayer& adapted : adapted_) {
-      if (adapted.layer.linear != pair.target->pieces.front().linear) continue;
+      if (adapted.layer.linear != pair.target->slices.front().linear) continue;
       adapted.a.copy_(file.read_down(layer, at::kFloat));
       adapted.b.copy_(file.read_up(layer, at::kFloat)).mul_(layer.scale / lora_scale());
     }
@@ -122,14 +122,14 @@ void check_lora_checkpoint(LoadedModel& model, const Selection& selection,
   std::map<std::pair<std::string, std::string>, std::vector<std::string>> refused;
   for (const auto& pair : match.pairs) {
     const lora::LoraLayer& layer = file.layers()[pair.layer];
-    const nn::Linear* linear = pair.target->pieces.front().linear;
+    const nn::Linear* linear = pair.target->slices.front().linear;
     const bool is_trained =
         std::any_of(selection.layers.begin(), selection.layers.end(),
                     [&](const Selection::AdaptedLayer& one) { return one.linear == linear; });
     const auto refuse = [&](const std::string& what, const std::string& hint) {
       refused[{what, hint}].push_back(layer.name);
     };
-    if (!is_trained || pair.target->pieces.size() != 1) {
+    if (!is_trained || pair.target->slices.size() != 1) {
       refuse("not among the layers that are trained",
              "choose them with --lora_target_modules as the file has them");
     } else if (at::IntArrayRef(layer.shape) != linear->weight->sizes()) {
@@ -173,13 +173,13 @@ NamedTensors TrainedTensors::values() const {
   return values;
 }
 
-optim::Pieces TrainedTensors::pieces() const {
-  optim::Pieces pieces;
+optim::Shards TrainedTensors::shards() const {
+  optim::Shards shards;
   for (const optim::Group& group : kept()) {
     for (const optim::Parameter& parameter : group.parameters)
-      if (parameter.piece) pieces.emplace(parameter.name, *parameter.piece);
+      if (parameter.shard) shards.emplace(parameter.name, *parameter.shard);
   }
-  return pieces;
+  return shards;
 }
 
 void TrainedTensors::load(const NamedTensors& values) {

@@ -50,7 +50,7 @@ class TrainedTensors {
   const Selection& selection() const { return selection_; }
   // All that is trained, whole: see ParameterPlacement::has_wholes().
   const std::vector<optim::Group>& groups() const { return placement_->wholes(); }
-  // What the optimizer of this process moves: the same, or pieces of it. It lives where placement()
+  // What the optimizer of this process moves: the same, or shards of it. It lives where placement()
   // says; after it was written, the model computes with it from placement().publish() on.
   const std::vector<optim::Group>& moved() const { return placement_->moved(); }
   ParameterPlacement& placement() { return *placement_; }
@@ -60,12 +60,12 @@ class TrainedTensors {
   // LoRA dropout works while training only.
   void set_training(bool is_training);
 
-  // What this process has of what is trained: all of it, or the pieces of it that it moves where
+  // What this process has of what is trained: all of it, or the shards of it that it moves where
   // no process has more. By parameter name, in the dtype that the model computes with: of masters
   // copies, else sharing storage. load() checks all names, shapes and dtypes first and throws
-  // Error{kInvalidArgument}; after that of pieces, placement().publish() is still to come.
+  // Error{kInvalidArgument}; after that of shards, placement().publish() is still to come.
   NamedTensors values() const;
-  optim::Pieces pieces() const;  // of those values that are pieces: of what
+  optim::Shards shards() const;  // of those values that are shards: of what
   void load(const NamedTensors& values);
 
   // Writes weight_files(). A component is written so that it can take the place of the checkpoint

@@ -5,7 +5,7 @@
 #include <set>
 #include <string>
 
-#include "host/report/problems.h"
+#include "host/report/text.h"
 
 namespace atelier::plan {
 
@@ -20,14 +20,14 @@ constexpr int64_t kThere = 3;
 
 }  // namespace
 
-bool says_activations(const order::Training& config) {
+bool orders_activations(const order::Training& config) {
   return config.activation_budget.has_value() &&
          config.activation_budget->kind != ActivationBudget::Kind::kAuto;
 }
 
 std::vector<ActivationBudget> possible_budgets(const order::Training& config) {
   using Kind = ActivationBudget::Kind;
-  if (says_activations(config)) return {*config.activation_budget};
+  if (orders_activations(config)) return {*config.activation_budget};
   std::vector<ActivationBudget> budgets;
   if (!config.use_gradient_checkpointing || config.activation_budget) {
     budgets.push_back({.kind = Kind::kNone});
@@ -118,7 +118,7 @@ Strategy named_strategy(const memory::ActivationPlan& plan, const ActivationBudg
   Strategy strategy;
   const bool is_whole = plan.num_recomputed == 0;
   strategy.needs_all_blocks = is_whole;
-  const std::string peak = report::format_bytes(static_cast<uint64_t>(plan.peak_bytes));
+  const std::string peak = report::bytes_text(plan.peak_bytes);
   if (is_whole) {
     strategy.name = "keep all activations";
     strategy.why = "nothing is computed again";

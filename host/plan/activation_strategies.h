@@ -13,7 +13,7 @@
 namespace atelier::plan {
 
 // Whether the user says what is kept.
-bool says_activations(const order::Training& config);
+bool orders_activations(const order::Training& config);
 // The budgets that may be chosen, fast ones first.
 std::vector<memory::ActivationBudget> possible_budgets(const order::Training& config);
 

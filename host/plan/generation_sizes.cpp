@@ -34,7 +34,7 @@ class GenerationSizes {
     sized_.batch_size = std::max<int64_t>(1, generation_.request.batch_size);
     sized_.run.prefetch = basis_.prefetch;
     sized_.run.components = size_components(model_, basis_, /*prepares_levels=*/true);
-    add_way(generation_.request.batches_cfg, /*is_named=*/picks());
+    add_way(generation_.layout.batches_cfg, /*is_named=*/picks());
     if (picks()) add_way(/*batches_cfg=*/false, /*is_named=*/true);
     hold_loras();
     return std::move(sized_);
@@ -48,9 +48,7 @@ class GenerationSizes {
     }
     return false;
   }
-  bool picks() const {
-    return generation_.picks_cfg_batch && generation_.request.batches_cfg && is_guided();
-  }
+  bool picks() const { return !generation_.order->cfg_batch && is_guided(); }
 
   Request request(int64_t count, bool batches_cfg) const {
     Request request = generation_.request;
@@ -64,8 +62,10 @@ class GenerationSizes {
   std::vector<DryPhase> run(bool batches_cfg) {
     Request asked = request(count_, batches_cfg);
     std::vector<DryPhase> phases = generator_.run(asked);
-    if (!generation_.comes_back && generation_.images <= count_) return phases;
-    if (generation_.comes_back) asked.encoder_state += kAnotherState;
+    // Everything that jobs of stdin have loaded may still be there when the next one comes.
+    const bool comes_back = generation_.order->reads_stdin();
+    if (!comes_back && generation_.images <= count_) return phases;
+    if (comes_back) asked.encoder_state += kAnotherState;
     for (const DryPhase& next : generator_.run(asked, /*is_next=*/true)) {
       const auto same = std::ranges::find_if(phases, [&](const DryPhase& phase) {
         return phase.name == next.name && phase.denoiser == next.denoiser;
@@ -88,7 +88,9 @@ class GenerationSizes {
     for (const DryPhase& phase : generator_.run(request(count_ + 1, batches_cfg))) {
       if (phase.is_denoising()) larger_peak = std::max(larger_peak, phase.pass.peak_bytes);
     }
-    sized_.cfg_batch.push_back(batches_cfg && is_guided());
+    sized_.layouts.push_back(generation_.layout);
+    sized_.layouts.back().batches_cfg =
+        generation_.order->cfg_batch.value_or(batches_cfg && is_guided());
     sized_.more_bytes.push_back(larger_peak - peak);
   }
 

@@ -7,14 +7,13 @@
 #include <ATen/DeviceAccelerator.h>
 
 #include "atelier/error.h"
-#include "atelier/host/device_graph.h"
 
 #include "host/generate/request.h"
 #include "host/inputs/parse.h"
 #include "host/lora/targets.h"
 #include "host/model/stages.h"
 #include "host/report/problems.h"
-#include "host/report/sizes.h"
+#include "host/report/text.h"
 #include "host/samples/cache_manifest.h"
 #include "host/samples/encoding_store.h"
 #include "host/train/objective.h"
@@ -23,7 +22,7 @@ namespace atelier::plan {
 namespace {
 
 using model::LoadedModel;
-using model::LoadRequest;
+using model::LoadOptions;
 using order::Job;
 using order::Settings;
 
@@ -91,17 +90,14 @@ GenerationBasis basis_of(LoadedModel& model, const order::Generation& order,
                          std::span<const Job> jobs, const Job& largest) {
   const Job& longest = *std::ranges::max_element(
       jobs, {}, [](const Job& job) { return job.settings.prompt.value_or("").size(); });
-  GenerationBasis basis;
-  basis.request = generate::read_request(largest.settings, model, /*seed=*/0);
+  GenerationBasis basis{.order = &order,
+                        .request = generate::blank_request(largest.settings, model),
+                        .images = 0,
+                        .lora_bytes = lora_bytes(model, jobs),
+                        .layout = generate::unplanned_layout(order, model)};
   basis.request.inputs["prompt"] = longest.settings.prompt.value_or("");
-  basis.layout = layout_of(order, model, std::nullopt);
-  basis.request.batches_cfg = basis.layout.batches_cfg;
   basis.request.tiling = order.tiling();
-  basis.picks_cfg_batch = !order.cfg_batch;
-  basis.images = 0;
   for (const Job& job : jobs) basis.images += std::max<int64_t>(1, job.settings.num_images);
-  basis.lora_bytes = lora_bytes(model, jobs);
-  basis.comes_back = order.reads_stdin();
   return basis;
 }
 
@@ -111,7 +107,7 @@ Outcome plan_unless_impossible(const MemoryLimits& limits, const F& make) {
   try {
     return {.planned = make()};
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::kOutOfMemory || limits.is_said()) throw;
+    if (error.code() == ErrorCode::kOutOfMemory || limits.is_given()) throw;
     return {.unplanned = error.what()};
   }
 }
@@ -137,28 +133,17 @@ Alternative tiled(LoadedModel& model, const GenerationBasis& basis, const PlanBa
           }};
 }
 
-}  // namespace
-
-std::vector<memory::CurvePoint> Planned::curve(int64_t count) const {
-  auto points =
-      memory::plan_curve(result.sized.run, target.limits.host_bytes, target.basis.profile, count);
-  for (memory::CurvePoint& point : points) point.limit_bytes = limit_for(point.limit_bytes);
-  return points;
-}
-
-namespace {
-
 // All components beside each other, with the most that any phase computes with; nullopt when some
 // are streamed.
 std::optional<int64_t> bytes_of_everything(const Planned& planned) {
   int64_t bytes = planned.target.basis.profile.reserve_bytes, most = 0;
-  for (const memory::ComponentChoice& choice : planned.result.plan.components) {
+  for (const memory::ComponentChoice& choice : planned.plan.components) {
     if (choice.resident < choice.num_blocks) return std::nullopt;
     bytes += choice.device_bytes;
   }
-  for (size_t i = 0; i < planned.result.plan.phases.size(); ++i) {
-    const auto& strategies = planned.result.sized.run.phases[i].strategies;
-    most = std::max(most, strategies[planned.result.plan.phases[i].strategy].device_bytes);
+  for (size_t i = 0; i < planned.plan.phases.size(); ++i) {
+    const auto& strategies = planned.sized.run.phases[i].strategies;
+    most = std::max(most, strategies[planned.plan.phases[i].strategy].device_bytes);
   }
   return bytes + most;
 }
@@ -177,71 +162,35 @@ Outcome plan_generation(LoadedModel& model, const order::Generation& order,
   if (!target.has_limit) return {};
   return plan_unless_impossible(order.limits, [&] {
     const Job& largest = largest_job(model, jobs);
-    GenerationBasis basis = basis_of(model, order, jobs, largest);
-    if (target.basis.like != at::kCUDA) basis.layout.graph_rows = 0;
+    const GenerationBasis basis = basis_of(model, order, jobs, largest);
     std::vector<Alternative> alternatives = storage_alternatives(
         model, *order.load, untrained(model, {}),
         [&](LoadedModel& changed) { return size_generation(changed, basis, target.basis); });
     if (!basis.request.tiling) alternatives.push_back(tiled(model, basis, target.basis));
-    Planned planned{{}, target};
+    Planned planned;
     try {
-      planned.result =
-          plan_or_refuse(size_generation(model, basis, target.basis), target, alternatives);
+      planned = plan_or_refuse(size_generation(model, basis, target.basis), target, alternatives);
     } catch (const Error& error) {
       if (jobs.size() == 1) throw;
       throw error.at(order::size_origin(largest.settings, largest.place));
     }
     const bool has_more = jobs.size() > 1 || order.reads_stdin();
     if (has_more && everything_stays(planned))
-      planned.result.plan.device_bytes = *bytes_of_everything(planned);
+      planned.plan.device_bytes = *bytes_of_everything(planned);
     return planned;
   });
 }
 
-namespace {
-
-// Whether both halves of guidance are made at once, as a plan says.
-bool cfg_batch_of(const Planned& planned) {
-  return std::ranges::all_of(planned.result.plan.phases, [&](const memory::PhaseChoice& phase) {
-    return !phase.name.starts_with("denoise") || planned.result.sized.cfg_batch.at(phase.strategy);
-  });
-}
-
-// Whether all weights of a model, and the largest images, fit into a GPU at once.
-bool everything_fits(const LoadedModel& model) {
-  if (model.is_simulated()) return false;
-  if (model.device().is_cpu()) return true;
-  constexpr double kWorkspaceBytes = 6e9;
-  double weights = 0;
-  for (const auto& part : model.parts()) weights += static_cast<double>(part.checkpoint.bytes());
-  const auto [free, total] = at::accelerator::getMemoryInfo(model.device().index());
-  return weights + kWorkspaceBytes < static_cast<double>(free);
-}
-
-// Blocks of how many rows are graphs. With a profile of a device that is elsewhere the model's own
-// is the CPU, for which nothing is proven.
-int64_t graph_rows_of(const order::Generation& order, const LoadedModel& model) {
-  const at::Device device = model.device();
-  if (order.cuda_graphs == memory::GraphChoice::kOn && !order.limits.device_profile &&
-      !ops::can_record_graphs(device.type()))
-    throw Error(ErrorCode::kInvalidArgument,
-                "--cuda_graphs on: device " + device.str() + " has no CUDA graphs", "leave it out");
-  return memory::graph_rows(order.cuda_graphs, device);
-}
-
-}  // namespace
-
 generate::Layout layout_of(const order::Generation& order, const LoadedModel& model,
                            const std::optional<Planned>& planned) {
-  generate::Layout layout = {.graph_rows = graph_rows_of(order, model)};
-  if (order.load) layout.weights = {order.load->placement, order.load->storage};
-  if (planned) {
-    layout.weights = planned_weights(planned->result.plan, *order.load);
-    layout.batches_cfg = cfg_batch_of(*planned);
+  if (!planned) return generate::unplanned_layout(order, model);
+  size_t strategy = 0;  // the last one takes least, and so fits all denoisers
+  for (const memory::PhaseChoice& phase : planned->plan.phases) {
+    if (phase.name.starts_with("denoise")) strategy = std::max(strategy, phase.strategy);
   }
-  if (order.cfg_batch) layout.batches_cfg = *order.cfg_batch;
-  if (order.has_prompts_file())
-    layout.keeps_all = planned ? everything_stays(*planned) : everything_fits(model);
+  generate::Layout layout = planned->sized.layouts.at(strategy);
+  layout.weights = planned_weights(planned->plan, *order.load);
+  layout.keeps_all = order.has_prompts_file() && everything_stays(*planned);
   return layout;
 }
 
@@ -364,7 +313,7 @@ TrainingBasis training_basis(const train::PreparedRun& run, const order::Trainin
   if (!run.prompts.empty()) {
     const Settings& largest = std::ranges::max(
         run.prompts, {}, [&](const Settings& prompt) { return pixels_of(prompt, model); });
-    basis.preview = generate::read_request(largest, model, /*seed=*/0);
+    basis.preview = generate::blank_request(largest, model);
   }
   return basis;
 }
@@ -412,7 +361,7 @@ std::vector<Alternative> training_alternatives(LoadedModel& model, const Trainin
 PlanTarget training_target(const train::PreparedRun& run) {
   const order::Training& config = run.config;
   PlanTarget target = plan_target(config.memory.limits, config.model, *run.model);
-  if (config.memory.says_prefetch) target.basis.prefetch = config.model.placement.prefetch;
+  target.basis.prefetch = config.memory.prefetch;
   return target;
 }
 
@@ -429,19 +378,18 @@ Outcome plan_training(const train::PreparedRun& run) {
     if (!basis.on_host && !run.selection.weights.empty() && !try_plan(sized, target)) {
       basis.on_host = true;
       const SizedRun moved = size_training(model, basis, target.basis);
-      if (auto planned = try_plan(moved, target)) return Planned{std::move(*planned), target};
-      return Planned{plan_or_refuse(moved, target, alternatives), target};
+      return plan_or_refuse(moved, target, alternatives);
     }
-    return Planned{plan_or_refuse(sized, target, alternatives), target};
+    return plan_or_refuse(sized, target, alternatives);
   });
 }
 
 parameters::Layout layout_of(const order::Training& order, const Planned& planned) {
-  parameters::Layout layout = parameters::said_layout(order);
-  layout.weights = planned_weights(planned.result.plan, order.model);
-  const memory::PhaseChoice* phase = planned.result.plan.phase("train");
+  parameters::Layout layout = parameters::unplanned_layout(order);
+  layout.weights = planned_weights(planned.plan, order.model);
+  const memory::PhaseChoice* phase = planned.plan.phase("train");
   if (phase == nullptr) return layout;
-  const memory::ActivationBudget& budget = planned.result.sized.activations.at(phase->strategy);
+  const memory::ActivationBudget& budget = planned.sized.activations.at(phase->strategy);
   const bool is_open = !order.activation_budget ||
                        order.activation_budget->kind == memory::ActivationBudget::Kind::kAuto;
   const bool is_least =
@@ -453,7 +401,7 @@ parameters::Layout layout_of(const order::Training& order, const Planned& planne
   } else if (is_open && !is_said) {
     layout.activation_budget = budget;
   }
-  layout.optimizes_on_host |= planned.result.sized.on_host;
+  layout.optimizes_on_host |= planned.sized.on_host;
   return layout;
 }
 
@@ -475,15 +423,14 @@ void place_trained(train::PreparedRun& run, report::Problems& problems) {
 
 namespace {
 
-void tell(const Outcome& outcome, const std::string& unchecked, progress::Progress& progress) {
+void note_plan(const Outcome& outcome, const std::string& unchecked, progress::Progress& progress) {
   if (!outcome.unplanned.empty()) {
     progress.warn("warning: no plan: " + outcome.unplanned);
   } else if (!unchecked.empty()) {
     progress.warn("warning: sizes are not checked beforehand: " + unchecked);
   }
   if (!outcome.planned) return;
-  for (const std::string& line : plan_notes(outcome.planned->result, outcome.planned->target))
-    progress.note(line);
+  for (const std::string& line : plan_notes(*outcome.planned)) progress.note(line);
 }
 
 }  // namespace
@@ -491,14 +438,14 @@ void tell(const Outcome& outcome, const std::string& unchecked, progress::Progre
 void follow_plan(const Outcome& outcome, const order::Generation& order, LoadedModel& model,
                  const std::string& unchecked, progress::Progress& progress) {
   apply_limits(order.limits, model.device());
-  tell(outcome, unchecked, progress);
+  note_plan(outcome, unchecked, progress);
   if (outcome.planned) model.rearrange(layout_of(order, model, outcome.planned).weights);
   for (const std::string& note : model.notes()) progress.note("note: " + note);
 }
 
 void follow_plan(const Outcome& outcome, train::PreparedRun& run, progress::Progress& progress) {
   apply_limits(run.config.memory.limits, run.model->device());
-  tell(outcome, run.unchecked, progress);
+  note_plan(outcome, run.unchecked, progress);
   if (!outcome.planned) return;
   run.layout = layout_of(run.config, *outcome.planned);
   run.model->rearrange(run.layout.weights);
@@ -516,8 +463,7 @@ void note_measured(const Planned& planned, LoadedModel& model, progress::Progres
     measured = at::accelerator::getDeviceStats(model.device().index()).reserved_bytes[all].peak;
   }
   if (measured == 0) return;
-  const int64_t predicted =
-      planned.result.plan.device_bytes - planned.target.basis.profile.reserve_bytes;
+  const int64_t predicted = planned.plan.device_bytes - planned.target.basis.profile.reserve_bytes;
   progress.note("memory: predicted " + report::bytes_text(predicted) + ", measured " +
                 report::bytes_text(measured));
 }

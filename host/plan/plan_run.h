@@ -17,12 +17,6 @@
 
 namespace atelier::plan {
 
-struct Planned {
-  PlannedResult result;
-  PlanTarget target;
-  std::vector<memory::CurvePoint> curve(int64_t count = 24) const;
-};
-
 struct Outcome {
   std::optional<Planned> planned = {};
   std::string unplanned = {};  // why there is no plan; empty: none is needed

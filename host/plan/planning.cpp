@@ -11,7 +11,7 @@
 #include "host/files/file_reader.h"
 #include "host/files/folder.h"
 #include "host/report/problems.h"
-#include "host/report/sizes.h"
+#include "host/report/text.h"
 #include "host/tune/kernel_table.h"
 #include "memory/activation_budget.h"
 
@@ -21,7 +21,7 @@ namespace {
 using memory::MemoryPlan;
 using memory::Place;
 using model::LoadedModel;
-using model::LoadRequest;
+using model::LoadOptions;
 using weights::Storage;
 
 // The part of a device's limit that is planned with.
@@ -48,7 +48,7 @@ memory::PlanLimits within(memory::PlanLimits limits) {
 }
 
 void plan_elsewhere(const std::optional<memory::DeviceProfile>& profile, MemoryLimits& limits,
-                    model::LoadRequest& request) {
+                    model::LoadOptions& request) {
   limits.device_profile = profile;
   if (profile && request.dtype == "auto") request.dtype = "bfloat16";
 }
@@ -66,7 +66,7 @@ void apply_limits(const MemoryLimits& limits, at::Device device) {
     device::limit_memory(device, allocator_limit(*limits.vram));
 }
 
-PlanTarget plan_target(const MemoryLimits& limits, const LoadRequest& request,
+PlanTarget plan_target(const MemoryLimits& limits, const LoadOptions& request,
                        const LoadedModel& model) {
   PlanTarget target;
   if (!limits.plans) return target;
@@ -158,21 +158,28 @@ Error refusal(const memory::PlannedRun& run, const PlanTarget& target,
 
 }  // namespace
 
-std::optional<PlannedResult> try_plan(const SizedRun& sized, const PlanTarget& target) {
+std::vector<memory::CurvePoint> Planned::curve(int64_t count) const {
+  auto points =
+      memory::plan_curve(sized.run, target.limits.host_bytes, target.basis.profile, count);
+  for (memory::CurvePoint& point : points) point.limit_bytes = limit_for(point.limit_bytes);
+  return points;
+}
+
+std::optional<Planned> try_plan(const SizedRun& sized, const PlanTarget& target) {
   std::optional<MemoryPlan> plan =
       memory::plan_memory(sized.run, within(target.limits), target.basis.profile);
   if (!plan) return std::nullopt;
-  return PlannedResult{sized, std::move(*plan)};
+  return Planned{sized, std::move(*plan), target};
 }
 
-PlannedResult plan_or_refuse(const SizedRun& sized, const PlanTarget& target,
-                             const std::vector<Alternative>& alternatives) {
-  std::optional<PlannedResult> planned = try_plan(sized, target);
+Planned plan_or_refuse(const SizedRun& sized, const PlanTarget& target,
+                       const std::vector<Alternative>& alternatives) {
+  std::optional<Planned> planned = try_plan(sized, target);
   if (!planned) throw refusal(sized.run, target, alternatives);
   return std::move(*planned);
 }
 
-model::WeightLayout planned_weights(const MemoryPlan& plan, const LoadRequest& request) {
+model::WeightLayout planned_weights(const MemoryPlan& plan, const LoadOptions& request) {
   model::WeightLayout layout = {request.placement, request.storage};
   model::Placement& placement = layout.placement;
   placement.resident_blocks.clear();
@@ -192,7 +199,7 @@ model::WeightLayout planned_weights(const MemoryPlan& plan, const LoadRequest& r
   return layout;
 }
 
-std::vector<Alternative> storage_alternatives(LoadedModel& model, const LoadRequest& request,
+std::vector<Alternative> storage_alternatives(LoadedModel& model, const LoadOptions& request,
                                               const std::vector<std::string>& components,
                                               const SizeModel& size) {
   std::vector<std::string> names;
@@ -203,7 +210,7 @@ std::vector<Alternative> storage_alternatives(LoadedModel& model, const LoadRequ
   }
   const auto alternative = [&](const std::vector<std::string>& stored) {
     std::string flags;
-    LoadRequest changed = request;
+    LoadOptions changed = request;
     // One simulated device with a limit lives at a time.
     if (device::parse_simulated_device(request.device)) changed.device = "cpu";
     for (const std::string& name : stored) {

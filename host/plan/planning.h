@@ -28,7 +28,7 @@ void apply_limits(const MemoryLimits& limits, at::Device device);
 // Plans for a device that need not be there; nullopt: for the one that is. Weights are planned in
 // bfloat16 then, unless a dtype was said.
 void plan_elsewhere(const std::optional<memory::DeviceProfile>& profile, MemoryLimits& limits,
-                    model::LoadRequest& request);
+                    model::LoadOptions& request);
 
 // Where a run is planned for.
 struct PlanTarget {
@@ -39,7 +39,7 @@ struct PlanTarget {
 };
 
 // `request` says the device, and what was said of placement.
-PlanTarget plan_target(const MemoryLimits& limits, const model::LoadRequest& request,
+PlanTarget plan_target(const MemoryLimits& limits, const model::LoadOptions& request,
                        const model::LoadedModel& model);
 
 // Leaves one of `processes` its part of the machine's host memory.
@@ -51,9 +51,13 @@ memory::PlanLimits within(memory::PlanLimits limits);
 int64_t limit_for(int64_t bytes);
 
 // A run, its plan and what it was made for.
-struct PlannedResult {
+struct Planned {
   SizedRun sized;
   memory::MemoryPlan plan;
+  PlanTarget target;
+
+  // The time of the run over the memory of the device.
+  std::vector<memory::CurvePoint> curve(int64_t count = 24) const;
 };
 
 // What would make a run smaller: flags, and the run with them.
@@ -63,21 +67,21 @@ struct Alternative {
 };
 
 // The fastest plan; nullopt when nothing fits.
-std::optional<PlannedResult> try_plan(const SizedRun& sized, const PlanTarget& target);
+std::optional<Planned> try_plan(const SizedRun& sized, const PlanTarget& target);
 // The fastest plan. Throws Error{kOutOfMemory} when nothing fits, with the alternatives that do and
 // what they need.
-PlannedResult plan_or_refuse(const SizedRun& sized, const PlanTarget& target,
-                             const std::vector<Alternative>& alternatives);
+Planned plan_or_refuse(const SizedRun& sized, const PlanTarget& target,
+                       const std::vector<Alternative>& alternatives);
 
 // Where weights rest by the plan, as it chose beside what `request` says.
 model::WeightLayout planned_weights(const memory::MemoryPlan& plan,
-                                    const model::LoadRequest& request);
+                                    const model::LoadOptions& request);
 
 // What of `components` has weights that could rest in 8 bits and do not: --storage flags, and the
 // run's model opened with them, as alternatives.
 using SizeModel = std::function<SizedRun(model::LoadedModel& model)>;
 std::vector<Alternative> storage_alternatives(model::LoadedModel& model,
-                                              const model::LoadRequest& request,
+                                              const model::LoadOptions& request,
                                               const std::vector<std::string>& components,
                                               const SizeModel& size);
 

@@ -4,6 +4,8 @@
 #include <optional>
 #include <vector>
 
+#include <c10/util/StringUtil.h>
+
 #include "host/plan/plan_run.h"
 #include "host/report/text.h"
 
@@ -15,16 +17,6 @@ using memory::ComponentChoice;
 using memory::Place;
 using order::Training;
 using parameters::Layout;
-
-// Words between spaces.
-class Words {
- public:
-  void add(const std::string& word) { text_ += (text_.empty() ? "" : " ") + word; }
-  const std::string& text() const { return text_; }
-
- private:
-  std::string text_;
-};
 
 // Entries between commas.
 void add_entry(std::string& list, const std::string& name, const std::string& value) {
@@ -46,93 +38,95 @@ std::string budget_text(const ActivationBudget& budget) {
   return {};
 }
 
-void add_activations(Words& words, const Layout& asked, const Layout& told) {
-  if (told.use_gradient_checkpointing && !asked.use_gradient_checkpointing)
-    return words.add("--use_gradient_checkpointing");
+void add_activations(std::vector<std::string>& words, const Layout& order, const Layout& planned) {
+  if (planned.use_gradient_checkpointing && !order.use_gradient_checkpointing)
+    return words.push_back("--use_gradient_checkpointing");
   // Nothing is computed again where nobody says so.
   constexpr ActivationBudget kUnsaid;
   const auto text_of = [&](const Layout& layout) {
     return budget_text(layout.activation_budget.value_or(kUnsaid));
   };
-  if (text_of(told) != text_of(asked)) words.add("--activation_memory_budget " + text_of(told));
+  if (text_of(planned) != text_of(order))
+    words.push_back("--activation_memory_budget " + text_of(planned));
 }
 
-void add_storages(Words& words, const Layout& asked, const Layout& told) {
-  if (told.weights.storage == asked.weights.storage) return;
+void add_storages(std::vector<std::string>& words, const Layout& order, const Layout& planned) {
+  if (planned.weights.storage == order.weights.storage) return;
   std::string entries;
-  for (const auto& [component, storage] : told.weights.storage)
+  for (const auto& [component, storage] : planned.weights.storage)
     add_entry(entries, component, std::string(weights::storage_name(storage)));
-  words.add("--storage " + entries);
+  words.push_back("--storage " + entries);
 }
 
-// Where the blocks of a component are to rest, and how many are to stay on the device; nullopt: it
-// is not said.
-struct Said {
+// Where the blocks of a component are to rest, and how many are to stay on the device; nullopt: the
+// order leaves it open.
+struct BlockPlaces {
   std::optional<Place> place;
   std::optional<int64_t> resident;
 };
 
-Said said_of(const model::Placement& placement, const std::string& component) {
-  Said said;
+BlockPlaces ordered_places(const model::Placement& placement, const std::string& component) {
+  BlockPlaces ordered;
   if (const auto place = placement.offload.find(component); place != placement.offload.end()) {
-    said.place = place->second;
+    ordered.place = place->second;
   } else if (placement.offload_others) {
-    said.place = Place::kHost;
+    ordered.place = Place::kHost;
   }
   if (const auto found = placement.resident_blocks.find(component);
       found != placement.resident_blocks.end())
-    said.resident = found->second;
-  return said;
+    ordered.resident = found->second;
+  return ordered;
 }
 
-// As it is planned.
-Said planned_of(const ComponentChoice& choice, const Said& said, bool keeps_places) {
-  if (choice.num_blocks == 0) return said;
-  if (choice.parts > 1)
-    return {choice.others == Place::kHost ? std::optional(Place::kHost) : said.place, {}};
+// Where the blocks of a component rest by its plan, beside what the order says.
+BlockPlaces planned_places(const ComponentChoice& choice, const BlockPlaces& ordered,
+                           bool keeps_places) {
+  if (choice.num_blocks == 0) return ordered;
+  if (choice.shards > 1)
+    return {choice.others == Place::kHost ? std::optional(Place::kHost) : ordered.place, {}};
   const bool streams = choice.resident < choice.num_blocks;
-  if (!streams && !said.place) return said;
-  Said planned = {streams ? choice.others : said.place, choice.resident};
+  if (!streams && !ordered.place) return ordered;
+  BlockPlaces planned = {streams ? choice.others : ordered.place, choice.resident};
   // What is sent away has no blocks on the device where nobody says how many.
-  if (keeps_places && (choice.resident == 0 || !streams)) planned.resident = said.resident;
+  if (keeps_places && (choice.resident == 0 || !streams)) planned.resident = ordered.resident;
   return planned;
 }
 
-void add_places(Words& words, const Training& asked, const PlannedResult& planned,
-                const PlanTarget& target) {
-  const model::Placement& placement = asked.model.placement;
+void add_places(std::vector<std::string>& words, const Training& order, const Planned& planned) {
+  const model::Placement& placement = order.model.placement;
   std::string places, residents;
   bool has_moved = false, has_left = false;
   std::optional<int64_t> prefetch;  // the same of all
   for (const ComponentChoice& choice : planned.plan.components) {
-    const Said said = said_of(placement, choice.name);
-    const Said told = planned_of(choice, said, target.basis.keeps_places);
+    const BlockPlaces ordered = ordered_places(placement, choice.name);
+    const BlockPlaces now = planned_places(choice, ordered, planned.target.basis.keeps_places);
     if (choice.resident < choice.num_blocks) prefetch = choice.prefetch;
-    has_moved |= told.place != said.place;
-    has_left |= told.resident != said.resident;
-    if (told.place) add_entry(places, choice.name, *told.place == Place::kHost ? "host" : "disk");
-    if (told.resident) add_entry(residents, choice.name, std::to_string(*told.resident));
+    has_moved |= now.place != ordered.place;
+    has_left |= now.resident != ordered.resident;
+    if (now.place) add_entry(places, choice.name, *now.place == Place::kHost ? "host" : "disk");
+    if (now.resident) add_entry(residents, choice.name, std::to_string(*now.resident));
   }
-  if (has_moved) words.add("--offload " + places);
-  const bool is_said_of_denoisers = placement.resident_denoiser_blocks.has_value();
-  if (has_left && !is_said_of_denoisers) words.add("--resident_blocks " + residents);
-  if (prefetch && !asked.memory.says_prefetch) words.add("--prefetch " + std::to_string(*prefetch));
+  if (has_moved) words.push_back("--offload " + places);
+  const bool names_denoisers = placement.resident_denoiser_blocks.has_value();
+  if (has_left && !names_denoisers) words.push_back("--resident_blocks " + residents);
+  if (prefetch && !order.memory.prefetch)
+    words.push_back("--prefetch " + std::to_string(*prefetch));
 }
 
 }  // namespace
 
-Training with_step(const Training& asked, int64_t ranks) {
-  Training config = asked;
-  if (asked.global_batch_size > 0 || ranks == 1) return config;
-  const int64_t parts = ranks % asked.sequence_parallel == 0 ? asked.sequence_parallel : 1;
-  if (asked.resume.empty()) config.order.gradient_accumulation_steps *= ranks / parts;
+Training with_step(const Training& order, int64_t ranks) {
+  Training config = order;
+  if (order.global_batch_size > 0 || ranks == 1) return config;
+  const int64_t parts = ranks % order.sequence_parallel == 0 ? order.sequence_parallel : 1;
+  if (order.resume.empty()) config.order.gradient_accumulation_steps *= ranks / parts;
   config.global_batch_size =
       static_cast<int>(config.order.batch_size * config.order.gradient_accumulation_steps);
   return config;
 }
 
-Training shared_settings(const Training& asked, const RankMode& mode) {
-  Training config = asked;
+Training shared_settings(const Training& order, const RankMode& mode) {
+  Training config = order;
   config.shards.stage = mode.zero_stage;
   // A group of another number is the user's.
   if (mode.zero_stage > 0 && config.shards.group != std::to_string(mode.group))
@@ -142,27 +136,27 @@ Training shared_settings(const Training& asked, const RankMode& mode) {
   return config;
 }
 
-std::string sharing_flags(const Training& asked, const RankMode& mode) {
-  const Training told = shared_settings(asked, mode);
-  Words words;
-  if (told.shards.stage != asked.shards.stage)
-    words.add("--zero_stage " + std::to_string(told.shards.stage));
-  if (told.shards.group != asked.shards.group) words.add("--zero_group " + told.shards.group);
-  if (told.offload.optimizer != asked.offload.optimizer)
-    words.add(told.offload.optimizer ? "--optimize_on_cpu" : "--optimize_on_cpu false");
-  if (told.sequence_parallel != asked.sequence_parallel)
-    words.add("--sequence_parallel " + std::to_string(told.sequence_parallel));
-  return words.text();
+std::string sharing_flags(const Training& order, const RankMode& mode) {
+  const Training shared = shared_settings(order, mode);
+  std::vector<std::string> words;
+  if (shared.shards.stage != order.shards.stage)
+    words.push_back("--zero_stage " + std::to_string(shared.shards.stage));
+  if (shared.shards.group != order.shards.group)
+    words.push_back("--zero_group " + shared.shards.group);
+  if (shared.offload.optimizer != order.offload.optimizer)
+    words.push_back(shared.offload.optimizer ? "--optimize_on_cpu" : "--optimize_on_cpu false");
+  if (shared.sequence_parallel != order.sequence_parallel)
+    words.push_back("--sequence_parallel " + std::to_string(shared.sequence_parallel));
+  return c10::Join(" ", words);
 }
 
-std::string placing_flags(const Training& asked, const PlannedResult& planned,
-                          const PlanTarget& target) {
-  const Layout said = parameters::said_layout(asked), told = layout_of(asked, {planned, target});
-  Words words;
-  add_activations(words, said, told);
-  add_storages(words, said, told);
-  add_places(words, asked, planned, target);
-  return words.text();
+std::string placing_flags(const Training& order, const Planned& planned) {
+  const Layout unplanned = parameters::unplanned_layout(order), layout = layout_of(order, planned);
+  std::vector<std::string> words;
+  add_activations(words, unplanned, layout);
+  add_storages(words, unplanned, layout);
+  add_places(words, order, planned);
+  return c10::Join(" ", words);
 }
 
 }  // namespace atelier::plan

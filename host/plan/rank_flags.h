@@ -9,20 +9,19 @@
 
 namespace atelier::plan {
 
-// A training of `asked` by so many ranks with its step written down, as train::share_batch() makes
+// A training of `order` by so many ranks with its step written down, as train::share_batch() makes
 // it for them: every way to share it is planned for the same samples a step.
-order::Training with_step(const order::Training& asked, int64_t ranks);
+order::Training with_step(const order::Training& order, int64_t ranks);
 
-// A training of `asked` that is shared as `mode` says.
-order::Training shared_settings(const order::Training& asked, const RankMode& mode);
+// A training of `order` that is shared as `mode` says.
+order::Training shared_settings(const order::Training& order, const RankMode& mode);
 
-// The flags that say so beside those of `asked`, in whose place they stand where both say
+// The flags that say so beside those of `order`, in whose place they stand where both say
 // something; empty: none is needed.
-std::string sharing_flags(const order::Training& asked, const RankMode& mode);
+std::string sharing_flags(const order::Training& order, const RankMode& mode);
 
 // The flags that say what its plan takes beside that: what is kept of activations, where blocks
 // rest, and in which storage. With both the same is planned.
-std::string placing_flags(const order::Training& asked, const PlannedResult& planned,
-                          const PlanTarget& target);
+std::string placing_flags(const order::Training& order, const Planned& planned);
 
 }  // namespace atelier::plan

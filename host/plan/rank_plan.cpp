@@ -12,7 +12,6 @@
 #include "host/order/training_checks.h"
 #include "host/parameters/exchange_plan.h"
 #include "host/plan/rank_flags.h"
-#include "host/report/sizes.h"
 #include "host/report/text.h"
 #include "memory/planner.h"
 
@@ -173,7 +172,7 @@ class Planning {
       row.flags += " --global_batch_size " + std::to_string(config_.global_batch_size);
     PlanTarget target = target_;
     share_host(target, mode.ranks_of_machine(links_));
-    const std::optional<PlannedResult> planned = try_plan(sized, target);
+    const std::optional<Planned> planned = try_plan(sized, target);
     if (!planned) {
       const auto smallest = memory::smallest_plan(sized.run, INT64_MAX, target_.basis.profile);
       row.device_bytes = smallest ? limit_for(smallest->device_bytes) : 0;
@@ -181,7 +180,7 @@ class Planning {
       return row;
     }
     row.fits = true;
-    const std::string placing = placing_flags(config_, *planned, target);
+    const std::string placing = placing_flags(config_, *planned);
     row.flags += (row.flags.empty() || placing.empty() ? "" : " ") + placing;
     row.device_bytes = planned->plan.device_bytes;
     row.host_bytes = planned->plan.host_bytes;
@@ -240,7 +239,7 @@ class Planning {
 
 }  // namespace
 
-PlannedRanks plan_ranks(const train::PreparedRun& run, const RanksAsked& ranks) {
+PlannedRanks plan_ranks(const train::PreparedRun& run, const RanksOrder& ranks) {
   PlannedRanks planned{.target = training_target(run), .links = ranks.links};
   if (!planned.target.has_limit)
     throw Error(ErrorCode::kUnsupported, "--ranks: there is no device to plan for",
@@ -288,13 +287,13 @@ std::string rank_table(const PlannedRanks& planned) {
       if (!row.fits) continue;
       cells.back()[3] = report::bytes_text(row.weight_bytes);
       cells.back()[6] = report::bytes_text(static_cast<int64_t>(row.sent_bytes));
-      cells.back()[7] = time_text(row.exposed_seconds);
-      cells.back()[8] = time_text(row.seconds);
+      cells.back()[7] = report::time_text(row.exposed_seconds);
+      cells.back()[8] = report::time_text(row.seconds);
       cells.back()[9] = print("%.3g", row.samples_per_second);
       cells.back()[10] = plan.best == i ? "choose" : "";
     }
   }
-  text += columns(std::move(cells)) + "\n";
+  text += report::columns(std::move(cells)) + "\n";
   for (const RanksPlan& plan : planned.plans) {
     const std::string ranks = c10::str(plan.ranks, " ranks: ");
     text += ranks + plan.why + "\n";

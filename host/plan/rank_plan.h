@@ -11,7 +11,7 @@
 
 namespace atelier::plan {
 
-struct RanksAsked {
+struct RanksOrder {
   std::vector<int64_t> counts;  // of ranks; empty: none is asked for
   memory::LinkProfile links;
 };
@@ -48,7 +48,7 @@ struct PlannedRanks {
 
 // Throws Error{kUnsupported} when there is no device to plan for, and Error{kInvalidArgument} when
 // the links say nothing of as many ranks.
-PlannedRanks plan_ranks(const train::PreparedRun& run, const RanksAsked& ranks);
+PlannedRanks plan_ranks(const train::PreparedRun& run, const RanksOrder& ranks);
 
 std::string rank_table(const PlannedRanks& planned);
 nlohmann::json rank_json(const PlannedRanks& planned);

@@ -83,7 +83,7 @@ void shard_blocks(memory::PlannedComponent& component, const RankMode& mode,
           exchange_seconds(links, group_of(mode, links), static_cast<double>(bytes)));
   }
   component.may_stream = true;
-  component.parts = static_cast<int>(mode.group);
+  component.shards = static_cast<int>(mode.group);
   component.resident.reset();
   if (component.others) component.others = memory::Place::kHost;
 }

@@ -7,8 +7,6 @@
 #include <c10/util/StringUtil.h>
 
 #include "host/report/chart.h"
-#include "host/report/problems.h"
-#include "host/report/sizes.h"
 #include "host/report/text.h"
 
 namespace atelier::plan {
@@ -19,7 +17,9 @@ using memory::CurvePoint;
 using memory::MemoryPlan;
 using memory::PhaseChoice;
 using memory::Place;
+using report::bytes_text;
 using report::print;
+using report::time_text;
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
@@ -29,8 +29,8 @@ bool streams(const ComponentChoice& choice) {
 
 std::string place_text(const ComponentChoice& choice) {
   if (!streams(choice)) return "device";
-  if (choice.parts > 1)
-    return c10::str("1/", choice.parts, " of each block on the ",
+  if (choice.shards > 1)
+    return c10::str("1/", choice.shards, " of each block on the ",
                     choice.others == Place::kDevice ? "device" : "host");
   const int64_t away = choice.num_blocks - choice.resident;
   return c10::str("device: ", choice.resident, " of ", choice.num_blocks, " blocks; ", away,
@@ -43,21 +43,21 @@ std::string_view others_text(const ComponentChoice& choice) {
 }
 
 // The phase in which the component runs its blocks.
-const PhaseChoice* phase_of(const PlannedResult& result, const std::string& component) {
-  for (size_t i = 0; i < result.plan.phases.size(); ++i) {
-    const memory::PlannedPhase& phase = result.sized.run.phases[i];
-    if (phase.strategies[result.plan.phases[i].strategy].forward.contains(component))
-      return &result.plan.phases[i];
+const PhaseChoice* phase_of(const Planned& planned, const std::string& component) {
+  for (size_t i = 0; i < planned.plan.phases.size(); ++i) {
+    const memory::PlannedPhase& phase = planned.sized.run.phases[i];
+    if (phase.strategies[planned.plan.phases[i].strategy].forward.contains(component))
+      return &planned.plan.phases[i];
   }
   return nullptr;
 }
 
-std::string why_placed(const PlannedResult& result, const ComponentChoice& choice) {
+std::string why_placed(const Planned& planned, const ComponentChoice& choice) {
   if (!streams(choice)) return choice.num_blocks == 0 ? "needed whole" : "fits whole";
-  const PhaseChoice* phase = phase_of(result, choice.name);
+  const PhaseChoice* phase = phase_of(planned, choice.name);
   const std::string slots =
       c10::str(std::min(choice.prefetch + 1, choice.num_blocks - choice.resident), " slots; ");
-  const bool is_divided = choice.parts > 1;
+  const bool is_divided = choice.shards > 1;
   double waited = 0.0;
   if (phase != nullptr) waited = is_divided ? phase->exchanged_seconds : phase->waited_seconds;
   if (phase == nullptr || waited <= 1e-3 * phase->seconds)
@@ -70,129 +70,91 @@ std::string name_with_storage(const ComponentChoice& choice) {
   return choice.storage == "plain" ? choice.name : choice.name + " (" + choice.storage + ")";
 }
 
-std::string pad(const std::string& text, size_t width) {
-  return text.size() >= width ? text : text + std::string(width - text.size(), ' ');
-}
-
-std::string pad_left(const std::string& text, size_t width) {
-  return text.size() >= width ? text : std::string(width - text.size(), ' ') + text;
-}
-
 }  // namespace
 
-std::string time_text(double seconds) {
-  if (seconds < 1e-3) return print("%.3g us", seconds * 1e6);
-  if (seconds < 1) return print("%.3g ms", seconds * 1e3);
-  if (seconds < 600) return print("%.3g s", seconds);
-  if (seconds < 36000) return print("%.3g min", seconds / 60);
-  return print("%.3g h", seconds / 3600);
-}
-
-std::string columns(std::vector<std::vector<std::string>> rows) {
-  std::vector<size_t> widths(rows.front().size());
-  std::vector<bool> is_right(widths.size());
-  for (size_t c = 0; c < widths.size(); ++c) {
-    is_right[c] = rows[0][c].starts_with('>');
-    if (is_right[c]) rows[0][c].erase(0, 1);
-  }
-  for (const auto& row : rows) {
-    for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
-  }
-  std::string text;
-  for (const auto& row : rows) {
-    std::string line;
-    for (size_t c = 0; c < row.size(); ++c)
-      line +=
-          (c ? "  " : "") + (is_right[c] ? pad_left(row[c], widths[c]) : pad(row[c], widths[c]));
-    line.erase(line.find_last_not_of(' ') + 1);
-    text += line + "\n";
-  }
-  return text;
-}
-
-std::vector<PlanRow> plan_rows(const PlannedResult& result, const PlanTarget& target) {
+std::vector<PlanRow> plan_rows(const Planned& planned) {
   std::vector<PlanRow> rows;
-  for (const ComponentChoice& choice : result.plan.components)
+  for (const ComponentChoice& choice : planned.plan.components)
     rows.push_back({name_with_storage(choice), place_text(choice), choice.device_bytes,
-                    why_placed(result, choice)});
-  for (size_t i = 0; i < result.plan.phases.size(); ++i) {
-    const PhaseChoice& phase = result.plan.phases[i];
-    const memory::Strategy& strategy = result.sized.run.phases[i].strategies[phase.strategy];
+                    why_placed(planned, choice)});
+  for (size_t i = 0; i < planned.plan.phases.size(); ++i) {
+    const PhaseChoice& phase = planned.plan.phases[i];
+    const memory::Strategy& strategy = planned.sized.run.phases[i].strategies[phase.strategy];
     std::string what = "to " + phase.name;
     if (!strategy.name.empty()) what += ": " + strategy.name;
     rows.push_back({what, "device", strategy.device_bytes,
                     strategy.why.empty() ? "what is computed with, at most" : strategy.why});
   }
-  if (target.basis.profile.reserve_bytes > 0)
-    rows.push_back({"driver and libraries", "device", target.basis.profile.reserve_bytes,
+  if (planned.target.basis.profile.reserve_bytes > 0)
+    rows.push_back({"driver and libraries", "device", planned.target.basis.profile.reserve_bytes,
                     "beside all tensors"});
   return rows;
 }
 
-std::string batch_line(const PlannedResult& result, const PlanTarget& target) {
-  const PhaseChoice* phase = result.plan.phase(result.sized.main_phase);
-  if (phase == nullptr || phase->strategy >= result.sized.more_bytes.size()) return {};
-  const int64_t spare = target.limits.device_bytes - phase->device_bytes;
-  const int64_t more = std::max<int64_t>(1, result.sized.more_bytes[phase->strategy]);
-  std::string line = c10::str("batch ", result.sized.batch_size, " fits with ",
-                              report::bytes_text(spare), " to spare");
-  const auto& slack = result.sized.slack_bytes;
-  const int64_t room = within(target.limits).device_bytes - phase->device_bytes +
+std::string batch_line(const Planned& planned) {
+  const PhaseChoice* phase = planned.plan.phase(planned.sized.main_phase);
+  if (phase == nullptr || phase->strategy >= planned.sized.more_bytes.size()) return {};
+  const int64_t spare = planned.target.limits.device_bytes - phase->device_bytes;
+  const int64_t more = std::max<int64_t>(1, planned.sized.more_bytes[phase->strategy]);
+  std::string line =
+      c10::str("batch ", planned.sized.batch_size, " fits with ", bytes_text(spare), " to spare");
+  const auto& slack = planned.sized.slack_bytes;
+  const int64_t room = within(planned.target.limits).device_bytes - phase->device_bytes +
                        (slack.empty() ? 0 : slack[phase->strategy]);
-  const int64_t most = result.sized.batch_size + room / more;
-  if (most > result.sized.batch_size) line += c10::str("; ", most, " would fit");
+  const int64_t most = planned.sized.batch_size + room / more;
+  if (most > planned.sized.batch_size) line += c10::str("; ", most, " would fit");
   return line;
 }
 
 namespace {
 
-std::string total_line(const PlannedResult& result, const PlanTarget& target) {
-  return c10::str("predicted: ", report::bytes_text(result.plan.device_bytes), " of the device's ",
-                  report::bytes_text(target.limits.device_bytes), ", ",
-                  report::bytes_text(result.plan.host_bytes), " of the host, ",
-                  time_text(result.plan.seconds));
+std::string total_line(const Planned& planned) {
+  return c10::str("predicted: ", bytes_text(planned.plan.device_bytes), " of the device's ",
+                  bytes_text(planned.target.limits.device_bytes), ", ",
+                  bytes_text(planned.plan.host_bytes), " of the host, ",
+                  time_text(planned.plan.seconds));
 }
 
 }  // namespace
 
-std::string plan_table(const PlannedResult& result, const PlanTarget& target) {
-  const memory::DeviceProfile& profile = target.basis.profile;
+std::string plan_table(const Planned& planned) {
+  const memory::DeviceProfile& profile = planned.target.basis.profile;
   std::string text =
-      "plan for " + profile.name + ": " + report::bytes_text(target.limits.device_bytes) + ", " +
+      "plan for " + profile.name + ": " + bytes_text(planned.target.limits.device_bytes) + ", " +
       print("%.4g and %.4g TFLOP/s in 16 and 32 bits, copies %.3g GB/s", profile.flops_16 / 1e12,
             profile.flops_32 / 1e12, profile.copy_bytes_per_second / 1e9) +
       "\n\n";
   std::vector<std::vector<std::string>> cells = {{"what", "where", ">bytes", "why"}};
-  for (const PlanRow& row : plan_rows(result, target))
-    cells.push_back({row.what, row.where, report::bytes_text(row.bytes), row.why});
-  text += columns(cells) + "\n";
+  for (const PlanRow& row : plan_rows(planned))
+    cells.push_back({row.what, row.where, bytes_text(row.bytes), row.why});
+  text += report::columns(cells) + "\n";
   cells = {{"phase", ">device", ">host", ">a pass", ">of that waiting", ">passes"}};
-  for (const PhaseChoice& phase : result.plan.phases)
-    cells.push_back({phase.name, report::bytes_text(phase.device_bytes),
-                     report::bytes_text(phase.host_bytes), time_text(phase.seconds),
+  for (const PhaseChoice& phase : planned.plan.phases)
+    cells.push_back({phase.name, bytes_text(phase.device_bytes), bytes_text(phase.host_bytes),
+                     time_text(phase.seconds),
                      time_text(phase.waited_seconds + phase.exchanged_seconds),
                      print("%.0f", phase.passes)});
-  text += columns(cells) + "\n" + total_line(result, target) + "\n";
-  const std::string batch = batch_line(result, target);
+  text += report::columns(cells) + "\n" + total_line(planned) + "\n";
+  const std::string batch = batch_line(planned);
   return batch.empty() ? text : text + batch + "\n";
 }
 
-nlohmann::json plan_json(const PlannedResult& result, const PlanTarget& target) {
+nlohmann::json plan_json(const Planned& planned) {
   nlohmann::json components = nlohmann::json::array(), phases = nlohmann::json::array();
-  for (const ComponentChoice& choice : result.plan.components)
+  for (const ComponentChoice& choice : planned.plan.components)
     components.push_back({{"name", choice.name},
                           {"storage", choice.storage},
                           {"blocks", choice.num_blocks},
                           {"resident_blocks", choice.resident},
                           {"others", others_text(choice)},
-                          {"parts", choice.parts},
+                          {"parts", choice.shards},
                           {"prefetch", choice.prefetch},
                           {"device_bytes", choice.device_bytes},
                           {"host_bytes", choice.host_bytes},
-                          {"why", why_placed(result, choice)}});
-  for (size_t i = 0; i < result.plan.phases.size(); ++i) {
-    const PhaseChoice& phase = result.plan.phases[i];
-    const memory::Strategy& strategy = result.sized.run.phases[i].strategies[phase.strategy];
+                          {"why", why_placed(planned, choice)}});
+  for (size_t i = 0; i < planned.plan.phases.size(); ++i) {
+    const PhaseChoice& phase = planned.plan.phases[i];
+    const memory::Strategy& strategy = planned.sized.run.phases[i].strategies[phase.strategy];
     phases.push_back({{"name", phase.name},
                       {"strategy", strategy.name},
                       {"device_bytes", phase.device_bytes},
@@ -203,24 +165,24 @@ nlohmann::json plan_json(const PlannedResult& result, const PlanTarget& target) 
                       {"waited_seconds", phase.waited_seconds},
                       {"exchanged_seconds", phase.exchanged_seconds}});
   }
-  return {{"profile", target.basis.profile.name},
-          {"limit_bytes", target.limits.device_bytes},
-          {"device_bytes", result.plan.device_bytes},
-          {"host_bytes", result.plan.host_bytes},
-          {"seconds", result.plan.seconds},
+  return {{"profile", planned.target.basis.profile.name},
+          {"limit_bytes", planned.target.limits.device_bytes},
+          {"device_bytes", planned.plan.device_bytes},
+          {"host_bytes", planned.plan.host_bytes},
+          {"seconds", planned.plan.seconds},
           {"components", components},
           {"phases", phases},
-          {"batch", batch_line(result, target)}};
+          {"batch", batch_line(planned)}};
 }
 
-std::vector<std::string> plan_notes(const PlannedResult& result, const PlanTarget& target) {
-  std::vector<std::string> notes = {"plan: " + total_line(result, target)};
-  for (const PlanRow& row : plan_rows(result, target)) {
+std::vector<std::string> plan_notes(const Planned& planned) {
+  std::vector<std::string> notes = {"plan: " + total_line(planned)};
+  for (const PlanRow& row : plan_rows(planned)) {
     if (row.where != "device" || row.what.find(':') != std::string::npos)
-      notes.push_back("plan: " + row.what + ": " + row.where + ", " +
-                      report::bytes_text(row.bytes) + "; " + row.why);
+      notes.push_back("plan: " + row.what + ": " + row.where + ", " + bytes_text(row.bytes) + "; " +
+                      row.why);
   }
-  const std::string batch = batch_line(result, target);
+  const std::string batch = batch_line(planned);
   if (!batch.empty()) notes.push_back("plan: " + batch);
   return notes;
 }

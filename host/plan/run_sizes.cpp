@@ -69,7 +69,7 @@ StoredComponent size_component(LoadedModel& model, const model::LoadedPart& part
   return sized;
 }
 
-void take_requests(PlannedComponent& component, const PlanBasis& basis, bool is_denoiser) {
+void take_order(PlannedComponent& component, const PlanBasis& basis, bool is_denoiser) {
   const model::Placement& placement = basis.placement;
   const auto place = placement.offload.find(component.name);
   const bool is_sent_away = place != placement.offload.end();
@@ -81,8 +81,8 @@ void take_requests(PlannedComponent& component, const PlanBasis& basis, bool is_
   const auto resident = placement.resident_blocks.find(component.name);
   component.may_stream |= is_sent_away;
   component.takes_turns = is_denoiser && placement.denoisers_take_turns;
-  if (is_denoiser) component.parts = placement.denoiser_parts;
-  if (component.parts > 1 && component.others) component.others = memory::Place::kHost;
+  if (is_denoiser) component.shards = placement.denoiser_shards;
+  if (component.shards > 1 && component.others) component.others = memory::Place::kHost;
   if (resident != placement.resident_blocks.end()) {
     component.resident = resident->second;
   } else if (is_denoiser && placement.resident_denoiser_blocks) {
@@ -120,8 +120,7 @@ std::vector<PlannedComponent> size_components(LoadedModel& model, const PlanBasi
     for (const Storage storage : storages)
       component.storages.push_back(size_component(model, part, storage, level_weights));
     component.may_stream = !model::has_role(model.family(), component.name, Role::kVae);
-    take_requests(component, basis,
-                  model::has_role(model.family(), component.name, Role::kDenoiser));
+    take_order(component, basis, model::has_role(model.family(), component.name, Role::kDenoiser));
     components.push_back(std::move(component));
   }
   return components;

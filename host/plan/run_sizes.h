@@ -37,13 +37,11 @@ struct PlanBasis {
 };
 
 struct GenerationBasis {
-  generate::Request request;  // the largest one, and the one that stands for all
-  int64_t images = 1;         // of the run
+  const order::Generation* order;  // not null, and outlives this
+  generate::Request request = {};  // the largest one, and the one that stands for all
+  int64_t images = 1;              // of the run
   int64_t lora_bytes = 0;
-  generate::Layout layout = {};
-  bool picks_cfg_batch = true;  // the user left it open
-  // Everything that was loaded may still be there when a prompt is encoded or an image denoised.
-  bool comes_back = false;
+  generate::Layout layout = {};  // see unplanned_layout()
 };
 
 struct TrainingBasis {
@@ -65,8 +63,8 @@ struct TrainingBasis {
 // A run with what the planner's choices mean for it.
 struct SizedRun {
   memory::PlannedRun run;
-  // Settings of the denoiser's phase, "denoise" or "train", by strategy.
-  std::vector<bool> cfg_batch;
+  // By strategy of the denoiser's phase, "denoise" or "train", what carries it out.
+  std::vector<generate::Layout> layouts;
   std::vector<memory::ActivationBudget> activations;
   int64_t batch_size = 1;
   // What one more sample in a batch takes, by strategy of that phase.

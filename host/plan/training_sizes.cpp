@@ -58,7 +58,7 @@ class TrainingSizes {
     for (memory::PlannedComponent& component : sized.run.components) {
       if (is_sharded(component)) shard_blocks(component, mode_, *links_);
       if (trains_weights_of(component.name)) limit_trained(component);
-      if (component.parts == 1 && !trains_weights_of(component.name))
+      if (component.shards == 1 && !trains_weights_of(component.name))
         component.host_sharers = links_ != nullptr
                                      ? static_cast<int>(mode_.ranks_of_machine(*links_))
                                      : training_.config->ranks.local_size;
@@ -88,9 +88,9 @@ class TrainingSizes {
 
   void limit_trained(memory::PlannedComponent& component) const {
     component.storages.resize(1);  // what is trained does not rest in 8 bits
-    if (component.parts > 1 && !mode_.on_host && !component.others)
+    if (component.shards > 1 && !mode_.on_host && !component.others)
       component.others = memory::Place::kDevice;
-    if (component.parts > 1) return;  // they are moved where they rest
+    if (component.shards > 1) return;  // they are moved where they rest
     // Several ranks keep their weights on the device where they keep them whole.
     component.may_stream &= (mode_.on_host && mode_.group == 1) || is_sent_away(component.name);
     component.others = memory::Place::kHost;  // files are not changed
@@ -209,8 +209,8 @@ class TrainingSizes {
     const samples::Timesteps timesteps =
         train::timesteps_of(model_, config().timesteps, std::span(&denoiser, 1));
     train::Objective objective(model_, denoisers_, runner, timesteps, config().seed, at::kMeta);
-    const std::vector<train::PlacedSample> batch(static_cast<size_t>(count),
-                                                 {sample(denoiser.part), 0});
+    const std::vector<train::StepSample> batch(static_cast<size_t>(count),
+                                               {sample(denoiser.part), 0});
     const Tensor sum = config().task == order::Task::kDirectDistill
                            ? objective.direct_distillation(batch)
                            : objective.flow_matching(batch, /*step=*/0);
@@ -402,7 +402,7 @@ class TrainingSizes {
       sized.slack_bytes.push_back(add_trained(backward, strategy));
       phase.strategies.push_back(std::move(strategy));
       sized.activations.push_back(budget);
-      if (is_part(budget) && !says_activations(config()))
+      if (is_part(budget) && !orders_activations(config()))
         sized.activations.back() = {.kind = ActivationBudget::Kind::kBytes, .bytes = planned_bytes};
     }
     return phase;

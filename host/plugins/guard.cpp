@@ -10,7 +10,7 @@
 
 #include "atelier/host/out_of_memory.h"
 
-#include "host/report/sizes.h"
+#include "host/report/problems.h"
 
 namespace atelier::plugins {
 

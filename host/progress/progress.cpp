@@ -41,7 +41,7 @@ double gigabytes(int64_t bytes) {
 }
 
 // "4.20", or "4.20/15.45" with a total, and the unit that suits the larger one.
-std::string bytes_text(int64_t done, int64_t total) {
+std::string amount_text(int64_t done, int64_t total) {
   const bool is_small = std::max(done, total) < 100'000'000;
   const double unit = is_small ? 1e6 : 1e9;
   std::string text = print("%.2f", static_cast<double>(done) / unit);
@@ -156,7 +156,7 @@ std::string Step::running_line() const {
   std::string line = label_ + ": ";
   const bool is_counted = done_ > first_ && worked > 0;
   if (unit_ == Unit::kBytes) {
-    line += bytes_text(done_, total_);
+    line += amount_text(done_, total_);
     if (is_counted) line += print(" %.2f GB/s", gigabytes(done_) / worked);
   } else if (total_ > 0) {
     line += std::to_string(done_) + "/" + std::to_string(total_);
@@ -176,7 +176,7 @@ std::string Step::last_line() const {
   const double elapsed = seconds(), worked = elapsed - left_out_;
   std::string line = label_ + ": ";
   if (unit_ == Unit::kBytes) {
-    line += bytes_text(done_, 0) + " in " + duration_text(elapsed);
+    line += amount_text(done_, 0) + " in " + duration_text(elapsed);
     if (worked > 0) line += print(", %.2f GB/s", gigabytes(done_) / worked);
     return line;
   }

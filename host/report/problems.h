@@ -47,7 +47,7 @@ std::string list_names(const std::vector<std::string>& names, size_t limit = 20)
 // Empty: none.
 std::string nearest_name(std::string_view given, const std::vector<std::string>& known);
 
-// "1.50 GiB", "12 bytes".
-std::string format_bytes(uint64_t bytes);
+// Where memory is used up and nothing better is known.
+inline constexpr const char* kSmallerHint = "use a smaller size or batch";
 
 }  // namespace atelier::report

@@ -17,7 +17,7 @@ constexpr const char* kName = "atelier_said";
 // Opened anew, so that a lock on it holds against the other processes; -1: this process shares
 // nothing with others. A number of another file may be left of an outer program.
 int open_shared() {
-  const char* const value = std::getenv(Said::kVariable);
+  const char* const value = std::getenv(SharedMessages::kVariable);
   const auto number = parse_number<int>(value == nullptr ? "" : value);
   if (!number || *number < 0) return -1;
   const std::string path = "/proc/self/fd/" + std::to_string(*number);
@@ -39,9 +39,9 @@ std::string read_all(int descriptor) {
 
 }  // namespace
 
-Said::Said() : descriptor_(memfd_create(kName, 0)) {}
+SharedMessages::SharedMessages() : descriptor_(memfd_create(kName, 0)) {}
 
-Said::~Said() {
+SharedMessages::~SharedMessages() {
   if (descriptor_ >= 0) close(descriptor_);
 }
 

@@ -8,14 +8,14 @@ namespace atelier::report {
 
 // What they have said, for the process that starts them: those that get `kVariable` in their
 // environment share it. Where the system has no place for it, everything is said.
-class Said {
+class SharedMessages {
  public:
   static constexpr const char* kVariable = "ATELIER_SAID";
 
-  Said();
-  ~Said();
-  Said(const Said&) = delete;
-  Said& operator=(const Said&) = delete;
+  SharedMessages();
+  ~SharedMessages();
+  SharedMessages(const SharedMessages&) = delete;
+  SharedMessages& operator=(const SharedMessages&) = delete;
 
   // The value of the variable.
   std::string value() const { return std::to_string(descriptor_); }

@@ -11,6 +11,7 @@
 #include "formats/escape.h"
 #include "host/files/safetensors_writer.h"
 #include "host/report/chart.h"
+#include "host/report/text.h"
 #include "memory/clock.h"
 
 namespace atelier::run {
@@ -181,7 +182,7 @@ std::string timeline_svg(const std::vector<Reading>& readings) {
                return std::string(text);
              }};
   chart.y = {"", 0.0, std::max(most, 1.0),
-             [](double bytes) { return report::format_bytes(static_cast<uint64_t>(bytes)); }};
+             [](double bytes) { return report::bytes_text(static_cast<int64_t>(bytes)); }};
   chart.bands = bands_of(readings);
   chart.lines = {std::move(peak), std::move(live)};
   return report::chart_svg(chart);

@@ -23,6 +23,7 @@
 #include "host/files/temporary_file.h"
 #include "host/report/error_line.h"
 #include "host/report/problems.h"
+#include "host/report/text.h"
 #include "host/run/durable.h"
 #include "host/run/manifest.h"
 
@@ -93,7 +94,7 @@ std::string deletable(const std::string& what, const std::vector<std::string>& p
     names.push_back(fs::path(path).filename().string());
   }
   if (names.empty()) return {};
-  return what + " take " + report::format_bytes(bytes) + " (" + report::list_names(names, 3) +
+  return what + " take " + report::bytes_text(bytes) + " (" + report::list_names(names, 3) +
          "), see " + flag;
 }
 
@@ -231,7 +232,7 @@ void RunFolder::require_space(std::string_view what, uint64_t bytes) const {
   if (free >= needed) return;
   throw Error(ErrorCode::kEnvironment,
               display_path(path_) + ": " + std::string(what) + " needs " +
-                  report::format_bytes(needed) + " of the disk, and " + report::format_bytes(free) +
+                  report::bytes_text(needed) + " of the disk, and " + report::bytes_text(free) +
                   " are free",
               what_to_delete(), "DISK_FULL");
 }

@@ -137,8 +137,8 @@ Timesteps::Timesteps(const ScheduleDefaults& schedule, const TimestepOptions& op
                 "use shift or another one, or train one denoiser in a run");
   double sum = 0.0;
   for (const SigmaRange& range : ranges) {
-    parts_.push_back(part_of(range, parts_.empty() ? first : parts_.back().last, last));
-    const auto [low_chance, high_chance] = chances(parts_.back(), shift_of(0));
+    levels_.push_back(levels_of(range, levels_.empty() ? first : levels_.back().last, last));
+    const auto [low_chance, high_chance] = chances(levels_.back(), shift_of(0));
     require(low_chance < high_chance, "min_timestep_boundary", options.min_timestep_boundary,
             "the begin of a part that --timestep_sampling never draws from",
             "choose other boundaries, or another distribution");
@@ -148,7 +148,7 @@ Timesteps::Timesteps(const ScheduleDefaults& schedule, const TimestepOptions& op
   measure_bell();
 }
 
-Timesteps::Part Timesteps::part_of(const SigmaRange& range, int64_t first, int64_t last) const {
+Timesteps::Levels Timesteps::levels_of(const SigmaRange& range, int64_t first, int64_t last) const {
   const auto level = [&](int64_t index) { return sigmas_[static_cast<size_t>(index)]; };
   while (first < last && level(first) > static_cast<float>(range.high)) ++first;
   while (first < last && level(last - 1) < static_cast<float>(range.low)) --last;
@@ -224,10 +224,10 @@ double Timesteps::probability(double value, double shift) const {
   throw Error(ErrorCode::kInternal, "timesteps: unknown kind of sampling");
 }
 
-std::pair<double, double> Timesteps::chances(const Part& part, double shift) const {
-  if (draws_sigma()) return {probability(part.low, shift), probability(part.high, shift)};
-  return {probability(static_cast<double>(part.first) / kLevels, shift),
-          probability(static_cast<double>(part.last) / kLevels, shift)};
+std::pair<double, double> Timesteps::chances(const Levels& levels, double shift) const {
+  if (draws_sigma()) return {probability(levels.low, shift), probability(levels.high, shift)};
+  return {probability(static_cast<double>(levels.first) / kLevels, shift),
+          probability(static_cast<double>(levels.last) / kLevels, shift)};
 }
 
 size_t Timesteps::draw_denoiser(uint64_t seed, uint32_t step) const {
@@ -241,18 +241,19 @@ Timestep Timesteps::draw(uint64_t seed, uint32_t sample, uint32_t step, int64_t 
                          size_t denoiser) const {
   const double u = random::uniform(seed, sample, step);
   const double shift = shift_of(tokens);
-  const Part& part = parts_[denoiser];
-  const auto [low_chance, high_chance] = chances(part, shift);
+  const Levels& levels = levels_[denoiser];
+  const auto [low_chance, high_chance] = chances(levels, shift);
   const double value = quantile(low_chance + u * (high_chance - low_chance), shift);
   if (draws_sigma())
-    return at_sigma(std::clamp(value, std::max(part.low, kSmallestSigma), part.high));
-  const auto index = std::clamp(static_cast<int64_t>(value * kLevels), part.first, part.last - 1);
+    return at_sigma(std::clamp(value, std::max(levels.low, kSmallestSigma), levels.high));
+  const auto index =
+      std::clamp(static_cast<int64_t>(value * kLevels), levels.first, levels.last - 1);
   return at_sigma(sigmas_[static_cast<size_t>(index)]);
 }
 
 std::vector<Timestep> Timesteps::grid(int64_t count) const {
   require(count >= 1, "validation_timesteps", static_cast<double>(count), "below 1");
-  const int64_t first = parts_.front().first, last = parts_.back().last;
+  const int64_t first = levels_.front().first, last = levels_.back().last;
   std::vector<Timestep> levels;
   for (int64_t i = 0; i < count; ++i) {
     const double part = (static_cast<double>(i) + 0.5) / static_cast<double>(count);

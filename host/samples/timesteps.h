@@ -82,25 +82,25 @@ class Timesteps {
 
  private:
   // What is between the boundaries of the levels of one denoiser.
-  struct Part {
+  struct Levels {
     int64_t first, last;  // in the table, last excluded
     double low, high;     // sigma is drawn in between
   };
-  Part part_of(const SigmaRange& range, int64_t first, int64_t last) const;
+  Levels levels_of(const SigmaRange& range, int64_t first, int64_t last) const;
   void measure_bell();
   // What is drawn, without boundaries: a position in the table, or sigma.
   double quantile(double probability, double shift) const;
   double probability(double value, double shift) const;
   double shift_of(int64_t tokens) const;
   // The cumulative chances of what lies between the ends of a part.
-  std::pair<double, double> chances(const Part& part, double shift) const;
+  std::pair<double, double> chances(const Levels& levels, double shift) const;
   bool draws_sigma() const;
   Timestep at_sigma(double sigma) const;
 
   TimestepOptions options_;
   SigmaShift dynamic_shift_;
   std::vector<float> sigmas_;
-  std::vector<Part> parts_;  // by denoiser
+  std::vector<Levels> levels_;  // by denoiser
   std::vector<double> shares_;
   double bell_floor_, bell_scale_;  // kBsmntw
 };

@@ -41,7 +41,7 @@ std::vector<float> checked_sigmas(const std::vector<double>& given) {
 // With larger shifts the levels of a schedule are 1 but for the last one, as far as numbers go.
 constexpr double kMaxShift = 1e9;
 
-void check_shift(double a, const ScheduleRequest& request) {
+void check_shift(double a, const ScheduleOptions& request) {
   if (a > 0.0 && a <= kMaxShift) return;
   std::array<char, 40> text = {};
   std::snprintf(text.data(), text.size(), "%g", a);
@@ -95,7 +95,7 @@ SigmaShift dynamic_shift(std::span<const ScheduleDefaults> schedules, std::strin
   return {.kind = SigmaShift::Kind::kByTokens};
 }
 
-std::vector<float> make_sigmas(const ScheduleDefaults& schedule, const ScheduleRequest& request) {
+std::vector<float> make_sigmas(const ScheduleDefaults& schedule, const ScheduleOptions& request) {
   if (!request.sigmas.empty()) return checked_sigmas(request.sigmas);
   const int n = request.num_steps;
   if (n < 1) {

@@ -11,7 +11,7 @@
 
 namespace atelier::sampling {
 
-struct ScheduleRequest {
+struct ScheduleOptions {
   int num_steps = 30;
   // Denoiser tokens of one sample: a family's dynamic shift follows the image's size.
   int64_t tokens = 0;
@@ -34,7 +34,7 @@ SigmaShift dynamic_shift(std::span<const ScheduleDefaults> schedules,
 // Throws Error{kInvalidArgument} when num_steps < 1, when flow_shift, or the schedule's own shift
 // of so many tokens, is not above 0 or too large to leave any steps, and when request.sigmas do not
 // fall from at most 1 towards 0.
-std::vector<float> make_sigmas(const ScheduleDefaults& schedule, const ScheduleRequest& request);
+std::vector<float> make_sigmas(const ScheduleDefaults& schedule, const ScheduleOptions& request);
 
 // What the denoiser is told of `sigmas`: whole thousandths, rounded down.
 std::vector<float> whole_timesteps(std::span<const float> sigmas);

@@ -55,18 +55,18 @@ bool Agreement::should_save() {
 }
 
 // A stop of one process ends the attempt of all; then what one cannot hold decides.
-Attempt Agreement::gather(const Attempt& mine, const Tell& tell) {
+Attempt Agreement::gather(const Attempt& mine, const GatherStatus& gather_status) {
   if (group_ == nullptr) return mine;
   const auto number = [](auto value) { return static_cast<double>(value); };
-  std::vector<double> words = {number(mine.end),
-                               number(mine.has_moved),
-                               number(mine.can_keep_less),
-                               number(run::StopSignals::requested().value_or(0)),
-                               number(run::StopSignals::take_save_request()),
-                               mine.seconds};
-  const auto first_usage = std::ssize(words);
-  for (const auto value : kUsage) words.push_back(mine.usage.*value);
-  const at::Tensor all = tell(words);
+  std::vector<double> numbers = {number(mine.end),
+                                 number(mine.has_moved),
+                                 number(mine.can_keep_less),
+                                 number(run::StopSignals::requested().value_or(0)),
+                                 number(run::StopSignals::take_save_request()),
+                                 mine.seconds};
+  const auto first_usage = std::ssize(numbers);
+  for (const auto value : kUsage) numbers.push_back(mine.usage.*value);
+  const at::Tensor all = gather_status(numbers);
   usage_by_rank_.resize(static_cast<size_t>(group_->size()));
   const auto told = all.accessor<double, 2>();
   Attempt attempt = {.can_keep_less = true};
@@ -107,13 +107,13 @@ int Agreement::slowest_rank() const {
 
 bool Agreement::all(bool mine) const {
   if (group_ == nullptr) return mine;
-  const std::vector<std::string> said = group_->say(mine ? "yes" : "no");
+  const std::vector<std::string> said = group_->gather_texts(mine ? "yes" : "no");
   return std::ranges::count(said, "yes") == std::ssize(said);
 }
 
 Attempt::End Agreement::worst(Attempt::End mine) const {
   if (group_ == nullptr) return mine;
-  for (const std::string& said : group_->say(std::to_string(static_cast<int>(mine))))
+  for (const std::string& said : group_->gather_texts(std::to_string(static_cast<int>(mine))))
     mine = std::max(mine, static_cast<Attempt::End>(std::stoi(said)));
   return mine;
 }
@@ -130,7 +130,7 @@ void Agreement::end_step() {
 }
 
 bool Agreement::should_give_up_step() {
-  if (!is_asked_to_leave()) return false;
+  if (!is_stop_requested()) return false;
   const std::lock_guard lock(mutex_);
   const double time = now_();
   if (signal_seen_ == 0) signal_seen_ = time;

@@ -70,13 +70,13 @@ class Agreement {
   // The signal that asks to leave; 0: none does.
   int signal() const;
   // Whether this process was asked to leave: in work that changes nothing and may end anywhere.
-  bool is_asked_to_leave() const { return run::StopSignals::is_requested(); }
+  bool is_stop_requested() const { return run::StopSignals::is_requested(); }
 
-  // What every process tells the others, by rank: [processes, words].
-  using Tell = std::function<at::Tensor(const std::vector<double>& words)>;
+  // What every process tells the others, by rank: [processes, numbers].
+  using GatherStatus = std::function<at::Tensor(const std::vector<double>& numbers)>;
   // How all processes came out of their parts of an attempt, of which this one tells its own. All
-  // come here once in each attempt. Of one process `tell` is not called.
-  Attempt gather(const Attempt& mine, const Tell& tell);
+  // come here once in each attempt. Of one process `gather_status` is not called.
+  Attempt gather(const Attempt& mine, const GatherStatus& gather_status);
   // Which process had the most work in the last ten steps or so.
   int slowest_rank() const;
   // The usage of all processes, by what they told when they gathered last, and `mine` since: the

@@ -51,23 +51,23 @@ std::optional<Error> failure_of_images(bool in_lockstep) {
 
 }  // namespace
 
-Monitor::Monitor(const RunParts& parts, RunState& state, Objective& objective,
+Monitor::Monitor(const RunContext& context, RunState& state, Objective& objective,
                  const Timesteps& timesteps, const Agreement& agreement, const StepMemory& memory)
-    : parts_(parts),
-      config_(parts.config),
+    : context_(context),
+      config_(context.config),
       state_(state),
       objective_(objective),
       timesteps_(timesteps),
       agreement_(agreement),
       memory_(memory) {
-  if (!parts.model.device().is_cpu() || parts.model.is_simulated())
-    meter_.emplace(parts.model.device(), parts.model.transfer());
+  if (!context.model.device().is_cpu() || context.model.is_simulated())
+    meter_.emplace(context.model.device(), context.model.transfer());
 }
 
 void Monitor::open() {
-  if (parts_.folder == nullptr) return;
+  if (context_.folder == nullptr) return;
   const auto path_of = [&](std::string_view name) {
-    return (fs::path(parts_.folder->path()) / name).string();
+    return (fs::path(context_.folder->path()) / name).string();
   };
   const int64_t step = state_.counters().step;
   if (config_.log.tensorboard)
@@ -86,24 +86,24 @@ std::optional<Error> Monitor::attempt(F&& work) {
     work();
   } catch (...) {
     failure = plugins::out_of_memory();
-    const bool may_be_stopped = parts_.in_lockstep() || agreement_.is_asked_to_leave();
+    const bool may_be_stopped = context_.in_lockstep() || agreement_.is_stop_requested();
     if (!failure && !(is_stop() && may_be_stopped)) throw;
     mine = failure ? Attempt::End::kOutOfMemory : Attempt::End::kStopped;
   }
-  if (failure && parts_.in_lockstep()) parts_.group->call_off();
+  if (failure && context_.in_lockstep()) context_.group->call_off();
   if (ended_ == Attempt::End::kWhole) ended_ = agreement_.worst(mine);
   // Ranks that are told so have to know it before they exchange again.
-  if (ended_ == Attempt::End::kOutOfMemory && parts_.in_lockstep()) parts_.group->call_off();
+  if (ended_ == Attempt::End::kOutOfMemory && context_.in_lockstep()) context_.group->call_off();
   return failure;
 }
 
 template <typename F>
 bool Monitor::run_with_average(std::string_view name, F&& work) {
   std::optional<Error> failure;
-  if (parts_.in_lockstep()) parts_.group->begin_work();
+  if (context_.in_lockstep()) context_.group->begin_work();
   state_.with_average([&] { failure = attempt(work); });
   if (ended_ != Attempt::End::kOutOfMemory) return ended_ == Attempt::End::kWhole;
-  if (parts_.in_lockstep()) parts_.group->leave();
+  if (context_.in_lockstep()) context_.group->leave();
   ends_together_ = true;
   const std::string place =
       std::string(name) + " after step " + std::to_string(state_.counters().step);
@@ -113,9 +113,9 @@ bool Monitor::run_with_average(std::string_view name, F&& work) {
 void Monitor::begin() {
   begin_ = seconds_now();
   first_step_ = state_.counters().step;
-  if (parts_.group == nullptr) return;
-  first_sent_ = parts_.group->bytes_sent();
-  waited_before_ = parts_.group->seconds_waited();
+  if (context_.group == nullptr) return;
+  first_sent_ = context_.group->bytes_sent();
+  waited_before_ = context_.group->seconds_waited();
 }
 
 void Monitor::leave_out(double seconds, double waited) {
@@ -128,7 +128,7 @@ Usage Monitor::usage() const {
   Usage usage = {.waited_for_samples = waited_for_samples_,
                  .peak_host_bytes = peak_host_bytes(),
                  .peak_device_bytes = static_cast<double>(std::max(device.peak, device.reserved))};
-  if (const distributed::Group* group = parts_.group) {
+  if (const distributed::Group* group = context_.group) {
     usage.waited_for_others = group->seconds_waited() - waited_before_;
     usage.sent_bytes = static_cast<double>(group->bytes_sent() - first_sent_);
   }
@@ -160,7 +160,7 @@ void Monitor::log(const StepResult& result, bool is_last) {
       {"perf/seconds_per_step", elapsed / steps},
       {"perf/data_wait_share", waited / elapsed},
       {"perf/peak_host_gb", usage.peak_host_bytes / 1e9}};
-  if (parts_.group) {
+  if (context_.group) {
     values["perf/sent_gb_per_step"] = usage.sent_bytes / steps / 1e9;
     values["perf/peers_wait_share"] = usage.waited_for_others / elapsed;
     values["perf/slowest_rank"] = agreement_.slowest_rank();
@@ -175,9 +175,9 @@ void Monitor::log(const StepResult& result, bool is_last) {
 
 // Ends a validation before its next row, where a signal came; in lockstep to all or to none.
 void Monitor::check_validation() {
-  const bool is_asked = agreement_.is_asked_to_leave();
+  const bool is_asked = agreement_.is_stop_requested();
   const Attempt::End mine = is_asked ? Attempt::End::kStopped : Attempt::End::kWhole;
-  if (parts_.in_lockstep()) ended_ = agreement_.worst(mine);
+  if (context_.in_lockstep()) ended_ = agreement_.worst(mine);
   if (is_asked || ended_ != Attempt::End::kWhole) throw_stopped();
 }
 
@@ -185,16 +185,16 @@ void Monitor::check_validation() {
 at::Tensor Monitor::validation_losses(const std::vector<Timestep>& grid) {
   const uint64_t seed = random::stream_seed(config_.seed, random::Stream::kValidation);
   at::Tensor sums = at::zeros({static_cast<int64_t>(grid.size())}, at::kDouble);
-  const size_t first = parts_.group ? static_cast<size_t>(parts_.group->rank()) : 0;
-  const size_t stride = parts_.group ? static_cast<size_t>(parts_.group->size()) : 1;
-  const size_t size = parts_.validation->size(), rows = (size + stride - 1) / stride;
+  const size_t first = context_.group ? static_cast<size_t>(context_.group->rank()) : 0;
+  const size_t stride = context_.group ? static_cast<size_t>(context_.group->size()) : 1;
+  const size_t size = context_.validation->size(), rows = (size + stride - 1) / stride;
   const size_t own = (size + stride - 1 - first) / stride;
-  progress::Step bar(parts_.progress, "validate", static_cast<int64_t>(own),
+  progress::Step bar(context_.progress, "validate", static_cast<int64_t>(own),
                      progress::Unit::kParts);
-  for (size_t row = 0; row < (parts_.in_lockstep() ? rows : own); ++row) {
+  for (size_t row = 0; row < (context_.in_lockstep() ? rows : own); ++row) {
     check_validation();
     const size_t i = first + row * stride;
-    const TrainSample sample = parts_.validation->load(i % size, /*empty_caption=*/false);
+    const TrainSample sample = context_.validation->load(i % size, /*empty_caption=*/false);
     const at::Tensor losses = objective_.at_levels(sample, grid, seed, static_cast<uint32_t>(i));
     if (row >= own) break;  // only the others' blocks wanted it
     sums += losses.to(sums.options());
@@ -204,34 +204,34 @@ at::Tensor Monitor::validation_losses(const std::vector<Timestep>& grid) {
 }
 
 void Monitor::validate() {
-  if (parts_.validation == nullptr) return;
-  if (parts_.timeline != nullptr) parts_.timeline->begin("validate");
+  if (context_.validation == nullptr) return;
+  if (context_.timeline != nullptr) context_.timeline->begin("validate");
   const at::NoGradGuard no_grad;
   const std::vector<Timestep> grid = timesteps_.grid(config_.validation.timesteps);
   at::Tensor sums;
   const ops::StopScope stops([this] {
-    if (!parts_.in_lockstep()) check_validation();
+    if (!context_.in_lockstep()) check_validation();
   });
   if (!run_with_average("the validation", [&] { sums = validation_losses(grid); })) return;
-  if (parts_.group) parts_.group->all_reduce(sums).wait();
+  if (context_.group) context_.group->all_reduce(sums).wait();
   std::map<std::string, double> values;
   double mean = 0;
   for (size_t level = 0; level < grid.size(); ++level) {
     const double loss = sums[static_cast<int64_t>(level)].item<double>() /
-                        static_cast<double>(parts_.validation->size());
+                        static_cast<double>(context_.validation->size());
     values[print("validation/loss_sigma_%.3f", static_cast<double>(grid[level].sigma))] = loss;
     mean += loss / static_cast<double>(grid.size());
   }
   values["validation/loss"] = mean;
   write(values, state_.counters().step);
-  parts_.progress.note(state_.step_name() + ": validation loss " + print("%.5f", mean));
+  context_.progress.note(state_.step_name() + ": validation loss " + print("%.5f", mean));
 }
 
 void Monitor::show(const Preview::Shown& shown) {
   const run::EncodedImage image = {"samples/" + std::to_string(shown.number), shown.prompt,
                                    shown.png, shown.height, shown.width};
   for (const auto& writer : writers_) writer->write_image(state_.counters().step, image);
-  parts_.progress.note(shown.path);
+  context_.progress.note(shown.path);
 }
 
 // Shows what the others have drawn. All processes come here, some of them minutes before others.
@@ -239,16 +239,16 @@ void Monitor::show_of_others(const std::vector<Preview::Shown>& drawn) {
   nlohmann::json mine = nlohmann::json::array();
   for (const Preview::Shown& one : drawn)
     mine.push_back({one.prompt, one.path, one.number, one.height, one.width, one.png.size()});
-  const std::vector<std::string> told =
-      parts_.group->say(mine.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
-  for (int rank = 1; rank < parts_.group->size(); ++rank) {
+  const std::vector<std::string> told = context_.group->gather_texts(
+      mine.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  for (int rank = 1; rank < context_.group->size(); ++rank) {
     size_t next = 0;
     for (const auto& one : nlohmann::json::parse(told[static_cast<size_t>(rank)])) {
       const at::Tensor bytes = at::empty({one.at(5).get<int64_t>()}, at::kByte);
       auto* const begin = reinterpret_cast<char*>(bytes.mutable_data_ptr<uint8_t>());
-      if (rank == parts_.group->rank()) std::ranges::copy(drawn[next++].png, begin);
-      parts_.group->broadcast(bytes, rank).wait();
-      if (parts_.group->is_first())
+      if (rank == context_.group->rank()) std::ranges::copy(drawn[next++].png, begin);
+      context_.group->broadcast(bytes, rank).wait();
+      if (context_.group->is_first())
         show({.png = std::string(begin, static_cast<size_t>(bytes.numel())),
               .prompt = one.at(0),
               .path = one.at(1),
@@ -260,29 +260,29 @@ void Monitor::show_of_others(const std::vector<Preview::Shown>& drawn) {
 }
 
 void Monitor::preview() {
-  if (parts_.preview == nullptr) return;
-  if (parts_.timeline != nullptr) parts_.timeline->begin("sample");
+  if (context_.preview == nullptr) return;
+  if (context_.timeline != nullptr) context_.timeline->begin("sample");
   std::vector<Preview::Shown> drawn;  // for another process, which shows it
   const auto draw = [&] {
-    parts_.preview->run(state_.counters().step, [&](const Preview::Shown& shown) {
-      if (parts_.group == nullptr || parts_.group->is_first())
+    context_.preview->run(state_.counters().step, [&](const Preview::Shown& shown) {
+      if (context_.group == nullptr || context_.group->is_first())
         show(shown);
       else
         drawn.push_back(shown);
     });
   };
   // Ranks that draw together wait for the disk of the one that writes.
-  const distributed::TimeoutExtension patience(parts_.in_lockstep() ? parts_.group : nullptr);
+  const distributed::TimeoutExtension patience(context_.in_lockstep() ? context_.group : nullptr);
   run_with_average("the sample images", [&] {
     try {
       draw();
     } catch (...) {
-      const std::optional<Error> failure = failure_of_images(parts_.in_lockstep());
+      const std::optional<Error> failure = failure_of_images(context_.in_lockstep());
       if (!failure) throw;
-      parts_.progress.warn("no sample images: " + std::string(failure->what()));
+      context_.progress.warn("no sample images: " + std::string(failure->what()));
     }
   });
-  if (parts_.group != nullptr) show_of_others(drawn);
+  if (context_.group != nullptr) show_of_others(drawn);
 }
 
 }  // namespace atelier::train

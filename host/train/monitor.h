@@ -22,7 +22,7 @@ namespace atelier::train {
 // Changes nothing of the run. Not thread-safe; everything that it is given outlives it.
 class Monitor {
  public:
-  Monitor(const RunParts& parts, RunState& state, Objective& objective,
+  Monitor(const RunContext& context, RunState& state, Objective& objective,
           const samples::Timesteps& timesteps, const Agreement& agreement,
           const StepMemory& memory);
 
@@ -66,7 +66,7 @@ class Monitor {
   void show(const Preview::Shown& shown);
   void show_of_others(const std::vector<Preview::Shown>& drawn);
 
-  const RunParts parts_;
+  const RunContext context_;
   const order::Training& config_;
   RunState& state_;
   Objective& objective_;

@@ -142,11 +142,11 @@ Tensor Objective::noise(const random::NoiseKey& key, at::IntArrayRef shape) cons
   return ops::upload(random::normal_noise(key, shape), device_);
 }
 
-random::NoiseKey Objective::noise_key(const PlacedSample& placed, int64_t step) const {
+random::NoiseKey Objective::noise_key(const StepSample& placed, int64_t step) const {
   return {noise_seed_, placed.slot, static_cast<uint32_t>(step)};
 }
 
-void Objective::read_ahead(PlacedSample& placed, int64_t step, bool makes_noise) const {
+void Objective::read_ahead(StepSample& placed, int64_t step, bool makes_noise) const {
   if (device_.is_cpu()) return;
   const auto pin = [&](Tensor& tensor) {
     if (tensor.defined()) tensor = ops::pinned_for(tensor, device_);
@@ -166,14 +166,14 @@ void Objective::read_ahead(PlacedSample& placed, int64_t step, bool makes_noise)
   }
 }
 
-Tensor Objective::flow_matching(std::span<const PlacedSample> batch, int64_t step) {
+Tensor Objective::flow_matching(std::span<const StepSample> batch, int64_t step) {
   std::vector<Prepared> samples;
   std::vector<Timestep> levels;
   std::vector<Tensor> noise;
   std::vector<float> weights;
   const auto number = static_cast<uint32_t>(step);
   const size_t denoiser = timesteps_.draw_denoiser(denoiser_seed_, number);
-  for (const PlacedSample& placed : batch) {
+  for (const StepSample& placed : batch) {
     samples.push_back(prepare(placed.sample));
     levels.push_back(timesteps_.draw(timestep_seed_, placed.slot, number,
                                      tokens_of(samples.back().clean), denoiser));
@@ -223,7 +223,7 @@ Tensor Objective::initial_noise(const TrainSample& sample, at::IntArrayRef shape
 }
 
 std::vector<float> Objective::distillation_sigmas(const RowValues& values) const {
-  sampling::ScheduleRequest request;
+  sampling::ScheduleOptions request;
   request.num_steps = static_cast<int>(distillation_steps(values));
   return sampling::make_sigmas(schedule_, request);
 }
@@ -246,7 +246,7 @@ struct Objective::Distilled {
   bool is_done() const { return at + 1 == sigmas.size(); }
 };
 
-Objective::Distilled Objective::begin_distilled(const PlacedSample& placed) {
+Objective::Distilled Objective::begin_distilled(const StepSample& placed) {
   const RowValues& values = placed.sample.values;
   if (const std::string problem = distillation_problem(values); !problem.empty())
     throw Error(ErrorCode::kInvalidArgument, placed.sample.place + ": " + problem,
@@ -270,10 +270,10 @@ Tensor Objective::velocity(const Conditioning& cond, const Tensor& x, float sigm
   return model_.model().denoise(inputs, runner_).to(at::kFloat);
 }
 
-Tensor Objective::direct_distillation(std::span<const PlacedSample> batch,
+Tensor Objective::direct_distillation(std::span<const StepSample> batch,
                                       std::span<const int64_t> calls) {
   std::vector<Distilled> samples;
-  for (const PlacedSample& placed : batch) {
+  for (const StepSample& placed : batch) {
     Distilled& one = samples.emplace_back(begin_distilled(placed));
     // Every run has its backward pass through all blocks then, the first one of a sample, too.
     if (!calls.empty()) one.x = one.x.detach().requires_grad_();

@@ -21,7 +21,7 @@
 namespace atelier::train {
 
 // A sample of a step, and the number of its place there: it keys the sample's random numbers.
-struct PlacedSample {
+struct StepSample {
   samples::TrainSample sample;
   uint32_t slot = 0;
   at::Tensor noise = {};  // of its step, on the host; undefined: made when it is needed
@@ -48,7 +48,7 @@ class Objective {
   // Makes what copies of a sample of `step` to the device would wait for: pinned memory and, with
   // `makes_noise`, the noise of flow matching where latents are there. From any thread; does
   // nothing where the host computes.
-  void read_ahead(PlacedSample& placed, int64_t step, bool makes_noise) const;
+  void read_ahead(StepSample& placed, int64_t step, bool makes_noise) const;
 
   // Flow matching: with sigma s and noise e, x = (1 - s) clean + s e, and the model predicts
   // e - clean. Noise, levels and targets are float32, x is rounded to the compute dtype once. All
@@ -56,7 +56,7 @@ class Objective {
   //
   // Returns the sum over the samples of weight(s) * mean((prediction - target)^2 * mask), a float32
   // scalar on the compute device. `step` from 0.
-  at::Tensor flow_matching(std::span<const PlacedSample> batch, int64_t step);
+  at::Tensor flow_matching(std::span<const StepSample> batch, int64_t step);
 
   // The denoiser that flow matching draws for a step, from 0.
   std::string denoiser_of(int64_t step) const;
@@ -73,7 +73,7 @@ class Objective {
   // `calls`: as of distillation_calls(), how often each denoiser runs, with gradients from the last
   // block to the first; those runs that the batch does not need count nothing. Empty: as often as
   // it needs. Throws Error{kInternal} where it needs more.
-  at::Tensor direct_distillation(std::span<const PlacedSample> batch,
+  at::Tensor direct_distillation(std::span<const StepSample> batch,
                                  std::span<const int64_t> calls = {});
   // How often direct distillation runs each denoiser for a row that says enough. Safe to call from
   // several threads.
@@ -102,12 +102,12 @@ class Objective {
                      const std::vector<at::Tensor>& noise);
   int64_t tokens_of(const at::Tensor& latents) const;
   at::Tensor noise(const random::NoiseKey& key, at::IntArrayRef shape) const;
-  random::NoiseKey noise_key(const PlacedSample& placed, int64_t step) const;
+  random::NoiseKey noise_key(const StepSample& placed, int64_t step) const;
   at::Tensor initial_noise(const samples::TrainSample& sample, at::IntArrayRef shape) const;
 
   struct Distilled;  // a sample on its way
   std::vector<float> distillation_sigmas(const samples::RowValues& values) const;
-  Distilled begin_distilled(const PlacedSample& placed);
+  Distilled begin_distilled(const StepSample& placed);
   at::Tensor velocity(const Conditioning& cond, const at::Tensor& x, float sigma,
                       const model::RangedDenoiser& denoiser);
 

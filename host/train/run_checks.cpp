@@ -11,7 +11,7 @@
 #include "host/files/file_reader.h"
 #include "host/model/fingerprint.h"
 #include "host/order/config_file.h"
-#include "host/parameters/piece_files.h"
+#include "host/parameters/shard_files.h"
 #include "host/report/open_failure.h"
 #include "host/run/durable.h"
 #include "host/run/occupants.h"

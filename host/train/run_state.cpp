@@ -8,15 +8,15 @@
 
 #include "formats/escape.h"
 #include "host/distributed/handshake.h"
-#include "host/parameters/piece_files.h"
+#include "host/parameters/shard_files.h"
 #include "host/train/run_checks.h"
 
 namespace atelier::train {
 
 using order::Task;
 using order::Training;
-using parameters::PieceOwner;
 using parameters::Selection;
+using parameters::ShardOwner;
 using parameters::TrainedTensors;
 
 namespace fs = std::filesystem;
@@ -50,15 +50,15 @@ std::string find_weights_to_write(const run::SavedState& saved_state, const Sele
   return are_there ? "" : name;
 }
 
-RunState::RunState(const RunParts& parts, Selection selection)
-    : parts_(parts),
-      trained_(parts.model, std::move(selection), parts.config, parts.layout, parts.group),
-      optimizer_(make_optimizer(trained_, parts.config)),
-      fingerprint_(fingerprint_of(parts.model, trained_.selection())) {
+RunState::RunState(const RunContext& context, Selection selection)
+    : context_(context),
+      trained_(context.model, std::move(selection), context.config, context.layout, context.group),
+      optimizer_(make_optimizer(trained_, context.config)),
+      fingerprint_(fingerprint_of(context.model, trained_.selection())) {
   if (const std::string note = trained_.placement().note(); !note.empty())
-    parts.progress.note(note);
-  if (parts.config.ema_decay <= 0) return;
-  model::LoadedModel& model = parts.model;
+    context.progress.note(note);
+  if (context.config.ema_decay <= 0) return;
+  model::LoadedModel& model = context.model;
   const bool has_device = !model.device().is_cpu() || model.is_simulated();
   if (has_device && !trained_.placement().is_on_host()) {
     if (model.transfer() == nullptr) own_device_ = memory::make_transfer_device(model.device());
@@ -68,16 +68,16 @@ RunState::RunState(const RunParts& parts, Selection selection)
   std::vector<std::string> turns;
   for (const auto& denoiser : parameters::running_denoisers(model, trained_.selection()))
     turns.push_back(denoiser.name());
-  if (turns.size() < 2 || parts.config.task == Task::kDirectDistill) turns.clear();
-  ema_.emplace(trained_.moved(), parts.config.ema_decay, ema_device_, turns);
+  if (turns.size() < 2 || context.config.task == Task::kDirectDistill) turns.clear();
+  ema_.emplace(trained_.moved(), context.config.ema_decay, ema_device_, turns);
 }
 
 // A checkpoint that one process passes over is passed over by all: whoever is at an older one waits
 // until the others are.
 void RunState::agree_on(const run::SavedState& saved_state) const {
-  while (parts_.group) {
+  while (context_.group) {
     int64_t least = saved_state.step, most = saved_state.step;
-    for (const std::string& said : parts_.group->say(std::to_string(saved_state.step))) {
+    for (const std::string& said : context_.group->gather_texts(std::to_string(saved_state.step))) {
       least = std::min<int64_t>(least, std::stoll(said));
       most = std::max<int64_t>(most, std::stoll(said));
     }
@@ -91,15 +91,15 @@ void RunState::agree_on(const run::SavedState& saved_state) const {
 
 void RunState::resume(const run::SavedState& saved_state) {
   agree_on(saved_state);
-  distributed::do_together(parts_.group, [&] {
-    const PieceOwner owner = trained_.placement().owner();
+  distributed::do_together(context_.group, [&] {
+    const ShardOwner owner = trained_.placement().owner();
     trained_.load(
-        parameters::read_part(saved_state, "trained", trained_.values(), trained_.pieces(), owner));
+        parameters::read_part(saved_state, "trained", trained_.values(), trained_.shards(), owner));
     optimizer_->load_state(parameters::read_part(saved_state, "optimizer", optimizer_->state(),
-                                                 optimizer_->pieces(), owner));
+                                                 optimizer_->shards(), owner));
     if (ema_)
       ema_->load_state(
-          parameters::read_part(saved_state, "ema", ema_->state(), ema_->pieces(), owner));
+          parameters::read_part(saved_state, "ema", ema_->state(), ema_->shards(), owner));
     return "";
   });
   if (!trained_.placement().has_wholes()) trained_.placement().publish();  // when all have read
@@ -110,16 +110,16 @@ void RunState::resume(const run::SavedState& saved_state) {
                .skipped_in_row = facts.value("skipped_in_row", int64_t{0})};
   saved_state_step_ = saved_state.step;
   for (const auto& [name, file] : saved_state.files) state_bytes_ += file.bytes;
-  weights_to_write_ = find_weights_to_write(saved_state, trained_.selection(), parts_.config);
+  weights_to_write_ = find_weights_to_write(saved_state, trained_.selection(), context_.config);
   if (weights_to_write_.empty()) saved_weights_step_ = saved_state.step;
   const auto warn_unless = [&](const char* fact, const std::string& now, const char* what) {
-    if (facts.value(fact, now) != now) parts_.progress.warn(what);
+    if (facts.value(fact, now) != now) context_.progress.warn(what);
   };
-  warn_unless("dataset", parts_.samples.fingerprint(),
+  warn_unless("dataset", context_.samples.fingerprint(),
               "the dataset or the encoders have changed since the checkpoint: the run goes on, and "
               "differs from one that was never interrupted");
   warn_unless(
-      "order", order_facts(parts_.config),
+      "order", order_facts(context_.config),
       "seed, batch size, accumulation or repeats are not those of the checkpoint: the order of "
       "samples goes on from the same step of another run");
   warn_unless("version", ATELIER_SDK_VERSION,
@@ -154,18 +154,18 @@ void RunState::show_average() {
 
 // What one process does with the averages may take longer than an exchange.
 void RunState::hide_average() {
-  if (shows_together()) parts_.group->say("");
+  if (shows_together()) context_.group->gather_texts("");
   trained_.set_training(true);
   swap_average();
 }
 
 distributed::Group* RunState::sharing() const {
-  return trained_.placement().is_shared() ? parts_.group : nullptr;
+  return trained_.placement().is_shared() ? context_.group : nullptr;
 }
 
 // `reserve`: bytes of the disk that stay free.
 void RunState::save_weights(const std::string& name, uint64_t reserve) {
-  run::RunFolder* const folder = parts_.folder;  // null: of another process
+  run::RunFolder* const folder = context_.folder;  // null: of another process
   distributed::do_together(sharing(), [&] {
     if (folder)
       folder->require_space("saving the weights " + name +
@@ -178,30 +178,30 @@ void RunState::save_weights(const std::string& name, uint64_t reserve) {
   distributed::do_together(sharing(), [&] {
     with_average([&] {
       if (!folder && !trained_.save_together()) return;
-      const std::string stem = (fs::path(parts_.config.output.output_path) / name).string();
+      const std::string stem = (fs::path(context_.config.output.output_path) / name).string();
       for (const std::string& file :
            trained_.save(stem, counters_.step, counters_.epoch, /*writes=*/folder != nullptr))
-        parts_.progress.note(file);
+        context_.progress.note(file);
     });
     return "";
   });
   saved_weights_step_ = counters_.step;
-  const int64_t keep = parts_.config.output.weights_total_limit;
+  const int64_t keep = context_.config.output.weights_total_limit;
   if (keep > 0 && folder) folder->remove_old_weights(keep);
 }
 
 // What this process has of the state.
 run::SavedStateFiles RunState::files_to_save() const {
   run::SavedStateFiles files;
-  const PieceOwner owner = trained_.placement().owner();
-  if (parts_.folder) files.texts["config.toml"] = parts_.config.effective_toml;
+  const ShardOwner owner = trained_.placement().owner();
+  if (context_.folder) files.texts["config.toml"] = context_.config.effective_toml;
   if (!trained_.placement().has_wholes()) {
-    parameters::add_part(files, "trained", trained_.values(), trained_.pieces(), owner);
-  } else if (parts_.folder) {
+    parameters::add_part(files, "trained", trained_.values(), trained_.shards(), owner);
+  } else if (context_.folder) {
     files.tensors["trained.safetensors"] = trained_.values();
   }
-  parameters::add_part(files, "optimizer", optimizer_->state(), optimizer_->pieces(), owner);
-  if (ema_) parameters::add_part(files, "ema", ema_->state(), ema_->pieces(), owner);
+  parameters::add_part(files, "optimizer", optimizer_->state(), optimizer_->shards(), owner);
+  if (ema_) parameters::add_part(files, "ema", ema_->state(), ema_->shards(), owner);
   return files;
 }
 
@@ -209,12 +209,12 @@ run::SavedStateFiles RunState::files_to_save() const {
 void RunState::save_state(const std::string& name) {
   const nlohmann::json facts = {{"epoch", counters_.epoch},
                                 {"weights", name},
-                                {"order", order_facts(parts_.config)},
+                                {"order", order_facts(context_.config)},
                                 {"model", fingerprint_},
                                 {"skipped_steps", counters_.skipped},
                                 {"skipped_in_row", counters_.skipped_in_row},
-                                {"dataset", parts_.samples.fingerprint()},
-                                {"family", parts_.model.family().name()},
+                                {"dataset", context_.samples.fingerprint()},
+                                {"family", context_.model.family().name()},
                                 {"version", ATELIER_SDK_VERSION}};
   const run::SavedStateFiles files = files_to_save();
   const auto together = [&](const auto& work) { return distributed::do_together(sharing(), work); };
@@ -222,7 +222,7 @@ void RunState::save_state(const std::string& name) {
   for (const std::string& bytes :
        together([&] { return std::to_string(run::bytes_needed(files, facts)); }))
     state_bytes_ += std::stoull(bytes);
-  run::RunFolder* const folder = parts_.folder;
+  run::RunFolder* const folder = context_.folder;
   const std::string aside = together([&] {
                               return folder ? folder->begin_save(counters_.step, state_bytes_) : "";
                             }).front();
@@ -234,7 +234,7 @@ void RunState::save_state(const std::string& name) {
     together([&] {
       if (folder)
         folder->commit_save(aside, counters_.step, written, facts,
-                            parts_.config.output.checkpoints_total_limit);
+                            context_.config.output.checkpoints_total_limit);
       return "";
     });
   } catch (...) {
@@ -247,24 +247,24 @@ void RunState::save_state(const std::string& name) {
 // The state comes first, and weights leave room for the next one: from a state, weights can be
 // written again. Where processes have left all exchanges, those that come from several are.
 void RunState::save(const std::string& name, bool is_last) {
-  if (counters_.step == 0 || (parts_.folder == nullptr && sharing() == nullptr)) return;
+  if (counters_.step == 0 || (context_.folder == nullptr && sharing() == nullptr)) return;
   std::optional<Error> failed;
   const auto attempt = [&](const auto& save) {
     try {
       save();
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kEnvironment) throw;
-      if (!is_last) parts_.progress.warn("not saved: " + std::string(error.what()));
+      if (!is_last) context_.progress.warn("not saved: " + std::string(error.what()));
       if (!failed) failed = error;
     }
   };
-  const bool leaves_weights = parts_.group && parts_.group->is_called_off() &&
+  const bool leaves_weights = context_.group && context_.group->is_called_off() &&
                               (trained_.save_together() || shows_together());
-  if ((parts_.config.output.save_state || leaves_weights) && saved_state_step_ != counters_.step)
+  if ((context_.config.output.save_state || leaves_weights) && saved_state_step_ != counters_.step)
     attempt([&] { save_state(name); });
   if (saved_weights_step_ != counters_.step && leaves_weights) {
-    parts_.progress.warn("the weights of " + name +
-                         " are not written: --resume writes them from the checkpoint");
+    context_.progress.warn("the weights of " + name +
+                           " are not written: --resume writes them from the checkpoint");
   } else if (saved_weights_step_ != counters_.step) {
     attempt([&] { save_weights(name, is_last ? 0 : state_bytes_); });
   }

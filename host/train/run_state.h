@@ -24,7 +24,7 @@
 namespace atelier::train {
 
 // What a run works on; everything outlives the trainer.
-struct RunParts {
+struct RunContext {
   model::LoadedModel& model;
   const order::Training& config;
   parameters::Layout layout;
@@ -55,7 +55,7 @@ std::string find_weights_to_write(const run::SavedState& saved_state,
 class RunState {
  public:
   // The denoiser and every component of `selection` are loaded.
-  RunState(const RunParts& parts, parameters::Selection selection);
+  RunState(const RunContext& context, parameters::Selection selection);
 
   parameters::TrainedTensors& trained() { return trained_; }
   const parameters::TrainedTensors& trained() const { return trained_; }
@@ -113,7 +113,7 @@ class RunState {
   // Ranks that have parts of the state; null: this one has all.
   distributed::Group* sharing() const;
 
-  const RunParts parts_;
+  const RunContext context_;
   parameters::TrainedTensors trained_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<memory::TransferDevice> own_device_;  // of a model that nothing of is streamed

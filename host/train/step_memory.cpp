@@ -10,7 +10,6 @@
 #include "host/distributed/group.h"
 #include "host/order/training_checks.h"
 #include "host/report/problems.h"
-#include "host/report/sizes.h"
 #include "host/report/text.h"
 
 namespace atelier::train {
@@ -88,7 +87,7 @@ BlockRunner& StepMemory::keeping_runner(BlockRunner& inner, const parameters::La
                                                        .on_gradients = on_gradients});
   return activations_.emplace(
       inner, layout.activation_budget.value_or(memory::ActivationBudget()), model_.device(),
-      [this](const memory::ActivationPlan& plan) { tell(plan); }, offloader_, on_gradients);
+      [this](const memory::ActivationPlan& plan) { note_plan(plan); }, offloader_, on_gradients);
 }
 
 // Null where activations stay.
@@ -101,7 +100,7 @@ std::shared_ptr<memory::Offloader> StepMemory::make_offloader() {
 }
 
 // One line for the first plan, and for one that needs more than all before.
-void StepMemory::tell(const memory::ActivationPlan& plan) {
+void StepMemory::note_plan(const memory::ActivationPlan& plan) {
   if (plan.peak_bytes <= told_bytes_) return;
   told_bytes_ = plan.peak_bytes;
   if (plan.is_over_budget) {

@@ -57,7 +57,7 @@ class StepMemory {
  private:
   BlockRunner& keeping_runner(BlockRunner& inner, const parameters::Layout& layout);
   std::shared_ptr<memory::Offloader> make_offloader();
-  void tell(const memory::ActivationPlan& plan);
+  void note_plan(const memory::ActivationPlan& plan);
   model::Holder activation_holder(const memory::DeviceBytes& device) const;
 
   model::LoadedModel& model_;

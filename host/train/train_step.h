@@ -23,7 +23,7 @@ namespace atelier::train {
 // What a step learns from: batches of samples whose latents have one shape.
 struct StepData {
   data::StepBatches plan;
-  std::vector<std::vector<PlacedSample>> batches;
+  std::vector<std::vector<StepSample>> batches;
   // For each batch, how often distillation runs the denoisers, see Objective; empty: as needed.
   std::vector<std::vector<int64_t>> calls = {};
   bool is_trial = false;  // of whether it fits: everything is done but the move
@@ -49,14 +49,14 @@ class TrainStep {
   // Makes step `step`, from 0. The loss is the mean over all samples of the step; when it or a
   // gradient is not finite, the optimizer moves nothing. After an exception: give_up().
   // `before_move`: called before the optimizer works, where it is given; of several processes it
-  // calls tell(). Each has its batches of the step, or none; loss, norm and what is moved are those
-  // of the whole step.
+  // calls gather_status(). Each has its batches of the step, or none; loss, norm and what is moved
+  // are those of the whole step.
   StepResult run(const StepData& data, int64_t step, const std::function<void()>& before_move = {});
 
   // Between the passes of a step and its move, where there are several processes, and behind
-  // give_up() where it did not come so far: see GradientSums::tell().
-  at::Tensor tell(const std::vector<double>& words) {
-    return trained_.placement().tell(loss_, words);
+  // give_up() where it did not come so far: see GradientSums::gather_status().
+  at::Tensor gather_status(const std::vector<double>& numbers) {
+    return trained_.placement().gather_status(loss_, numbers);
   }
 
   // Drops what is left of a step that did not come to its end. Returns whether it had begun to move

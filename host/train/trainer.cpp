@@ -71,41 +71,41 @@ int64_t count_steps(const Samples& samples, const Training& config) {
   return steps_of(make_order(samples, config), config);
 }
 
-Trainer::Trainer(const RunParts& parts, Selection selection, std::function<double()> now)
-    : parts_(parts),
-      config_(parts.config),
-      order_(make_order(parts.samples, parts.config)),
-      costs_(costs_of(parts.samples, parts.config)),
-      total_steps_(steps_of(order_, parts.config)),
-      settles_at_once_(parts.model.device().is_cpu() && !parts.model.is_simulated()),
-      state_(parts, std::move(selection)),
-      memory_(parts.model, parts.config, parts.layout, state_.trained(), parts.progress,
-              parts.timeline),
+Trainer::Trainer(const RunContext& context, Selection selection, std::function<double()> now)
+    : context_(context),
+      config_(context.config),
+      order_(make_order(context.samples, context.config)),
+      costs_(costs_of(context.samples, context.config)),
+      total_steps_(steps_of(order_, context.config)),
+      settles_at_once_(context.model.device().is_cpu() && !context.model.is_simulated()),
+      state_(context, std::move(selection)),
+      memory_(context.model, context.config, context.layout, state_.trained(), context.progress,
+              context.timeline),
       timesteps_(
-          timesteps_of(parts.model, parts.config.timesteps,
-                       parameters::running_denoisers(parts.model, state_.trained().selection()))),
-      objective_(parts.model,
-                 parameters::running_denoisers(parts.model, state_.trained().selection()),
-                 memory_.runner(), timesteps_, parts.config.seed),
-      step_(parts.config, state_.trained(), state_.optimizer(), objective_, memory_, total_steps_,
-            parts.timeline, parts.group),
-      agreement_(parts.config.max_skipped_steps, std::move(now), parts.group),
-      monitor_(parts, state_, objective_, timesteps_, agreement_, memory_),
+          timesteps_of(context.model, context.config.timesteps,
+                       parameters::running_denoisers(context.model, state_.trained().selection()))),
+      objective_(context.model,
+                 parameters::running_denoisers(context.model, state_.trained().selection()),
+                 memory_.runner(), timesteps_, context.config.seed),
+      step_(context.config, state_.trained(), state_.optimizer(), objective_, memory_, total_steps_,
+            context.timeline, context.group),
+      agreement_(context.config.max_skipped_steps, std::move(now), context.group),
+      monitor_(context, state_, objective_, timesteps_, agreement_, memory_),
       caption_seed_(random::stream_seed(config_.seed, random::Stream::kCaptionDropout)),
       frames_seed_(random::stream_seed(config_.seed, random::Stream::kFrames)) {}
 
 double Trainer::waited_for_others() const {
-  return parts_.group ? parts_.group->seconds_waited() : 0.0;
+  return context_.group ? context_.group->seconds_waited() : 0.0;
 }
 
 // Called by the threads that read ahead.
 StepData Trainer::read_step(int64_t step) const {
   data::StepBatches plan = order_.step(step);
-  if (parts_.group == nullptr) return read(std::move(plan), step);
+  if (context_.group == nullptr) return read(std::move(plan), step);
   const int P = config_.sequence_parallel;  // ranks that have the same batches
   std::vector<std::vector<int64_t>> calls = calls_of(plan);
-  plan = data::share(std::move(plan), costs_, parts_.group->rank() / P, parts_.group->size() / P,
-                     parts_.in_lockstep());
+  plan = data::share(std::move(plan), costs_, context_.group->rank() / P,
+                     context_.group->size() / P, context_.in_lockstep());
   StepData data = read(std::move(plan), step);
   data.calls = std::move(calls);
   return data;
@@ -115,14 +115,14 @@ StepData Trainer::read_step(int64_t step) const {
 // of a process, the most that any of them needs meanwhile. Empty elsewhere.
 std::vector<std::vector<int64_t>> Trainer::calls_of(const data::StepBatches& plan) const {
   std::vector<std::vector<int64_t>> calls;
-  if (!parts_.in_lockstep() || config_.task != Task::kDirectDistill) return calls;
-  const int size = parts_.group->size() / config_.sequence_parallel;
+  if (!context_.in_lockstep() || config_.task != Task::kDirectDistill) return calls;
+  const int size = context_.group->size() / config_.sequence_parallel;
   for (const std::vector<size_t>& round : data::rounds(plan, costs_, size)) {
     std::vector<int64_t>& most = calls.emplace_back();
     for (const size_t batch : round) {
       std::vector<int64_t> needed;
       for (const data::StepSample& place : plan.batches[batch]) {
-        const auto more = objective_.distillation_calls(parts_.samples.values(place.item));
+        const auto more = objective_.distillation_calls(context_.samples.values(place.item));
         needed.resize(more.size());
         std::ranges::transform(needed, more, needed.begin(), std::plus());
       }
@@ -139,13 +139,13 @@ StepData Trainer::read(data::StepBatches plan, int64_t step, bool is_trial) cons
   data.plan = std::move(plan);
   data.is_trial = is_trial;
   for (const data::MicroBatch& batch : data.plan.batches) {
-    std::vector<PlacedSample>& samples = data.batches.emplace_back();
+    std::vector<StepSample>& samples = data.batches.emplace_back();
     for (const data::StepSample& place : batch) {
       const bool drops_caption =
           !is_trial && random::uniform(caption_seed_, place.slot, static_cast<uint32_t>(step)) <
                            config_.caption_dropout_rate;
       const double drawn = random::uniform(frames_seed_, place.slot, static_cast<uint32_t>(step));
-      samples.push_back({parts_.samples.load(place.item, drops_caption, drawn), place.slot});
+      samples.push_back({context_.samples.load(place.item, drops_caption, drawn), place.slot});
       objective_.read_ahead(samples.back(), step, config_.task != Task::kDirectDistill);
     }
   }
@@ -157,16 +157,16 @@ StepData Trainer::read(data::StepBatches plan, int64_t step, bool is_trial) cons
 // room. They are made twice: what blocks keep for the backward pass is measured, and then planned.
 // Where all batches have one size, the first steps show it.
 void Trainer::try_largest() {
-  if (parts_.group == nullptr || state_.counters().step >= total_steps_ ||
+  if (context_.group == nullptr || state_.counters().step >= total_steps_ ||
       std::ranges::count(costs_, costs_.front()) == std::ssize(costs_))
     return;
   const data::MicroBatch batch =
-      largest_batch(parts_.samples.shapes(), costs_, config_.order.batch_size);
+      largest_batch(context_.samples.shapes(), costs_, config_.order.batch_size);
   const data::StepBatches plan = {
       .batches = {batch}, .numbers = {0}, .samples = std::ssize(batch), .passes = 1};
   StepData data = read(plan, state_.counters().step, /*is_trial=*/true);
   data.calls = calls_of(plan);
-  if (make_step(data) && make_step(data)) memory_.agree(*parts_.group);
+  if (make_step(data) && make_step(data)) memory_.agree(*context_.group);
 }
 
 // One attempt at a step, which may fail on any process, for want of memory or by a stop:
@@ -186,18 +186,21 @@ Trainer::Outcome Trainer::attempt_step(const StepData& data) {
   bool leaves = false;
   const double begin = memory::seconds_now() - waited_for_others();
   const auto own_seconds = [&] { return memory::seconds_now() - waited_for_others() - begin; };
-  const auto tell = [this](const std::vector<double>& words) { return step_.tell(words); };
+  const auto gather_status = [this](const std::vector<double>& numbers) {
+    return step_.gather_status(numbers);
+  };
   try {
     const ops::StopScope stops([this] {
-      if (!parts_.computes_with_others() && agreement_.should_give_up_step()) throw_stopped();
+      if (!context_.computes_with_others() && agreement_.should_give_up_step()) throw_stopped();
     });
     std::optional<SequenceScope> shares_rows;
-    if (parts_.sequence != nullptr) shares_rows.emplace(*parts_.sequence);
+    if (context_.sequence != nullptr) shares_rows.emplace(*context_.sequence);
     agreement_.begin_step();
-    if (parts_.group) parts_.group->begin_work();
+    if (context_.group) context_.group->begin_work();
     outcome.result = step_.run(data, state_.counters().step, [&] {
-      if (parts_.blocks) parts_.blocks->compare();
-      gathered = agreement_.gather({.seconds = own_seconds(), .usage = monitor_.usage()}, tell);
+      if (context_.blocks) context_.blocks->compare();
+      gathered =
+          agreement_.gather({.seconds = own_seconds(), .usage = monitor_.usage()}, gather_status);
       if (gathered->end != Attempt::End::kWhole) throw_stopped();
       state_.leave_to_optimizer();
     });
@@ -205,8 +208,8 @@ Trainer::Outcome Trainer::attempt_step(const StepData& data) {
     return outcome;
   } catch (...) {
     outcome.failure = plugins::out_of_memory();
-    const bool is_called_off = parts_.group && parts_.group->is_called_off();
-    leaves = parts_.computes_with_others() && !gathered && (outcome.failure || is_called_off);
+    const bool is_called_off = context_.group && context_.group->is_called_off();
+    leaves = context_.computes_with_others() && !gathered && (outcome.failure || is_called_off);
     const bool is_given_up = leaves || agreement_.has_given_up_step() ||
                              (gathered && gathered->end != Attempt::End::kWhole);
     if (!outcome.failure && !(is_given_up && is_stop())) throw;
@@ -221,12 +224,12 @@ Trainer::Outcome Trainer::attempt_step(const StepData& data) {
                         .seconds = own_seconds(),
                         .usage = monitor_.usage()};
   if (!gathered) {
-    outcome.attempt = agreement_.gather(mine, tell);
+    outcome.attempt = agreement_.gather(mine, gather_status);
   } else if (gathered->end != Attempt::End::kWhole) {
     outcome.attempt = *gathered;
   } else {  // the others go on with this step, which cannot be repeated then
     outcome.attempt = mine;
-    outcome.attempt.has_moved |= parts_.group != nullptr;
+    outcome.attempt.has_moved |= context_.group != nullptr;
   }
   return outcome;
 }
@@ -234,10 +237,10 @@ Trainer::Outcome Trainer::attempt_step(const StepData& data) {
 // Processes that compute a step together cannot come to its end without each other: where one has
 // failed, all leave it.
 Trainer::Outcome Trainer::leave_step(Outcome outcome) {
-  if (outcome.failure) parts_.group->call_off();
+  if (outcome.failure) context_.group->call_off();
   if (outcome.failure && !has_reported_) memory_.report(state_.optimizer());
   outcome.attempt = {.end = Attempt::End::kOutOfMemory, .has_moved = step_.give_up()};
-  parts_.group->leave();
+  context_.group->leave();
   return outcome;
 }
 
@@ -271,10 +274,10 @@ void Trainer::settle() {
   const StepResult result = *std::exchange(pending_, std::nullopt);
   const bool is_skipped = result.is_skipped.item<float>() != 0;
   if (is_skipped)
-    parts_.progress.warn("step " + std::to_string(result.step) +
-                         ": loss or gradients are not finite; the step changes " +
-                         (result.has_moved ? "only blocks with finite ones" : "nothing") + " (" +
-                         std::to_string(state_.counters().skipped + 1) + " so far)");
+    context_.progress.warn("step " + std::to_string(result.step) +
+                           ": loss or gradients are not finite; the step changes " +
+                           (result.has_moved ? "only blocks with finite ones" : "nothing") + " (" +
+                           std::to_string(state_.counters().skipped + 1) + " so far)");
   agreement_.count(is_skipped, result.step, state_.counters());
   if (is_skipped) return;
   state_.update_average(result.denoiser);
@@ -290,7 +293,7 @@ void Trainer::save(const std::string& name, bool is_last) {
 
 // What rank 0 does alone may take longer than an exchange.
 void Trainer::wait_for_first() {
-  if (parts_.group) parts_.group->say("");
+  if (context_.group) context_.group->gather_texts("");
 }
 
 // What shows how far the run is. All processes end together where one has too little memory for it.
@@ -334,15 +337,15 @@ int Trainer::run() {
   if (const std::string& name = state_.weights_to_write(); !agreement_.all(name.empty()))
     save(name, /*is_last=*/first >= total_steps_);
   try_largest();
-  progress::Step bar(parts_.progress, "train", total_steps_, progress::Unit::kSteps);
+  progress::Step bar(context_.progress, "train", total_steps_, progress::Unit::kSteps);
   bar.begin_at(first);
   monitor_.begin();
   try {
     loop(bar);
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::kNumerics || (parts_.group && !fails_together_)) throw;
+    if (error.code() == ErrorCode::kNumerics || (context_.group && !fails_together_)) throw;
     if (step_.give_up()) {
-      parts_.progress.warn("not saved: the step had begun to move weights");
+      context_.progress.warn("not saved: the step had begun to move weights");
       throw;
     }
     save(state_.step_name());
@@ -356,14 +359,14 @@ int Trainer::run() {
 
 void Trainer::loop(progress::Step& bar) {
   RunCounters& counters = state_.counters();
-  const int64_t size = parts_.group ? parts_.group->size() / config_.sequence_parallel : 1;
+  const int64_t size = context_.group ? context_.group->size() / config_.sequence_parallel : 1;
   const int64_t batches = (config_.order.gradient_accumulation_steps + size - 1) / size;
-  const int64_t step_bytes = parts_.samples.decoded_bytes() * config_.order.batch_size * batches;
+  const int64_t step_bytes = context_.samples.decoded_bytes() * config_.order.batch_size * batches;
   const int64_t depth = data::depth_within(kStepsAhead, step_bytes);
   data::Prefetcher<StepData> steps(config_.dataset_num_workers, depth, counters.step, total_steps_,
                                    [this](int64_t step) { return read_step(step); });
   while (counters.step < total_steps_ && !agreement_.should_leave()) {
-    if (parts_.group) parts_.group->begin_step(counters.step + 1);
+    if (context_.group) context_.group->begin_step(counters.step + 1);
     const StepData data = steps.next();
     monitor_.wait_for_samples(steps.waited());
     std::optional<StepResult> result = make_step(data);
@@ -388,7 +391,7 @@ int Trainer::leave() const {
   const int64_t step = state_.counters().step;
   const bool is_resumable = config_.output.save_state && step > 0;
   const std::string hint = "; continue with --resume " + config_.output.output_path;
-  parts_.progress.note("stopped after step " + std::to_string(step) + (is_resumable ? hint : ""));
+  context_.progress.note("stopped after step " + std::to_string(step) + (is_resumable ? hint : ""));
   return run::StopSignals::exit_code(agreement_.signal());
 }
 

@@ -30,7 +30,7 @@ int64_t count_steps(const samples::Samples& samples, const order::Training& conf
 class Trainer {
  public:
   // The denoiser and every component of `selection` are loaded. `now`: see Agreement.
-  Trainer(const RunParts& parts, parameters::Selection selection,
+  Trainer(const RunContext& context, parameters::Selection selection,
           std::function<double()> now = memory::seconds_now);
 
   // Continues from `saved_state`, which check_resume() has let through.
@@ -72,7 +72,7 @@ class Trainer {
   void loop(progress::Step& bar);
   int leave() const;
 
-  const RunParts parts_;
+  const RunContext context_;
   const order::Training& config_;
   data::Order order_;
   const std::vector<int64_t> costs_;  // of each sample

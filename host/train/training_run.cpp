@@ -119,15 +119,15 @@ class TrainingRun {
     preview_->encode_ahead();
   }
 
-  // Whether blocks are divided among the processes, see RunParts::in_lockstep().
+  // Whether blocks are divided among the processes, see RunContext::in_lockstep().
   bool in_lockstep() const {
-    return group_ != nullptr && config_.model.placement.denoiser_parts > 1;
+    return group_ != nullptr && config_.model.placement.denoiser_shards > 1;
   }
 
   // Blocks are gathered by a group of their own, beside what else is exchanged.
   void meet_peers() {
-    group_->say("encoded");
-    blocks_ = group_->neighbours(config_.model.placement.denoiser_parts, "blocks");
+    group_->gather_texts("encoded");
+    blocks_ = group_->neighbours(config_.model.placement.denoiser_shards, "blocks");
     model_.meet(distributed::divide_slabs(blocks_));
   }
 
@@ -170,7 +170,8 @@ class TrainingRun {
     }
     if (run_.starting_weights) run_.starting_weights->load(progress_, stop_if_asked);
     if (run_.preset) run_.preset->load(preset());
-    if (group_) group_->say("loaded");  // exchanges have a time-out, and files of one may be slow
+    if (group_)
+      group_->gather_texts("loaded");  // exchanges have a time-out, and files of one may be slow
   }
 
   RunEnd train(const Samples& samples, const Samples* validation) {
@@ -201,7 +202,7 @@ class TrainingRun {
   run::MemoryTimeline* timeline_;  // null: none
   Progress& progress_;
   distributed::Group* group_;                   // null: this process is alone
-  std::shared_ptr<distributed::Group> blocks_;  // see RunParts; null until they have met
+  std::shared_ptr<distributed::Group> blocks_;  // see RunContext; null until they have met
   std::optional<run::RunFolder> folder_;        // nullopt: another process writes
   std::optional<Preview> preview_;
 };
@@ -216,10 +217,10 @@ bool fill_samples(PreparedRun& run, Samples& samples,
                         run::StopSignals::is_requested, share);
   };
   if (group == nullptr) return fill({});
-  group->say("opened");  // all of them miss the same entries
+  group->gather_texts("opened");  // all of them miss the same entries
   if (samples.missing() > 0) {
     const bool is_done = fill({.rank = group->rank(), .size = group->size()});
-    const std::vector<std::string> stopped = group->say(is_done ? "" : "stopped");
+    const std::vector<std::string> stopped = group->gather_texts(is_done ? "" : "stopped");
     if (!std::ranges::all_of(stopped, &std::string::empty)) return false;
     samples = open_samples(run, dataset, folder);
   }

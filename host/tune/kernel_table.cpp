@@ -198,7 +198,7 @@ double copy_bytes_per_second(at::Device device) {
   return 0;
 }
 
-std::string told(const KernelTable& table) {
+std::string summary_of(const KernelTable& table) {
   std::string on, off, rates;
   for (const Verdict& verdict : table.verdicts) {
     if (is_rate(verdict.op)) {

@@ -41,7 +41,7 @@ struct KernelTable {
 
 // One line: which run by default, which do not and why; and how fast rate_proofs() found one way
 // of two, in percent of the other one.
-std::string told(const KernelTable& table);
+std::string summary_of(const KernelTable& table);
 
 // What tables of several kinds of GPU say together.
 struct Proven {

@@ -45,9 +45,9 @@ class Layout {
   std::vector<PublishedTensor> lay_out() {
     for (const WeightRule& rule : rules_) {
       if (rule.to.empty()) continue;
-      for (Part& part : weights_) {
-        if (const auto numbers = match_blocks(rule.to, part.path))
-          add(rule, prefix_ + fill_blocks(rule.from, *numbers), part);
+      for (Joined& joined : weights_) {
+        if (const auto numbers = match_blocks(rule.to, joined.path))
+          add(rule, prefix_ + fill_blocks(rule.from, *numbers), joined);
       }
     }
     std::vector<PublishedTensor> out;
@@ -56,15 +56,15 @@ class Layout {
   }
 
  private:
-  struct Part {
+  struct Joined {
     std::string path;
     Weight* weight;
     int64_t tensors = 0;  // that it is joined from
     int64_t taken = 0;    // along the axis, of a weight that is cut
   };
 
-  void add(const WeightRule& rule, const std::string& name, Part& part) {
-    const at::IntArrayRef sizes = part.weight->sizes();
+  void add(const WeightRule& rule, const std::string& name, Joined& joined) {
+    const at::IntArrayRef sizes = joined.weight->sizes();
     PublishedTensor& tensor = tensors_[name];
     const bool is_new = tensor.sources.empty();
     if (is_new) {
@@ -72,9 +72,9 @@ class Layout {
       tensor.shape = sizes.vec();
     }
     tensor.axis = rule.axis;
-    PublishedTensor::Source source{part.path, part.weight, 0, -1};
+    PublishedTensor::Source source{joined.path, joined.weight, 0, -1};
     const auto axis = static_cast<size_t>(std::max(rule.axis, 0));
-    if (part.tensors > 1) cut(source, rule, name, part);
+    if (joined.tensors > 1) cut(source, rule, name, joined);
     const int64_t length = rule.axis < 0 ? 0 : source.length >= 0 ? source.length : sizes[axis];
     if (rule.axis >= 0) tensor.shape[axis] = is_new ? length : tensor.shape[axis] + length;
     tensor.sources.push_back(std::move(source));
@@ -82,27 +82,27 @@ class Layout {
 
   // The part of a weight that the tensor `name` is.
   void cut(PublishedTensor::Source& source, const WeightRule& rule, const std::string& name,
-           Part& part) const {
+           Joined& joined) const {
     const auto axis = static_cast<size_t>(std::max(rule.axis, 0));
-    const int64_t whole = part.weight->sizes()[axis];
+    const int64_t whole = joined.weight->sizes()[axis];
     const TensorMeta* meta = published_ == nullptr ? nullptr : published_->find(name);
-    if (meta == nullptr && rule.length == 0 && whole % part.tensors != 0)
-      throw Error(ErrorCode::kInternal, "weight '" + part.path + "' cannot be cut into " +
-                                            std::to_string(part.tensors) + " equal tensors");
-    source.start = part.taken;
+    if (meta == nullptr && rule.length == 0 && whole % joined.tensors != 0)
+      throw Error(ErrorCode::kInternal, "weight '" + joined.path + "' cannot be cut into " +
+                                            std::to_string(joined.tensors) + " equal tensors");
+    source.start = joined.taken;
     source.length = meta != nullptr   ? meta->shape.at(axis)
                     : rule.length > 0 ? rule.length
-                                      : whole / part.tensors;
-    part.taken += source.length;
-    if (part.taken > whole)
+                                      : whole / joined.tensors;
+    joined.taken += source.length;
+    if (joined.taken > whole)
       throw Error(ErrorCode::kInternal,
-                  "weight '" + part.path + "' is shorter than its published tensors");
+                  "weight '" + joined.path + "' is shorter than its published tensors");
   }
 
   const WeightMap& rules_;
   const std::string& prefix_;
   const TensorIndex* published_;
-  std::vector<Part> weights_;
+  std::vector<Joined> weights_;
   std::map<std::string, PublishedTensor> tensors_;  // by name; sources in table order
 };
 

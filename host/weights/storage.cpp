@@ -67,8 +67,8 @@ std::map<std::string, Kind, std::less<>> parse_kinds(const std::string& flag,
 
 }  // namespace
 
-RequestedDtypes parse_dtypes(const std::string& text) {
-  RequestedDtypes dtypes;
+DtypeFlags parse_dtypes(const std::string& text) {
+  DtypeFlags dtypes;
   std::vector<std::string> whole, entries;
   for (const std::string& word : formats::parse_list(text))
     (word.find('=') == std::string::npos ? whole : entries).push_back(word);

@@ -14,13 +14,13 @@ namespace atelier::weights {
 
 using DtypeByComponent = std::map<std::string, at::ScalarType, std::less<>>;
 
-struct RequestedDtypes {
+struct DtypeFlags {
   std::string all = "auto";  // of components that are not named, as dtype_named() takes it
   DtypeByComponent components = {};
 };
 
 // "bfloat16", "vae=float32" or "bfloat16,vae=float32". Throws Error{kInvalidArgument}.
-RequestedDtypes parse_dtypes(const std::string& text);
+DtypeFlags parse_dtypes(const std::string& text);
 
 // "float32", "bfloat16" and "float16". Throws Error{kInvalidArgument} for another name.
 at::ScalarType dtype_named(const std::string& name);

@@ -59,30 +59,30 @@ bool fits_beside(at::IntArrayRef a, at::IntArrayRef b, int axis) {
   return true;
 }
 
-void check_pieces(const BoundWeight& bound, const TensorIndex& index,
+void check_slices(const BoundWeight& bound, const TensorIndex& index,
                   std::vector<std::string>& misshaped) {
   const at::IntArrayRef weight = bound.weight->sizes();
   int64_t covered = 0;
-  for (const WeightPiece& piece : bound.pieces) {
-    const TensorMeta& tensor = *index.find(piece.tensor);
-    const bool fits = piece.axis < 0 ? at::IntArrayRef(tensor.shape) == weight
-                                     : fits_beside(tensor.shape, weight, piece.axis) &&
-                                           piece.tensor_start + piece.length <=
-                                               tensor.shape[static_cast<size_t>(piece.axis)];
+  for (const WeightSlice& slice : bound.slices) {
+    const TensorMeta& tensor = *index.find(slice.tensor);
+    const bool fits = slice.axis < 0 ? at::IntArrayRef(tensor.shape) == weight
+                                     : fits_beside(tensor.shape, weight, slice.axis) &&
+                                           slice.tensor_start + slice.length <=
+                                               tensor.shape[static_cast<size_t>(slice.axis)];
     if (!fits) {
       misshaped.push_back(
-          formats::quote_and_escape(piece.tensor) + ": " + c10::str(at::IntArrayRef(tensor.shape)) +
+          formats::quote_and_escape(slice.tensor) + ": " + c10::str(at::IntArrayRef(tensor.shape)) +
           ", expected " + c10::str(at::IntArrayRef(weight)) +
-          (piece.axis < 0 ? "" : " or a part of it along axis " + std::to_string(piece.axis)));
+          (slice.axis < 0 ? "" : " or a part of it along axis " + std::to_string(slice.axis)));
       return;
     }
-    covered += piece.length;
+    covered += slice.length;
   }
-  if (bound.pieces.size() > 1 && covered != weight[static_cast<size_t>(bound.pieces.front().axis)])
-    misshaped.push_back(formats::quote_and_escape(bound.pieces.front().tensor) + " and " +
-                        std::to_string(bound.pieces.size() - 1) + " more hold " +
+  if (bound.slices.size() > 1 && covered != weight[static_cast<size_t>(bound.slices.front().axis)])
+    misshaped.push_back(formats::quote_and_escape(bound.slices.front().tensor) + " and " +
+                        std::to_string(bound.slices.size() - 1) + " more hold " +
                         std::to_string(covered) + " of " + c10::str(at::IntArrayRef(weight)) +
-                        " along axis " + std::to_string(bound.pieces.front().axis));
+                        " along axis " + std::to_string(bound.slices.front().axis));
 }
 
 void list(std::string& out, const char* what, const std::vector<std::string>& names) {
@@ -111,7 +111,7 @@ void WeightBinding::throw_unless_complete(const std::string& checkpoint_name,
 
 namespace {
 
-// Finds the weights of each tensor, then puts the pieces of each weight in order.
+// Finds the weights of each tensor, then puts the slices of each weight in order.
 class Binder {
  public:
   Binder(const WeightMap& rules, const std::string& prefix, const TensorIndex& index,
@@ -127,7 +127,7 @@ class Binder {
   WeightBinding bind() {
     for (const auto& [name, meta] : index_.tensors()) take_tensor(name, meta);
     for (size_t i = 0; i < binding_.weights.size(); ++i) {
-      join_pieces(i);
+      join_slices(i);
       check_whole(binding_.weights[i]);
     }
     // A cut tensor is missing once, not once for each of its weights.
@@ -140,7 +140,7 @@ class Binder {
  private:
   struct Candidate {
     size_t row;  // in the table: the order in which tensors are joined
-    WeightPiece piece;
+    WeightSlice slice;
   };
 
   void take_tensor(const std::string& name, const TensorMeta& meta) {
@@ -174,27 +174,27 @@ class Binder {
     for (const WeightRule* rule : rows.rules) {
       const auto it = place_.find(fill_blocks(rule->to, rows.numbers));
       if (it == place_.end()) return std::nullopt;
-      WeightPiece piece{name, rule->axis, 0, 0, 0};
+      WeightSlice slice{name, rule->axis, 0, 0, 0};
       const at::IntArrayRef sizes = binding_.weights[it->second].weight->sizes();
       if (rows.rules.size() > 1 && has_axis(rule->axis, sizes)) {
-        piece.tensor_start = start;
-        piece.length = sizes[static_cast<size_t>(rule->axis)];
-        start += piece.length;
+        slice.tensor_start = start;
+        slice.length = sizes[static_cast<size_t>(rule->axis)];
+        start += slice.length;
       } else if (has_axis(rule->axis, meta.shape)) {
-        piece.length = meta.shape[static_cast<size_t>(rule->axis)];
+        slice.length = meta.shape[static_cast<size_t>(rule->axis)];
       }
-      candidates_[it->second].push_back({static_cast<size_t>(rule - rules_.data()), piece});
+      candidates_[it->second].push_back({static_cast<size_t>(rule - rules_.data()), slice});
     }
     return start;
   }
 
-  void join_pieces(size_t index) {
+  void join_slices(size_t index) {
     std::ranges::sort(candidates_[index], {}, &Candidate::row);
     int64_t start = 0;
     for (Candidate& candidate : candidates_[index]) {
-      candidate.piece.weight_start = start;
-      start += candidate.piece.length;
-      binding_.weights[index].pieces.push_back(std::move(candidate.piece));
+      candidate.slice.weight_start = start;
+      start += candidate.slice.length;
+      binding_.weights[index].slices.push_back(std::move(candidate.slice));
     }
   }
 
@@ -207,7 +207,7 @@ class Binder {
       if (!numbers) continue;
       has_row = true;
       const std::string name = prefix_ + fill_blocks(rule.from, *numbers);
-      if (std::ranges::find(bound.pieces, name, &WeightPiece::tensor) != bound.pieces.end())
+      if (std::ranges::find(bound.slices, name, &WeightSlice::tensor) != bound.slices.end())
         continue;
       is_whole = false;
       binding_.missing.push_back(formats::quote_and_escape(name));
@@ -215,7 +215,7 @@ class Binder {
     if (!has_row)
       binding_.missing.push_back("weight " + formats::quote_and_escape(bound.path) +
                                  ", which has no row");
-    if (has_row && is_whole) check_pieces(bound, index_, binding_.misshaped);
+    if (has_row && is_whole) check_slices(bound, index_, binding_.misshaped);
   }
 
   const WeightMap& rules_;

@@ -11,7 +11,7 @@
 namespace atelier::weights {
 
 // A part of a weight and the part of a tensor that it is, along one axis.
-struct WeightPiece {
+struct WeightSlice {
   std::string tensor;  // published name, with prefix
   int axis = -1;       // -1: the whole of both
   int64_t tensor_start = 0, weight_start = 0, length = 0;
@@ -20,7 +20,7 @@ struct WeightPiece {
 struct BoundWeight {
   std::string path;  // in the component
   Weight* weight = nullptr;
-  std::vector<WeightPiece> pieces;
+  std::vector<WeightSlice> slices;
 };
 
 // What fits and what does not. Tensors and weights are listed by their published names where there

@@ -16,7 +16,7 @@
 #include "host/files/bulk_reader.h"
 #include "host/files/file_reader.h"
 #include "host/files/mapped_file.h"
-#include "host/report/problems.h"
+#include "host/report/text.h"
 #include "memory/quantized_store.h"
 #include "memory/staging_ring.h"
 #include "memory/transfer_device.h"
@@ -26,12 +26,12 @@ namespace atelier::weights {
 int64_t bytes_to_read(const WeightBinding& binding, const files::Checkpoint& checkpoint) {
   int64_t bytes = 0;
   for (const BoundWeight& bound : binding.weights) {
-    for (const WeightPiece& piece : bound.pieces) {
-      const TensorMeta& meta = *checkpoint.index().find(piece.tensor);
+    for (const WeightSlice& slice : bound.slices) {
+      const TensorMeta& meta = *checkpoint.index().find(slice.tensor);
       int64_t elements = c10::multiply_integers(meta.shape);
-      if (piece.axis >= 0) {
-        const int64_t axis_length = meta.shape[static_cast<size_t>(piece.axis)];
-        elements = axis_length == 0 ? 0 : elements / axis_length * piece.length;
+      if (slice.axis >= 0) {
+        const int64_t axis_length = meta.shape[static_cast<size_t>(slice.axis)];
+        elements = axis_length == 0 ? 0 : elements / axis_length * slice.length;
       }
       bytes += elements * static_cast<int64_t>(c10::elementSize(meta.dtype));
     }
@@ -76,20 +76,20 @@ struct Arrival {
 Arrival arrival_of(const BoundWeight& bound, const files::Checkpoint& checkpoint,
                    at::ScalarType dtype, const WeightStorage& resting) {
   using Rest = Arrival::Rest;
-  const auto type_of = [&](const WeightPiece& piece) {
-    return checkpoint.index().find(piece.tensor)->dtype;
+  const auto type_of = [&](const WeightSlice& slice) {
+    return checkpoint.index().find(slice.tensor)->dtype;
   };
-  const at::ScalarType published = type_of(bound.pieces.front());
+  const at::ScalarType published = type_of(bound.slices.front());
   const bool is_floating = c10::isFloatingType(published);
   Arrival arrival = {.bound = &bound,
                      .type = is_floating ? bound.weight->drawn_dtype(dtype) : published};
   arrival.is_w8a8 = resting.w8a8.contains(bound.weight);
   arrival.read_type = arrival.type;
   bool is_one_type = true, are_codes = published == at::kFloat8_e4m3fn;
-  for (const WeightPiece& piece : bound.pieces) {
-    arrival.has_scales |= checkpoint.has_scales(piece.tensor);
-    is_one_type &= type_of(piece) == published;
-    are_codes &= piece.axis <= 0;  // columns of several tensors would have several scales
+  for (const WeightSlice& slice : bound.slices) {
+    arrival.has_scales |= checkpoint.has_scales(slice.tensor);
+    is_one_type &= type_of(slice) == published;
+    are_codes &= slice.axis <= 0;  // columns of several tensors would have several scales
   }
   are_codes &= is_one_type;
   if (resting.storage != Storage::kPlain && is_floating && resting.weights.contains(bound.weight)) {
@@ -116,18 +116,18 @@ struct FileBytes {
 std::optional<FileBytes> bytes_in_file(const Arrival& arrival,
                                        const files::Checkpoint& checkpoint) {
   const BoundWeight& bound = *arrival.bound;
-  const WeightPiece& piece = bound.pieces.front();
-  const TensorMeta& meta = *checkpoint.index().find(piece.tensor);
-  const files::TensorPlace& place = checkpoint.place(piece.tensor);
+  const WeightSlice& slice = bound.slices.front();
+  const TensorMeta& meta = *checkpoint.index().find(slice.tensor);
+  const files::TensorLocation& place = checkpoint.place(slice.tensor);
   const auto element = static_cast<uint64_t>(c10::elementSize(arrival.type));
   if (!place.is_plain() || arrival.rest != Arrival::Rest::kPlain || arrival.has_scales ||
-      bound.pieces.size() != 1 || piece.axis > 0 || meta.dtype != arrival.type ||
-      bound.weight->numel() == 0 || (piece.axis == 0 && piece.length != bound.weight->sizes()[0]))
+      bound.slices.size() != 1 || slice.axis > 0 || meta.dtype != arrival.type ||
+      bound.weight->numel() == 0 || (slice.axis == 0 && slice.length != bound.weight->sizes()[0]))
     return std::nullopt;
   FileBytes bytes = {place.file, place.begin,
                      static_cast<uint64_t>(bound.weight->numel()) * element};
-  if (piece.axis == 0)
-    bytes.begin += static_cast<uint64_t>(piece.tensor_start) * bytes.count /
+  if (slice.axis == 0)
+    bytes.begin += static_cast<uint64_t>(slice.tensor_start) * bytes.count /
                    static_cast<uint64_t>(bound.weight->sizes()[0]);
   if (bytes.begin % element != 0) return std::nullopt;
   return bytes;
@@ -188,25 +188,25 @@ class WeightMapper {
   std::vector<std::shared_ptr<const files::MappedFile>> files_;
 };
 
-// Calls `scale` with the scales of each piece that has some, [1] or a part's rows, and the piece.
+// Calls `scale` with the scales of each slice that has some, [1] or a part's rows, and the slice.
 void for_each_scale(const BoundWeight& bound, const files::Checkpoint& checkpoint,
-                    const std::function<void(const WeightPiece&, at::Tensor)>& scale) {
-  for (const WeightPiece& piece : bound.pieces) {
-    at::Tensor scales = checkpoint.scales(piece.tensor);
+                    const std::function<void(const WeightSlice&, at::Tensor)>& scale) {
+  for (const WeightSlice& slice : bound.slices) {
+    at::Tensor scales = checkpoint.scales(slice.tensor);
     if (!scales.defined()) continue;
-    if (scales.numel() > 1 && piece.axis == 0)
-      scales = scales.narrow(0, piece.tensor_start, piece.length);
-    scale(piece, std::move(scales));
+    if (scales.numel() > 1 && slice.axis == 0)
+      scales = scales.narrow(0, slice.tensor_start, slice.length);
+    scale(slice, std::move(scales));
   }
 }
 
 void apply_scales(const at::Tensor& value, const BoundWeight& bound,
                   const files::Checkpoint& checkpoint) {
-  for_each_scale(bound, checkpoint, [&](const WeightPiece& piece, const at::Tensor& scales) {
+  for_each_scale(bound, checkpoint, [&](const WeightSlice& slice, const at::Tensor& scales) {
     std::vector<int64_t> by_row(static_cast<size_t>(std::max<int64_t>(value.dim(), 1)), 1);
     by_row.front() = scales.numel();
     const at::Tensor part =
-        piece.axis < 0 ? value : value.narrow(piece.axis, piece.weight_start, piece.length);
+        slice.axis < 0 ? value : value.narrow(slice.axis, slice.weight_start, slice.length);
     part.mul_(ops::upload(scales, value.device()).view(by_row));
   });
 }
@@ -214,8 +214,8 @@ void apply_scales(const at::Tensor& value, const BoundWeight& bound,
 // The scales of codes that stay as they are.
 at::Tensor row_scales(const BoundWeight& bound, const files::Checkpoint& checkpoint) {
   at::Tensor all = at::ones({bound.weight->sizes()[0]}, at::kFloat);
-  for_each_scale(bound, checkpoint, [&](const WeightPiece& piece, const at::Tensor& scales) {
-    (piece.axis < 0 ? all : all.narrow(0, piece.weight_start, piece.length)).copy_(scales);
+  for_each_scale(bound, checkpoint, [&](const WeightSlice& slice, const at::Tensor& scales) {
+    (slice.axis < 0 ? all : all.narrow(0, slice.weight_start, slice.length)).copy_(scales);
   });
   return all;
 }
@@ -231,7 +231,7 @@ at::Tensor empty_on_host(at::IntArrayRef sizes, at::ScalarType dtype) {
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED)
     throw Error(ErrorCode::kOutOfMemory,
-                "the host has no " + report::format_bytes(bytes) + " left for a weight",
+                "the host has no " + report::bytes_text(bytes) + " left for a weight",
                 "leave more of the model on the device, or in its files with --offload NAME=disk");
   return at::from_blob(
       data, sizes, [bytes](void* memory) { munmap(memory, bytes); }, options);
@@ -272,12 +272,12 @@ void set_weight(Arrival arrival, const files::Checkpoint& checkpoint, at::Device
     if (on_host) made = {to_host(made.codes), to_host(made.scales)};
     store(std::move(made));
   } catch (const Error& error) {
-    throw error.at("tensor " + formats::quote_and_escape(bound.pieces.front().tensor))
+    throw error.at("tensor " + formats::quote_and_escape(bound.slices.front().tensor))
         .at(files::display_path(checkpoint.name()));
   }
 }
 
-// Memory for what does not stay, allocated once: freed pieces of it would lie between those that
+// Memory for what does not stay, allocated once: freed slices of it would lie between those that
 // do.
 class PassingMemory {
  public:
@@ -306,21 +306,21 @@ class PassingMemory {
   int64_t total_ = 0, capacity_ = 0, used_ = 0;
 };
 
-// The part of a tensor, or of a weight, that a piece is, as `outer` runs of `length * inner`
+// The part of a tensor, or of a weight, that a slice is, as `outer` runs of `length * inner`
 // numbers that lie `tensor_length * inner` and `weight_length * inner` apart.
 struct Runs {
   int64_t outer = 1, inner = 1, length = 1;
   int64_t tensor_length = 1, weight_length = 1;
 };
 
-Runs runs_of(const WeightPiece& piece, at::IntArrayRef tensor, at::IntArrayRef weight) {
-  if (piece.axis < 0) return {.inner = c10::multiply_integers(tensor)};
-  const auto axis = static_cast<size_t>(piece.axis);
-  if (tensor[axis] == piece.length && weight[axis] == piece.length)
+Runs runs_of(const WeightSlice& slice, at::IntArrayRef tensor, at::IntArrayRef weight) {
+  if (slice.axis < 0) return {.inner = c10::multiply_integers(tensor)};
+  const auto axis = static_cast<size_t>(slice.axis);
+  if (tensor[axis] == slice.length && weight[axis] == slice.length)
     return {.inner = c10::multiply_integers(tensor)};
   return {.outer = c10::multiply_integers(tensor.slice(0, axis)),
           .inner = c10::multiply_integers(tensor.slice(axis + 1)),
-          .length = piece.length,
+          .length = slice.length,
           .tensor_length = tensor[axis],
           .weight_length = weight[axis]};
 }
@@ -359,17 +359,17 @@ struct ElementRun {
 std::vector<ElementRun> element_runs(const BoundWeight& bound,
                                      const files::Checkpoint& checkpoint) {
   std::vector<ElementRun> result;
-  for (const WeightPiece& piece : bound.pieces) {
-    const TensorMeta& meta = *checkpoint.index().find(piece.tensor);
-    const files::TensorPlace& place = checkpoint.place(piece.tensor);
-    const Runs runs = runs_of(piece, meta.shape, bound.weight->sizes());
+  for (const WeightSlice& slice : bound.slices) {
+    const TensorMeta& meta = *checkpoint.index().find(slice.tensor);
+    const files::TensorLocation& place = checkpoint.place(slice.tensor);
+    const Runs runs = runs_of(slice, meta.shape, bound.weight->sizes());
     const int64_t count = runs.length * runs.inner;
     if (count == 0) continue;
-    const at::Tensor ordered = place.is_plain() ? at::Tensor() : checkpoint.read(piece.tensor);
+    const at::Tensor ordered = place.is_plain() ? at::Tensor() : checkpoint.read(slice.tensor);
     const uint64_t first = place.is_plain() ? place.begin : 0;
     for (int64_t i = 0; i < runs.outer; ++i) {
-      const int64_t from = (i * runs.tensor_length + piece.tensor_start) * runs.inner;
-      const int64_t to = (i * runs.weight_length + piece.weight_start) * runs.inner;
+      const int64_t from = (i * runs.tensor_length + slice.tensor_start) * runs.inner;
+      const int64_t to = (i * runs.weight_length + slice.weight_start) * runs.inner;
       const auto skipped = static_cast<uint64_t>(from) * c10::elementSize(meta.dtype);
       result.push_back({place.file, first + skipped, count, meta.dtype, to, ordered});
     }
@@ -492,8 +492,8 @@ class DeviceReader {
 };
 
 bool is_in_order(const BoundWeight& bound, const files::Checkpoint& checkpoint) {
-  return std::ranges::all_of(bound.pieces, [&](const WeightPiece& piece) {
-    return checkpoint.place(piece.tensor).is_plain();
+  return std::ranges::all_of(bound.slices, [&](const WeightSlice& slice) {
+    return checkpoint.place(slice.tensor).is_plain();
   });
 }
 

@@ -53,7 +53,7 @@ constexpr std::string_view kCalls[] = {kTensor, kTensorOfDType, kParameter, "tor
 constexpr std::string_view kWrappers[] = {"state_dict", "module", "model_state"};
 constexpr const char* kDownloadAgain = "the file is damaged, download it again";
 
-std::optional<DType> find(std::span<const Named> table, std::string_view name) {
+std::optional<DType> named_dtype(std::span<const Named> table, std::string_view name) {
   for (const Named& row : table) {
     if (row.name == name) return row.dtype;
   }
@@ -61,7 +61,7 @@ std::optional<DType> find(std::span<const Named> table, std::string_view name) {
 }
 
 bool is_known(std::string_view name) {
-  return find(kStorages, name) || find(kTorchDTypes, name) ||
+  return named_dtype(kStorages, name) || named_dtype(kTorchDTypes, name) ||
          std::find(std::begin(kCalls), std::end(kCalls), name) != std::end(kCalls);
 }
 
@@ -206,7 +206,7 @@ class Tensors {
     if (id == nullptr || id->kind != Kind::kSequence || id->items.size() != 5 ||
         pickle_.at(id->items[0]).text != "storage" || pickle_.at(id->items[2]).kind != Kind::kText)
       refuse("its storage is none of torch.save()'s");
-    const std::optional<DType> dtype = formats::find(kStorages, pickle_.at(id->items[1]).text);
+    const std::optional<DType> dtype = named_dtype(kStorages, pickle_.at(id->items[1]).text);
     if (!dtype) refuse("its storage has no dtype");
     const std::string& key = pickle_.at(id->items[2]).text;
     const auto known = storages_.find(key);
@@ -234,7 +234,7 @@ class Tensors {
     tensor.dtype = from.dtype;
     if (has_dtype) {
       const std::string& wanted = pickle_.at(arguments[6]).text;
-      const std::optional<DType> dtype = formats::find(kTorchDTypes, wanted);
+      const std::optional<DType> dtype = named_dtype(kTorchDTypes, wanted);
       if (!dtype || from.dtype != DType::kU8)
         refuse("its dtype " + quote_and_escape(wanted, 80) + " is not known");
       tensor.dtype = *dtype;

@@ -43,7 +43,7 @@ struct HandoverScene {
   }
 
   std::unique_ptr<LoadedModel> open(const std::string& device) const {
-    LoadRequest request = {.dtype = "float32", .device = device, .prepares_levels = true};
+    LoadOptions request = {.dtype = "float32", .device = device, .prepares_levels = true};
     nlohmann::json paths = nlohmann::json::array();
     for (const char* name : {"text_encoder", "vae", "dit", "dit_low"})
       paths.push_back(folder / name);

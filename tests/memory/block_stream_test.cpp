@@ -49,8 +49,8 @@ class GatedPort final : public TransferDevice {
 // A block that is read from a tensor, not copied from a slab.
 BlockStream::Source source(std::string name, const at::Tensor& value) {
   SlabLayout layout;
-  const SlabPiece piece = layout.add(value);
-  return {std::move(name), layout.bytes(), {}, {{piece, value}}};
+  const SlabSlice slice = layout.add(value);
+  return {std::move(name), layout.bytes(), {}, {{slice, value}}};
 }
 
 // Waits until another thread has come as far as `is_there` says.

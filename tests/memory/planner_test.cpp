@@ -675,7 +675,7 @@ TEST_CASE("Waiting for other ranks is told from waiting for copies", "[planner]"
   CHECK(phase().exchanged_seconds == 0);
   // Parts of blocks come from ranks, whatever lies where.
   step.sends.clear();
-  component.parts = 2;
+  component.shards = 2;
   component.resident.reset();
   component.storages.front().gathers = {4.0, 4.0};
   CHECK(phase().waited_seconds == 0);
@@ -687,7 +687,7 @@ TEST_CASE("Blocks that other ranks send take no host memory, and keep their part
   PlannedRun run = exchanging_run();
   PlannedComponent& component = run.components.front();
   component.may_stream = true;
-  component.parts = 4;
+  component.shards = 4;
   component.others = Place::kDevice;
   component.storages.front().gathers = {0.5, 0.5};
   const MemoryPlan plan = plan_memory(run, {}, slow_profile()).value();
@@ -715,7 +715,7 @@ TEST_CASE("Of what processes have on the host together each counts its share", "
 TEST_CASE("Of divided blocks a part is counted, and slots", "[planner]") {
   PlannedComponent dit{.name = "dit"};
   dit.storages = {{.blocks = std::vector<int64_t>(8, 100), .outside = 10}};
-  dit.parts = 4;
+  dit.shards = 4;
   Strategy strategy{.needs_all_blocks = false};
   strategy.forward["dit"] = strategy.backward["dit"] = std::vector<double>(8, 1.0);
   PlannedRun run;

@@ -106,7 +106,7 @@ struct Peer {
                                 .prefetch = options.prefetch,
                                 .turns = options.turns,
                                 .stays = std::vector<bool>(static_cast<size_t>(blocks)),
-                                .parts = board.size(),
+                                .shards = board.size(),
                                 .peers = peers};
     const auto load = [&](Block& block) {
       auto& matrix = dynamic_cast<test::MatrixBlock&>(block);
@@ -211,7 +211,7 @@ TEST_CASE("A process reads of a block its part alone", "[slab_peers]") {
   Board board(2);
   const auto transfer = make_simulated_device({});
   const ResidencyPlan plan = {.blocks = {GENERATE(Place::kHost, Place::kDevice)},
-                              .parts = 2,
+                              .shards = 2,
                               .peers = std::make_shared<BoardPeers>(board, rank)};
   const Residency residency({&block}, plan, *transfer, {},
                             BlockLoading{.load = [&](Block&) { block.linear.weight->set(value); }});
@@ -419,7 +419,7 @@ TEST_CASE("Gathers hide behind computing", "[slab_peers]") {
   const auto transfer = make_simulated_device(
       {.bytes_per_second = double{kMatrixBytes} / share, .poison = true, .clock = clock});
   const ResidencyPlan plan = {
-      .blocks = std::vector(size_t{kBlocks}, Place::kHost), .parts = 2, .peers = peers};
+      .blocks = std::vector(size_t{kBlocks}, Place::kHost), .shards = 2, .peers = peers};
   Residency residency(net.all(), plan, *transfer);
   StreamingRunner runner(direct, {&residency});
   for (auto& block : net.blocks) block->probe = [&] { clock->advance(1); };
@@ -455,7 +455,7 @@ TEST_CASE("A process that ends with an error does not wait for parts of the othe
 TEST_CASE("A plan says how many processes there are", "[slab_peers]") {
   Matrices net(2);
   const auto transfer = make_simulated_device({});
-  const ResidencyPlan plan = {.blocks = {Place::kHost, Place::kHost}, .parts = 2};
+  const ResidencyPlan plan = {.blocks = {Place::kHost, Place::kHost}, .shards = 2};
   REQUIRE_THROWS_AS(Residency(net.all(), plan, *transfer), Error);
 }
 

@@ -82,9 +82,9 @@ TEST_CASE("Layers are found by the names of every spelling, whichever the file h
     const auto rows = [&](const std::string& name) -> std::pair<int64_t, int64_t> {
       const lora::Target* target = targets.find(name);
       REQUIRE(target != nullptr);
-      REQUIRE(target->pieces.size() == 1);
-      CHECK(target->pieces[0].path == kBlock + "attention.qkv");
-      return {target->pieces[0].layer_start, target->out};
+      REQUIRE(target->slices.size() == 1);
+      CHECK(target->slices[0].path == kBlock + "attention.qkv");
+      return {target->slices[0].layer_start, target->out};
     };
     for (const char* name :
          {"lora_unet_layers_1_attention_qkv", "diffusion_model.layers.1.attention.qkv",

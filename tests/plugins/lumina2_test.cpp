@@ -86,11 +86,11 @@ TEST_CASE("The tables fill every weight of the published DiT, and cut q, k and v
     CHECK(parameters == 2609769152);
     for (const auto& bound : binding.weights) {
       if (!bound.path.ends_with("attention.qkv.weight")) {
-        CHECK(bound.pieces.size() == 1);
+        CHECK(bound.slices.size() == 1);
         continue;
       }
       std::vector<int64_t> lengths;
-      for (const auto& piece : bound.pieces) lengths.push_back(piece.length);
+      for (const auto& slice : bound.slices) lengths.push_back(slice.length);
       CHECK(bound.weight->sizes() == at::IntArrayRef{3840, 2304});
       if (!is_original) CHECK(lengths == std::vector<int64_t>{2304, 768, 768});
     }

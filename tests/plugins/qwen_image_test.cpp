@@ -64,10 +64,10 @@ size_t check_coverage(const TensorIndex& index, const Detection& part) {
   CHECK(binding.weights.size() == weights);
   std::multiset<std::string> named(binding.unused.begin(), binding.unused.end());
   for (const auto& weight : binding.weights) {
-    CHECK(weight.pieces.size() == 1);
-    for (const auto& piece : weight.pieces) {
-      named.insert(piece.tensor);
-      CHECK(piece.axis == -1);
+    CHECK(weight.slices.size() == 1);
+    for (const auto& slice : weight.slices) {
+      named.insert(slice.tensor);
+      CHECK(slice.axis == -1);
     }
   }
   CHECK(named.size() == index.tensors().size());

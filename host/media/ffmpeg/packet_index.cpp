@@ -16,8 +16,8 @@ bool is_hidden(const AVPacket& packet, AVCodecID codec) {
   return codec == AV_CODEC_ID_VP8 && (packet.data[0] & 0x10) == 0;
 }
 
-PacketPlace place_of(const AVPacket& packet, const Demuxer& demuxer, bool by_decoding) {
-  PacketPlace place;
+PacketLocation place_of(const AVPacket& packet, const Demuxer& demuxer, bool by_decoding) {
+  PacketLocation place;
   const bool has_time = packet.pts != AV_NOPTS_VALUE && !by_decoding;
   place.stamp = has_time ? packet.pts : packet.dts;
   if (place.stamp == AV_NOPTS_VALUE) throw Error(ErrorCode::kDataLoss, "a frame without a time");
@@ -32,7 +32,7 @@ PacketPlace place_of(const AVPacket& packet, const Demuxer& demuxer, bool by_dec
 // "12 whole frames to 0.480 s"
 std::string extent_of(const PacketIndex& index, double unit_s) {
   int64_t last = 0;
-  for (const PacketPlace& packet : index.packets) last = std::max(last, packet.stamp);
+  for (const PacketLocation& packet : index.packets) last = std::max(last, packet.stamp);
   const double end_s =
       index.packets.empty() ? 0 : static_cast<double>(last - index.packets.front().stamp) * unit_s;
   char text[64];
@@ -44,7 +44,7 @@ void read_packets(Demuxer& demuxer, PacketIndex& index, const std::string& place
                   int64_t max_frames) {
   const Packet packet(av_packet_alloc());
   if (packet == nullptr) throw std::bad_alloc();
-  std::vector<PacketPlace>& packets = index.packets;
+  std::vector<PacketLocation>& packets = index.packets;
   int64_t last_shown = INT64_MIN;
   while (demuxer.next(*packet)) {
     if (packets.empty() && (packet->flags & AV_PKT_FLAG_KEY) == 0) continue;
@@ -62,13 +62,13 @@ void read_packets(Demuxer& demuxer, PacketIndex& index, const std::string& place
 }
 
 void number_frames(PacketIndex& index) {
-  std::vector<PacketPlace>& packets = index.packets;
+  std::vector<PacketLocation>& packets = index.packets;
   std::vector<size_t> order(packets.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return packets[a].stamp < packets[b].stamp; });
   for (const size_t i : order) {
-    PacketPlace& packet = packets[i];
+    PacketLocation& packet = packets[i];
     // What is shown before the first key frame is predicted from frames that the file lacks.
     packet.is_shown = packet.is_shown && packet.stamp >= packets.front().stamp;
     packet.number = static_cast<int64_t>(index.stamps.size());

@@ -28,7 +28,7 @@ int orientation_of(const int32_t* matrix) {
 }
 
 // Rate, duration and times of a clip whose frames are shown at `stamps`.
-void tell_times(const PacketIndex& index, double unit_s, ClipInfo& info) {
+void set_times(const PacketIndex& index, double unit_s, ClipInfo& info) {
   int64_t shortest = INT64_MAX, longest = 0;
   for (size_t i = 0; i < index.stamps.size(); ++i) {
     info.times_s.push_back(static_cast<double>(index.stamps[i] - index.stamps[0]) * unit_s);
@@ -57,7 +57,7 @@ class VideoReader : public ClipReader {
 
  private:
   void open_decoder();
-  void tell_frames();
+  void set_frames();
   void check_pixels(int64_t width, int64_t height) const;
 
   void find(int64_t number);
@@ -110,11 +110,11 @@ VideoReader::VideoReader(const std::filesystem::path& path, const ClipLimits& li
     info_.metadata.emplace_back(entry->key, entry->value);
   check_pixels(stream.codecpar->width, stream.codecpar->height);
   index_ = index_packets(*demuxer_, place_, limits_.max_frames);
-  tell_times(index_, av_q2d(stream.time_base), info_);
+  set_times(index_, av_q2d(stream.time_base), info_);
   open_decoder();
   // What stands in the stream counts, and not what its container says of it.
   find(0);
-  tell_frames();
+  set_frames();
 }
 
 void VideoReader::check_pixels(int64_t width, int64_t height) const {
@@ -154,7 +154,7 @@ void VideoReader::open_decoder() {
 }
 
 // What frames are like, by the first one.
-void VideoReader::tell_frames() {
+void VideoReader::set_frames() {
   stored_width_ = frame_->width;
   stored_height_ = frame_->height;
   const AVRational pixel = demuxer_->pixel_shape(*frame_);
@@ -262,7 +262,7 @@ void VideoReader::send_packet() {
     return;
   }
   has_packet_ = false;
-  const PacketPlace& place = index_.packets[next_packet_++];
+  const PacketLocation& place = index_.packets[next_packet_++];
   // The decoder hands on what stands here: a frame comes out with its number.
   packet_->pts = place.is_shown ? place.number : kNone;
   packet_->dts = AV_NOPTS_VALUE;

@@ -34,7 +34,7 @@ struct Workshop {
   order::Generation images(std::vector<std::string> outputs) const {
     order::Generation order = {
         .plugin = &plugin,
-        .load = model::LoadRequest{
+        .load = model::LoadOptions{
             .model_paths = folder / "model", .dtype = "float32", .device = "cpu"}};
     order.base.prompt = "a lighthouse";
     order.base.negative_prompt = "grey";  // the toy encodes no empty text
@@ -138,7 +138,7 @@ TEST_CASE("A limit makes a plan, which a session follows", "[check]") {
       plan::plan_generation(opened.model(), opened.order(), opened.planned_jobs());
   REQUIRE(outcome.planned);
   const generate::Layout layout = plan::layout_of(opened.order(), opened.model(), outcome.planned);
-  CHECK(layout.batches_cfg == outcome.planned->result.sized.cfg_batch.front());
+  CHECK(layout.batches_cfg == outcome.planned->sized.layouts.front().batches_cfg);
 }
 
 TEST_CASE("A run is prepared, trained, and found finished the next time", "[check]") {

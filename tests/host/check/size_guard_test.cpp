@@ -30,7 +30,7 @@ report::Problems check_image(const ModelFamily& family, int64_t side, std::strin
                              const model::MemoryLimits& limits = {.vram = 1 << 20}) {
   Folder folder;
   test::write_toy_model(folder / "model");
-  const model::LoadRequest request = {
+  const model::LoadOptions request = {
       .model_paths = folder / "model", .dtype = "float32", .device = "cpu"};
   const auto model = model::LoadedModel::open(family, request);
   const SizeGuard guard(*model, request, limits);
@@ -68,7 +68,7 @@ TEST_CASE("A model that cannot be run without values is told once", "[size_guard
   plugin.family = &family;
   order::Generation order = {
       .plugin = &plugin,
-      .load = model::LoadRequest{
+      .load = model::LoadOptions{
           .model_paths = folder / "model", .dtype = "float32", .device = "simulated:1GiB:4GB/s"}};
   order.jobs.emplace_back().settings.prompt = "a lighthouse";
   order::Settings& settings = order.jobs.front().settings;

@@ -83,7 +83,7 @@ void check_exchanges(Group& group) {
   require(at::equal(further, at::arange(2, at::kFloat) + of_previous), "another pass_on");
   require(group.bytes_sent() - before == 7 * 4, "bytes that are passed on");
 
-  const std::vector<std::string> said = group.say("I am " + std::to_string(rank));
+  const std::vector<std::string> said = group.gather_texts("I am " + std::to_string(rank));
   for (int r = 0; r < size; ++r)
     require(said.at(static_cast<size_t>(r)) == "I am " + std::to_string(r), "say");
 }
@@ -157,17 +157,17 @@ void check_block_gradients(Group& group) {
       gradients.send(block);
     }
     gradients.send_rest();
-    gradients.tell({}, {});
+    gradients.gather_status({}, {});
     gradients.finish();
     const bool is_first = groups.shards->rank() == 0;
     const auto own = [&](const at::Tensor& whole) {
       return is_first ? whole.view(-1).narrow(0, 0, 6) : whole.view(-1).narrow(0, 6, 4);
     };
     const int ranks_sum = group.size() * (group.size() + 1) / 2;
-    require(at::equal(gradients.divided_piece(first), own(numbers * 2 * ranks_sum)),
+    require(at::equal(gradients.divided_shard(first), own(numbers * 2 * ranks_sum)),
             "sums of a block");
-    require(at::equal(gradients.divided_piece(second), own(at::full({2, 5}, 2.0))), "of one rank");
-    require(!gradients.divided_piece(third).defined(), "of no rank");
+    require(at::equal(gradients.divided_shard(second), own(at::full({2, 5}, 2.0))), "of one rank");
+    require(!gradients.divided_shard(third).defined(), "of no rank");
     gradients.clear();
   }
 }
@@ -226,7 +226,7 @@ void check_gradient_bytes(Group& group) {
     sums.open("step");
     sums.pass(/*is_last=*/true, [] {});
     sums.send_rest();
-    sums.tell({}, {});
+    sums.gather_status({}, {});
     sums.finish();
     require_bytes(held, Leaves::kBytes, "sums in kept memory");
     for (size_t i = 0; i < buffers.size(); ++i) {
@@ -249,14 +249,14 @@ void check_gradient_bytes(Group& group) {
       sums.pass(is_last, [] {});
     }
     sums.send_rest();
-    sums.tell({}, {});
+    sums.gather_status({}, {});
     sums.finish();
     const double part = static_cast<double>(Leaves::kBytes) / static_cast<double>(size);
     require_bytes(held, part, "sums of a part");
     require_bytes([&] { return sums.sum_bytes(); }, part, "told sums");
     require(sums.bytes_under_way() == 0, "nothing under way");
     for (size_t i = 0; i < leaves.tensors.size(); ++i)
-      require(sums.piece(i).eq(2 * sum).all().item<bool>(), "sums of both passes");
+      require(sums.shard(i).eq(2 * sum).all().item<bool>(), "sums of both passes");
   }
 }
 
@@ -295,7 +295,7 @@ void happen(Group& group, const std::string& what) {
   if (what == "other size") group.all_reduce(at::ones({999})).wait();
   if (what == "other type") group.all_reduce(at::ones({1000}, at::kInt)).wait();
   if (what == "other exchange") group.broadcast(at::ones({1000}), group.rank()).wait();
-  if (what == "agreement") group.say("");
+  if (what == "agreement") group.gather_texts("");
 }
 
 void run_steps(Group& group, const std::string& what, int rank) {
@@ -306,7 +306,7 @@ void run_steps(Group& group, const std::string& what, int rank) {
     if (step == 5 && what == "kill" && group.rank() == 0 && group.size() > 2)
       std::this_thread::sleep_for(std::chrono::minutes(1));
     if (step == 5 && what == "stop" && group.size() > 2 && group.rank() != rank)
-      group.say("");  // for which there is no limit
+      group.gather_texts("");  // for which there is no limit
     const at::Tensor sum = at::ones({1000});
     group.all_reduce(sum).wait();
     group.compare();
@@ -347,7 +347,7 @@ void call_off(Group& group, bool is_the_one) {
     is_thrown = error.code() == ErrorCode::kInternal;
   }
   require(is_thrown, "no exchange behind the end");
-  require(group.say("saved").size() == static_cast<size_t>(group.size()), "say");
+  require(group.gather_texts("saved").size() == static_cast<size_t>(group.size()), "say");
 }
 
 int work(Group& group, const std::string& what, int rank) {

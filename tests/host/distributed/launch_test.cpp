@@ -13,7 +13,7 @@
 
 using namespace atelier;
 using distributed::launch;
-using distributed::LaunchPlan;
+using distributed::LaunchOptions;
 
 namespace fs = std::filesystem;
 
@@ -41,7 +41,7 @@ class Folder {
   fs::path path_;
 };
 
-LaunchPlan shell(const Folder& folder, int count, const std::string& script) {
+LaunchOptions shell(const Folder& folder, int count, const std::string& script) {
   return {.nproc_per_node = count,
           .command = {"sh", "-c", "cd '" + folder.path().string() + "'; " + script}};
 }
@@ -66,9 +66,9 @@ bool is_alive(pid_t process) {
 
 TEST_CASE("Each process gets its place, and all of them the same meeting place") {
   const Folder folder;
-  LaunchPlan plan = shell(folder, 3,
-                          "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE > $LOCAL_RANK; "
-                          "echo $MASTER_ADDR:$MASTER_PORT > at.$RANK");
+  LaunchOptions plan = shell(folder, 3,
+                             "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE > $LOCAL_RANK; "
+                             "echo $MASTER_ADDR:$MASTER_PORT > at.$RANK");
   plan.nnodes = 2;
   plan.node_rank = 1;
   plan.master_addr = "node0";

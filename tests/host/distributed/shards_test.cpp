@@ -64,7 +64,7 @@ TEST_CASE("Of one part tensors lie without gaps, the last one first", "[shards]"
   REQUIRE(layout.buckets().size() == 1);
   int64_t next = 0;
   size_t tensor = all.size();
-  for (const auto& place : layout.buckets().front().places) {
+  for (const auto& place : layout.buckets().front().positions) {
     CHECK(place.tensor == --tensor);
     CHECK(place.begin == next);
     next += all[place.tensor].numel();
@@ -101,7 +101,7 @@ TEST_CASE("Buckets hold one dtype each, and 25 MiB where no tensor is larger", "
   std::vector<std::vector<size_t>> found;
   for (const auto& bucket : layout.buckets()) {
     found.emplace_back();
-    for (const auto& place : bucket.places) found.back().push_back(place.tensor);
+    for (const auto& place : bucket.positions) found.back().push_back(place.tensor);
   }
   CHECK(found == std::vector<std::vector<size_t>>{{5}, {4}, {3}, {2, 1}, {0}});
 }

@@ -390,12 +390,12 @@ TEST_CASE("A checkpoint that one rank passes over is passed over by both", "[pas
   Ranks ranks;
   ranks.config.num_epochs = 2;
   CHECK(ranks.train_together("run") == 0);
-  const std::string run_folder = ranks.group->say(ranks.folder / "run").front();
+  const std::string run_folder = ranks.group->gather_texts(ranks.folder / "run").front();
   ranks.open();
   ranks.config.output.output_path = ranks.folder / "again";
   Trainer trainer(
-      {*ranks.model, ranks.config, parameters::said_layout(ranks.config), *ranks.samples, nullptr,
-       nullptr, nullptr, ranks.progress, nullptr, ranks.group.get()},
+      {*ranks.model, ranks.config, parameters::unplanned_layout(ranks.config), *ranks.samples,
+       nullptr, nullptr, nullptr, ranks.progress, nullptr, ranks.group.get()},
       ranks.selection());
   const run::SavedState resumed = run::find_state(
       run_folder, [](const std::string&) {},

@@ -7,6 +7,7 @@
 #include "host/model/model_flags.h"
 #include "host/report/error_line.h"
 #include "host/report/problems.h"
+#include "host/report/text.h"
 #include "support/files.h"
 #include "support/toy_family.h"
 
@@ -364,9 +365,9 @@ TEST_CASE("Several problems become one error, one problem stays itself", "[error
   CHECK(report::nearest_name("zzz", {"height", "width"}).empty());
   CHECK(report::nearest_name("trian", {"plan", "train"}) == "train");
   CHECK(report::nearest_name("", {"a"}).empty());
-  CHECK(report::format_bytes(1) == "1 byte");
-  CHECK(report::format_bytes(1536) == "1.50 KiB");
-  CHECK(report::format_bytes(uint64_t{41} << 30) == "41.0 GiB");
+  CHECK(report::bytes_text(1) == "1 byte");
+  CHECK(report::bytes_text(1536) == "1.50 KiB");
+  CHECK(report::bytes_text(uint64_t{41} << 30) == "41.0 GiB");
   CHECK(report::list_names({"a", "b", "c"}, 2) == "\"a\", \"b\" and 1 more");
 
   one.add("a: wrong", "mend it");

@@ -22,7 +22,6 @@ TEST_CASE("Metadata tells every setting, in two forms", "[metadata]") {
   settings.negative_prompt = "blurry";
   settings.num_inference_steps = 4;
   settings.family_inputs["begin"] = "/home/someone/in.png";
-  settings.denoising_strength = 0.5;
   settings.family_inputs["edit_strength"] = 0.25;
   settings.inpaint_mask = "/home/someone/mask.png";
   settings.loras = {{"style", "/home/someone/loras/style.safetensors", 0.7}, {"oil", "oil", -1}};
@@ -31,12 +30,14 @@ TEST_CASE("Metadata tells every setting, in two forms", "[metadata]") {
   request.cfg_trunc = 0.25;
   request.cfg_renorm = CfgRenorm::kClamp;
   request.cfg_renorm_ratio = 0.9;
+  request.schedule = "fast";
+  request.denoising_strength = 0.5;
   request.sigmas = {0.5f, 0.25f, 0.0f};
   request.target = {1, 64, 96};
   request.seeds = {7, 8};
   request.tiling = Tiling{};
   request.solver = "dpm++";
-  const media::Text text = metadata_of(model, settings, request, "fast", 1);
+  const media::Text text = metadata_of(model, settings, request, 1);
   REQUIRE(text.size() == 2);
   REQUIRE(text[0].first == "parameters");
   REQUIRE(text[0].second ==
@@ -81,8 +82,7 @@ TEST_CASE("Metadata tells every setting, in two forms", "[metadata]") {
 
   settings.fps = 16;
   request.target.frames = 5;
-  const auto of_clip =
-      nlohmann::json::parse(metadata_of(model, settings, request, "fast", 1)[1].second);
+  const auto of_clip = nlohmann::json::parse(metadata_of(model, settings, request, 1)[1].second);
   REQUIRE(of_clip["num_frames"] == 5);
   REQUIRE(of_clip["fps"] == 16);
 }

@@ -18,9 +18,9 @@ TEST_CASE("A layer is found under every spelling of its name", "[lora]") {
   const Target* down = targets.find("blocks.1.down");
   REQUIRE(down != nullptr);
   CHECK(down->component == "dit");
-  REQUIRE(down->pieces.size() == 1);
-  CHECK(down->pieces[0].path == "blocks.1.down");
-  CHECK(down->pieces[0].linear->path() == "blocks.1.down");
+  REQUIRE(down->slices.size() == 1);
+  CHECK(down->slices[0].path == "blocks.1.down");
+  CHECK(down->slices[0].linear->path() == "blocks.1.down");
   for (const std::string prefix :
        {"transformer.", "diffusion_model.", "model.diffusion_model.", "base_model.model.",
         "base_model.model.transformer.", "unet.", "dit.", "pipe.dit."})
@@ -46,24 +46,24 @@ TEST_CASE("Names of the checkpoint stand for parts of layers", "[lora]") {
   REQUIRE(qkv != nullptr);
   CHECK(qkv->out == 96);
   CHECK(qkv->in == 32);
-  REQUIRE(qkv->pieces.size() == 3);
-  for (const TargetPiece& piece : qkv->pieces) {
-    CHECK(piece.axis == 0);
-    CHECK(piece.length == 32);
-    CHECK(piece.layer_start == 0);
+  REQUIRE(qkv->slices.size() == 3);
+  for (const TargetSlice& slice : qkv->slices) {
+    CHECK(slice.axis == 0);
+    CHECK(slice.length == 32);
+    CHECK(slice.layer_start == 0);
     const std::string order = "qkv";
-    CHECK(piece.name_start == 32 * static_cast<int64_t>(order.find(piece.path.back())));
+    CHECK(slice.name_start == 32 * static_cast<int64_t>(order.find(slice.path.back())));
   }
   const Target* value = targets.find("transformer.blocks.1.value");
   REQUIRE(value != nullptr);
-  REQUIRE(value->pieces.size() == 1);
-  CHECK(value->pieces[0].path == "blocks.1.up");
-  CHECK(value->pieces[0].layer_start == 32);
+  REQUIRE(value->slices.size() == 1);
+  CHECK(value->slices[0].path == "blocks.1.up");
+  CHECK(value->slices[0].layer_start == 32);
   CHECK(value->out == 32);
   const Target* up = targets.find("blocks.1.up");
   REQUIRE(up != nullptr);
   CHECK(up->out == 64);
-  CHECK(up->pieces[0].axis == -1);
+  CHECK(up->slices[0].axis == -1);
 }
 
 TEST_CASE("A match lists what is nothing here, and refuses what cannot be right", "[lora]") {
@@ -121,8 +121,8 @@ TEST_CASE("The weight of any layer is found", "[lora]") {
   for (const std::string name : {"diffusion_model.blocks.1.down", "lora_unet_blocks_1_down"}) {
     const Target* weight = targets.find(name);
     REQUIRE(weight != nullptr);
-    CHECK(weight->pieces.at(0).weight == down->weight.get());
-    CHECK(weight->pieces.at(0).linear == down);
+    CHECK(weight->slices.at(0).weight == down->weight.get());
+    CHECK(weight->slices.at(0).linear == down);
   }
   CHECK(targets.find("blocks.7.up") == nullptr);
 }
@@ -144,7 +144,7 @@ TEST_CASE("A match refuses additions that have no place", "[lora]") {
   CHECK(both.pairs.size() == 1);
   REQUIRE(both.biases.size() == 2);
   for (const Match::Pair& bias : both.biases) {
-    CHECK(bias.target->pieces.at(0).linear == nullptr);
+    CHECK(bias.target->slices.at(0).linear == nullptr);
     CHECK(bias.target->shape == std::vector<int64_t>{32});
   }
   CHECK(both.unmatched == std::vector<std::string>{"nowhere"});

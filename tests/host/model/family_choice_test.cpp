@@ -14,7 +14,7 @@ struct Choice {
   std::string family, told;
   size_t problems;
 
-  explicit Choice(const model::FamilyRequest& request) {
+  explicit Choice(const model::FamilyFlags& request) {
     report::Problems found;
     if (const plugins::Plugin* plugin = choose_family(request, found))
       family = plugin->family->name();

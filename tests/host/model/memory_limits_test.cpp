@@ -19,18 +19,18 @@ MemoryLimits limits_of(const std::vector<std::string>& words, report::Problems& 
 TEST_CASE("Limits of memory are sizes, auto or off", "[memory_limits]") {
   report::Problems problems;
   const MemoryLimits open = limits_of({}, problems);
-  CHECK((open.plans && !open.vram && !open.host_memory && !open.is_said()));
+  CHECK((open.plans && !open.vram && !open.host_memory && !open.is_given()));
   CHECK(open.allowed_storages.empty());
 
   const MemoryLimits said = limits_of(
       {"--vram", "12GiB", "--host_memory", "512MiB", "--allow_storage", "fp8,int8"}, problems);
-  CHECK((said.plans && said.is_said()));
+  CHECK((said.plans && said.is_given()));
   CHECK(said.vram == int64_t{12} << 30);
   CHECK(said.host_memory == int64_t{512} << 20);
   CHECK((said.allowed_storages == std::vector{weights::Storage::kFp8, weights::Storage::kInt8}));
 
   const MemoryLimits off = limits_of({"--vram", "off"}, problems);
-  CHECK((!off.plans && !off.vram && !off.is_said()));
+  CHECK((!off.plans && !off.vram && !off.is_given()));
   problems.throw_if_any();
 }
 

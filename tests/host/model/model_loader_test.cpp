@@ -48,7 +48,7 @@ void write_model(const std::string& folder, at::ScalarType dit = at::kBFloat16) 
   write_bytes(folder + "/tokenizer/tokenizer.json", "{}");
 }
 
-std::unique_ptr<LoadedModel> open(LoadRequest request) {
+std::unique_ptr<LoadedModel> open(LoadOptions request) {
   request.device = "cpu";
   return LoadedModel::open(family(), request);
 }
@@ -162,7 +162,7 @@ struct ToyWithVae final : test::ToyFamily {
     specs[1].variants = variants;
   }
   std::span<const ComponentSpec> components() const override { return specs; }
-  std::unique_ptr<LoadedModel> open(LoadRequest request) const {
+  std::unique_ptr<LoadedModel> open(LoadOptions request) const {
     request.device = "cpu";
     return LoadedModel::open(*this, request);
   }

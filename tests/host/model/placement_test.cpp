@@ -54,7 +54,7 @@ TEST_CASE("Denoisers are divided where they rest", "[placement]") {
   const auto plans = plan_residency({.offload = {{"dit", Place::kHost}},
                                      .prefetch = 1,
                                      .denoisers_take_turns = true,
-                                     .denoiser_parts = 4},
+                                     .denoiser_shards = 4},
                                     components, problems);
   REQUIRE(problems.empty());
   REQUIRE(plans.size() == 2);

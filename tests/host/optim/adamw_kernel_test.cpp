@@ -44,7 +44,7 @@ bool is_exact(const std::string& name) {
 #endif
 }
 
-// Leaves, one of them a piece from the middle of a whole, and all state, after some steps.
+// Leaves, one of them a shard from the middle of a whole, and all state, after some steps.
 NamedTensors stepped(const Case& c, ops::Kernels kernels) {
   ops::set_kernels(kernels);
   at::manual_seed(21);
@@ -57,8 +57,8 @@ NamedTensors stepped(const Case& c, ops::Kernels kernels) {
   add("ragged", {67, 64});
   add("blocks", {32, 512});
   add("tiny", {40});
-  add("piece", {5008});
-  group.parameters.back().piece = Piece{{3, 4096}, 2048};
+  add("shard", {5008});
+  group.parameters.back().shard = Shard{{3, 4096}, 2048};
   add("tail", {67, 63});
   const auto optimizer = make_optimizer(
       {group},

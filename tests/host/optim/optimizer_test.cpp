@@ -459,40 +459,40 @@ class TwoSums {
 };
 
 // What of each leaf one of two processes has: large ones are cut, small ones are the second's.
-std::vector<Group> pieces_of(const std::vector<Group>& wholes, int rank) {
-  std::vector<Group> pieces = wholes;
-  for (Group& group : pieces) {
+std::vector<Group> shards_of(const std::vector<Group>& wholes, int rank) {
+  std::vector<Group> shards = wholes;
+  for (Group& group : shards) {
     for (Parameter& parameter : group.parameters) {
       const at::Tensor flat = parameter.leaf.detach().view(-1);
       const int64_t cut = flat.numel() < kLeastQuantized ? 0 : 3 * kQuantizedBlock;
-      parameter.piece = {parameter.leaf.sizes().vec(), rank == 0 ? 0 : cut};
+      parameter.shard = {parameter.leaf.sizes().vec(), rank == 0 ? 0 : cut};
       parameter.leaf = rank == 0 ? flat.narrow(0, 0, cut) : flat.narrow(0, cut, flat.numel() - cut);
     }
   }
-  return pieces;
+  return shards;
 }
 
-void give_gradients(const std::vector<Group>& wholes, const std::vector<Group>& pieces) {
+void give_gradients(const std::vector<Group>& wholes, const std::vector<Group>& shards) {
   for (size_t g = 0; g < wholes.size(); ++g) {
     for (size_t i = 0; i < wholes[g].parameters.size(); ++i) {
-      const Parameter& piece = pieces[g].parameters[i];
-      at::Tensor(piece.leaf).mutable_grad() = wholes[g].parameters[i].leaf.grad().view(-1).narrow(
-          0, piece.piece->begin, piece.leaf.numel());
+      const Parameter& shard = shards[g].parameters[i];
+      at::Tensor(shard.leaf).mutable_grad() = wholes[g].parameters[i].leaf.grad().view(-1).narrow(
+          0, shard.shard->begin, shard.leaf.numel());
     }
   }
 }
 
-TEST_CASE("Pieces of tensors move as the tensors do", "[optim]") {
+TEST_CASE("Shards of tensors move as the tensors do", "[optim]") {
   for (const Variant& variant : variants()) {
-    if (!has_pieces(variant.kind)) continue;
+    if (!moves_shards(variant.kind)) continue;
     const auto wholes = make_groups(variant.dtype), shared = make_groups(variant.dtype);
     const auto one = make_optimizer(wholes, options_of(variant));
     TwoSums sums;
-    std::vector<Group> pieces[2];
+    std::vector<Group> shards[2];
     std::unique_ptr<Optimizer> two[2];
     for (int rank = 0; rank < 2; ++rank) {
-      pieces[rank] = pieces_of(shared, rank);
-      two[rank] = make_optimizer(pieces[rank], options_of(variant), sums.of(rank));
+      shards[rank] = shards_of(shared, rank);
+      two[rank] = make_optimizer(shards[rank], options_of(variant), sums.of(rank));
     }
     for (int step = 0; step < 4; ++step) {
       set_gradients(wholes, step);
@@ -500,8 +500,8 @@ TEST_CASE("Pieces of tensors move as the tensors do", "[optim]") {
       one->step(1e-2, kOne, norm.is_skipped);
       set_gradients(shared, step);
       const auto work = [&](int rank) {
-        give_gradients(shared, pieces[rank]);
-        const GradientNorm same = measure_gradients(pieces[rank], {}, 0.1, {}, sums.of(rank));
+        give_gradients(shared, shards[rank]);
+        const GradientNorm same = measure_gradients(shards[rank], {}, 0.1, {}, sums.of(rank));
         two[rank]->step(1e-2, kOne, same.is_skipped);
         return same.norm.item<float>();
       };
@@ -522,8 +522,8 @@ TEST_CASE("Pieces of tensors move as the tensors do", "[optim]") {
         CHECK(is_same);
       }
     }
-    // Each value of the state is there once, in pieces.
-    const Pieces cuts = two[1]->pieces();
+    // Each value of the state is there once, in shards.
+    const Shards cuts = two[1]->shards();
     for (const auto& [name, value] : one->state()) {
       const auto cut = cuts.find(name);
       if (cut == cuts.end()) continue;
@@ -535,7 +535,7 @@ TEST_CASE("Pieces of tensors move as the tensors do", "[optim]") {
   }
 }
 
-TEST_CASE("Pieces take their share of the optimizer's memory", "[optim]") {
+TEST_CASE("Shards take their share of the optimizer's memory", "[optim]") {
   const at::Tensor leaf = at::zeros({1024, 1024}, at::kBFloat16);
   const auto bytes = [&](const Parameter& parameter) {
     return static_cast<double>(make_optimizer({{.parameters = {parameter}}}, {})->state_bytes());
@@ -544,14 +544,14 @@ TEST_CASE("Pieces take their share of the optimizer's memory", "[optim]") {
   CHECK(whole == Approx(12.0 * leaf.numel()).epsilon(1e-3));  // masters and two moments
   for (const int64_t parts : {2, 4, 8}) {
     const int64_t count = leaf.numel() / parts;
-    const Parameter piece = {"p", leaf.view(-1).narrow(0, count, count), {{{1024, 1024}, count}}};
-    CHECK(bytes(piece) == Approx(whole / parts).epsilon(1e-3));
+    const Parameter shard = {"p", leaf.view(-1).narrow(0, count, count), {{{1024, 1024}, count}}};
+    CHECK(bytes(shard) == Approx(whole / parts).epsilon(1e-3));
   }
 }
 
-TEST_CASE("An optimizer that needs whole matrices refuses pieces", "[optim]") {
-  const Parameter piece = {"p", at::zeros({10}), {{{5, 4}, 10}}};
-  REQUIRE_THROWS_WITH(make_optimizer({{.parameters = {piece}}}, {.kind = Kind::kAdafactor}),
+TEST_CASE("An optimizer that needs whole matrices refuses shards", "[optim]") {
+  const Parameter shard = {"p", at::zeros({10}), {{{5, 4}, 10}}};
+  REQUIRE_THROWS_WITH(make_optimizer({{.parameters = {shard}}}, {.kind = Kind::kAdafactor}),
                       Catch::Contains("whole tensors"));
 }
 

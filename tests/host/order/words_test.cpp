@@ -64,7 +64,7 @@ TEST_CASE("Mistakes in the values of a file are told once, with the family's fla
 TEST_CASE("What is said for the user stands in front, and he says it otherwise", "[words]") {
   report::Problems problems;
   Words words({"--plugin", "mine"}, train_command(nullptr), problems);
-  words.say("plugin", "other");
+  words.set("plugin", "other");
   CHECK(words.find("plugin") == "mine");
   CHECK(words.command_line() == Arguments{"--plugin", "other", "--plugin", "mine"});
 }

@@ -101,7 +101,7 @@ TEST_CASE("Parameters on the host are copies, which the model has after publish(
   TrainToy toy;
   toy.config.offload.optimizer = true;
   toy.open("simulated");
-  TrainedTensors trained(*toy.model, toy.selection(), toy.config, said_layout(toy.config));
+  TrainedTensors trained(*toy.model, toy.selection(), toy.config, unplanned_layout(toy.config));
   CHECK(trained.placement().is_on_host());
   const at::Tensor value = tensor_of(trained, "dit.embed.weight");
   const at::Tensor leaf = toy.weight("embed.weight").state().leaf();
@@ -117,7 +117,7 @@ TEST_CASE("Parameters on the host are copies, which the model has after publish(
 TEST_CASE("Parameters on the device are the leaves themselves", "[trained]") {
   TrainToy toy;
   toy.open();
-  TrainedTensors trained(*toy.model, toy.selection(), toy.config, said_layout(toy.config));
+  TrainedTensors trained(*toy.model, toy.selection(), toy.config, unplanned_layout(toy.config));
   CHECK_FALSE(trained.placement().is_on_host());
   CHECK(tensor_of(trained, "dit.embed.weight").is_same(toy.weight("embed.weight").state().leaf()));
   CHECK(trained.placement().allocate_beside() == nullptr);
@@ -128,7 +128,7 @@ TEST_CASE("Small weights of streamed blocks stay on the device, and that is told
   TrainToy toy;
   toy.config.offload.least_bytes = 1024;
   toy.open("simulated", "float32", kStreamed);
-  TrainedTensors trained(*toy.model, toy.selection(), toy.config, said_layout(toy.config));
+  TrainedTensors trained(*toy.model, toy.selection(), toy.config, unplanned_layout(toy.config));
   CHECK(trained.placement().is_on_host());
   CHECK(trained.placement().note() == "small trained weights stay on the device: 256 bytes");
   CHECK(toy.weight("blocks.0.down.bias").state().leaf().defined());
@@ -145,7 +145,7 @@ TEST_CASE("The model is as before when nothing is trained any more", "[trained]"
     toy.open("simulated", "float32", placement);
     const Selection selection = toy.selection();
     {
-      TrainedTensors trained(*toy.model, selection, toy.config, said_layout(toy.config));
+      TrainedTensors trained(*toy.model, selection, toy.config, unplanned_layout(toy.config));
       const std::vector<ops::Adapter>& adapters = selection.layers.front().linear->adapters;
       REQUIRE(adapters.size() == 1);
       CHECK(adapters[0].dropout == 0.0);
@@ -205,7 +205,8 @@ TEST_CASE("A LoRA is saved, and training begins where it ended", "[trained]") {
     report::Problems problems;
     check_lora_checkpoint(*toy.model, toy.selection(), toy.config.lora, problems);
     problems.throw_if_any();
-    const TrainedTensors trained(*toy.model, toy.selection(), toy.config, said_layout(toy.config));
+    const TrainedTensors trained(*toy.model, toy.selection(), toy.config,
+                                 unplanned_layout(toy.config));
     CHECK(test::same(trained.values(), expected));
   }
   toy.config.lora.rank = 2;
@@ -218,7 +219,7 @@ TEST_CASE("A LoRA is saved, and training begins where it ended", "[trained]") {
 TEST_CASE("A call of a step that comes in a wrong order is refused", "[trained]") {
   TrainToy toy;
   toy.open();
-  TrainedTensors trained(*toy.model, toy.selection(), toy.config, said_layout(toy.config));
+  TrainedTensors trained(*toy.model, toy.selection(), toy.config, unplanned_layout(toy.config));
   ParameterPlacement& placement = trained.placement();
   const auto expect_refused = [](const std::string& call, const auto& made) {
     test::expect_error(ErrorCode::kInternal, {call}, made);
@@ -245,7 +246,8 @@ TEST_CASE("Several trained parts are saved as a file each", "[trained]") {
   toy.config.trainable_models = {"vae"};
   toy.open();
   toy.model->load_component("vae");
-  const TrainedTensors trained(*toy.model, toy.selection(), toy.config, said_layout(toy.config));
+  const TrainedTensors trained(*toy.model, toy.selection(), toy.config,
+                               unplanned_layout(toy.config));
   const auto files = trained.save(toy.folder / "run/step-1", 1, 0);
   REQUIRE(files == std::vector<std::string>{toy.folder / "run/step-1.lora.safetensors",
                                             toy.folder / "run/step-1.vae.safetensors"});

@@ -45,8 +45,8 @@ TEST_CASE("A training step sends its samples to the device, and nobody waits", "
   DirectRunner runner;
   train::Objective objective(*model, model->stages().denoisers, runner, timesteps, /*seed=*/1,
                              at::kMeta);
-  std::vector<train::PlacedSample> batch(2);
-  for (train::PlacedSample& placed : batch) {
+  std::vector<train::StepSample> batch(2);
+  for (train::StepSample& placed : batch) {
     placed.sample.cond["prompt_embeds"] = at::randn({5, test::kToyWidth});
     placed.sample.cond["latents"] = at::randn({test::kToyChannels, 1, 4, 4});
     placed.sample.mask = at::ones({1, 1, 4, 4});

@@ -126,8 +126,8 @@ struct OneOfMany : test::RunToy {
     const auto sequence = distributed::make_sequence(*group, config.sequence_parallel);
     run::RunFolder run_folder(config.output.output_path);
     train::Trainer trainer(
-        {*model, config, parameters::said_layout(config), *samples, nullptr, nullptr, &run_folder,
-         progress, nullptr, group.get(), blocks.get(), sequence.get()},
+        {*model, config, parameters::unplanned_layout(config), *samples, nullptr, nullptr,
+         &run_folder, progress, nullptr, group.get(), blocks.get(), sequence.get()},
         selection());
     steps = trainer.total_steps();
     REQUIRE(steps == 3 * config.num_epochs);
@@ -140,7 +140,7 @@ struct OneOfMany : test::RunToy {
     open();
     std::vector<at::Tensor> leaves;
     const parameters::TrainedTensors trained(*model, selection(), config,
-                                             parameters::said_layout(config));
+                                             parameters::unplanned_layout(config));
     for (const optim::Group& group : trained.groups()) {
       for (const optim::Parameter& parameter : group.parameters) leaves.push_back(parameter.leaf);
     }
@@ -207,7 +207,7 @@ struct OneOfMany : test::RunToy {
         {.model_paths = folder / "model",
          .dtype = "float32",
          .device = "cpu",
-         .placement = {.prefetch = 0, .denoiser_parts = static_cast<int>(mode.group)}});
+         .placement = {.prefetch = 0, .denoiser_shards = static_cast<int>(mode.group)}});
     model->meet(distributed::divide_slabs(blocks));
     model->load_component("dit");
     return blocks;
@@ -271,7 +271,7 @@ TEST_CASE("Moved values are on their way until the block that needs them runs", 
   one.config.shards = {.stage = 1, .group = "all"};
   const std::shared_ptr<Group> group = one.meet(8);
   parameters::TrainedTensors trained(*one.model, one.selection(), one.config,
-                                     parameters::said_layout(one.config), group.get());
+                                     parameters::unplanned_layout(one.config), group.get());
   parameters::ParameterPlacement& placement = trained.placement();
   IdleRunner idle;
   BlockRunner& runner = placement.runner(idle);
@@ -307,17 +307,19 @@ TEST_CASE("Sums are not taken before ranks have told each other what there is", 
   one.config.shards = {.stage = GENERATE(0, 1, 2), .group = "all"};
   const std::shared_ptr<Group> group = one.meet(8);
   parameters::TrainedTensors trained(*one.model, one.selection(), one.config,
-                                     parameters::said_layout(one.config), group.get());
+                                     parameters::unplanned_layout(one.config), group.get());
   parameters::ParameterPlacement& placement = trained.placement();
   at::Tensor loss = at::zeros({});
   placement.begin_step("dit", /*passes=*/1);
-  test::expect_error(ErrorCode::kInternal, {"tell() of trained parameters is called in kPasses"},
-                     [&] { placement.tell(loss, {}); });
+  test::expect_error(ErrorCode::kInternal,
+                     {"gather_status() of trained parameters is called in kPasses"},
+                     [&] { placement.gather_status(loss, {}); });
   placement.end_passes();
   test::expect_error(ErrorCode::kInternal, {"take_gradients()", "kSent"},
                      [&] { placement.take_gradients(loss, /*max_norm=*/0); });
-  placement.tell(loss, {});
-  test::expect_error(ErrorCode::kInternal, {"tell()", "kTold"}, [&] { placement.tell(loss, {}); });
+  placement.gather_status(loss, {});
+  test::expect_error(ErrorCode::kInternal, {"gather_status()", "kGathered"},
+                     [&] { placement.gather_status(loss, {}); });
   placement.take_gradients(loss, /*max_norm=*/0);
   placement.end_step();
 }
@@ -382,7 +384,7 @@ TEST_CASE("On the host a rank holds twelve bytes of each bfloat16 number that it
   one.config.optimizer.kind = kind;
   const std::shared_ptr<Group> group = one.meet(8);
   const parameters::TrainedTensors trained(*one.model, one.selection(), one.config,
-                                           parameters::said_layout(one.config), group.get());
+                                           parameters::unplanned_layout(one.config), group.get());
   REQUIRE(trained.placement().is_on_host());
   const auto optimizer =
       optim::make_optimizer(trained.moved(), one.config.optimizer, trained.placement().sum());

@@ -103,7 +103,8 @@ struct SizesWorkshop {
   test::Folder folder;
   std::unique_ptr<model::LoadedModel> model;
   PlanBasis basis{.profile = memory::known_profile("h200").value()};
-  GenerationBasis generation;
+  order::Generation order;
+  GenerationBasis generation{.order = &order};
   order::Training config;
   parameters::Selection selection;
 
@@ -202,7 +203,9 @@ TEST_CASE("Every denoiser is planned, with its own steps and without the other o
       }
     }
     CHECK(sized.main_phase == "denoise with dit");
-    CHECK(sized.cfg_batch == std::vector<bool>{true, false});
+    REQUIRE(sized.layouts.size() == 2);
+    CHECK(sized.layouts[0].batches_cfg);
+    CHECK(!sized.layouts[1].batches_cfg);
   }
   SECTION("several images: the VAE stays beside the next one's steps") {
     shop.generation.images = 3;
@@ -212,7 +215,7 @@ TEST_CASE("Every denoiser is planned, with its own steps and without the other o
     CHECK(phase(sized, "decode").passes == 3);
   }
   SECTION("requests that come later find everything that was loaded") {
-    shop.generation.comes_back = true;
+    shop.order.prompts_file = "-";
     const SizedRun sized = shop.generate();
     CHECK(phase(sized, "encode").components == Names{"dit_low", "text_encoder", "vae"});
     CHECK(phase(sized, "encode").passes == 2);
@@ -239,7 +242,8 @@ TEST_CASE("The negative prompt is planned where a step is guided", "[plan]") {
     CHECK(phase(sized, "encode").passes == 1);
     CHECK(phase(sized, "denoise with dit").strategies.size() == 1);
     CHECK(phase(sized, "denoise with dit").strategies[0].repeats == 1);
-    CHECK(sized.cfg_batch == std::vector<bool>{false});
+    REQUIRE(sized.layouts.size() == 1);
+    CHECK(!sized.layouts[0].batches_cfg);
     CHECK(std::ranges::count(seen.steps, Seen{"dit", 2}) ==
           1);  // of a batch of two, to know what that takes
   }

@@ -22,7 +22,7 @@ std::map<std::string, int> said_by_three(const std::string& value,
   for (int number = 0; number < 3; ++number) {
     if (fork() != 0) continue;
     dup2(ends[1], STDERR_FILENO);
-    setenv(Said::kVariable, value.c_str(), /*overwrite=*/1);
+    setenv(SharedMessages::kVariable, value.c_str(), /*overwrite=*/1);
     say(number);
     _exit(0);
   }
@@ -40,7 +40,7 @@ std::map<std::string, int> said_by_three(const std::string& value,
 using Lines = std::map<std::string, int>;
 
 TEST_CASE("What several processes say alike is said once, and everything else by each") {
-  const Said said;
+  const SharedMessages said;
   const Lines lines = said_by_three(said.value(), [](int number) {
     say_once("error: the same\n  and its second line\n");
     say_once("error: of " + std::to_string(number) + "\n");
@@ -55,7 +55,7 @@ TEST_CASE("What several processes say alike is said once, and everything else by
 }
 
 TEST_CASE("What others have said is found behind much else") {
-  const Said said;
+  const SharedMessages said;
   const Lines lines = said_by_three(said.value(), [](int number) {
     for (int i = 0; i < 200; ++i)
       say_once("line " + std::to_string(i) + std::string(100, '.') + " of " +

@@ -111,7 +111,7 @@ TEST_CASE("Wrong schedules are refused", "[schedule]") {
 }
 
 TEST_CASE("A shift that leaves no steps is refused, and its cause is named", "[schedule]") {
-  const ScheduleRequest huge = {.num_steps = 20, .tokens = 1 << 20};
+  const ScheduleOptions huge = {.num_steps = 20, .tokens = 1 << 20};
   REQUIRE_THROWS_WITH(
       make_sigmas(dynamic_schedule(), huge),
       Catch::Contains("an image of 1048576 tokens") && !Catch::Contains("--flow_shift: "));

@@ -31,9 +31,9 @@ struct MonitorBench : test::RunToy {
   void begin(Preview* preview = nullptr) {
     monitor.reset(), objective.reset(), memory.reset(), state.reset(), run_folder.reset();
     run_folder = std::make_unique<run::RunFolder>(config.output.output_path);
-    const RunParts all = parts(*run_folder, preview);
+    const RunContext all = parts(*run_folder, preview);
     state = std::make_unique<RunState>(all, selection());
-    memory = std::make_unique<StepMemory>(*model, config, parameters::said_layout(config),
+    memory = std::make_unique<StepMemory>(*model, config, parameters::unplanned_layout(config),
                                           state->trained(), progress, nullptr);
     timesteps = std::make_unique<Timesteps>(ScheduleDefaults{}, config.timesteps);
     objective = std::make_unique<Objective>(*model, model->stages().denoisers, model->runner(),

@@ -51,10 +51,10 @@ TEST_CASE("The loss of flow matching is the weighted error of the velocity", "[o
   ObjectiveBench bench;
   const uint64_t noise_seed = random::stream_seed(bench.config.seed, random::Stream::kNoise);
   const uint64_t level_seed = random::stream_seed(bench.config.seed, random::Stream::kTimestep);
-  std::vector<PlacedSample> batch = {{toy_sample(1), 3}, {toy_sample(2), 4}};
+  std::vector<StepSample> batch = {{toy_sample(1), 3}, {toy_sample(2), 4}};
   batch[1].sample.mask = at::rand({1, 1, 4, 4});
   at::Tensor expected = at::zeros({});
-  for (const PlacedSample& placed : batch) {
+  for (const StepSample& placed : batch) {
     const Timestep level = bench.timesteps->draw(level_seed, placed.slot, 7, 4);
     expected = expected +
                bench.error(placed.sample, {noise_seed, placed.slot, 7}, level.sigma) * level.weight;
@@ -68,9 +68,9 @@ TEST_CASE("Noise that was made ahead is the noise of the step", "[objective]") {
   ObjectiveBench bench;
   const Objective elsewhere(*bench.model, bench.model->stages().denoisers, bench.runner,
                             *bench.timesteps, bench.config.seed, at::kMeta);
-  std::vector<PlacedSample> batch = {{toy_sample(1), 3}, {toy_sample(2), 4}};
+  std::vector<StepSample> batch = {{toy_sample(1), 3}, {toy_sample(2), 4}};
   const at::Tensor loss = bench.objective->flow_matching(batch, 7);
-  for (PlacedSample& placed : batch) {
+  for (StepSample& placed : batch) {
     bench.objective->read_ahead(placed, 7, /*makes_noise=*/true);
     CHECK_FALSE(placed.noise.defined());  // nothing is copied
     elsewhere.read_ahead(placed, 7, /*makes_noise=*/false);
@@ -85,7 +85,7 @@ TEST_CASE("Noise that was made ahead is the noise of the step", "[objective]") {
 
 TEST_CASE("A batch has the loss of its samples", "[objective]") {
   ObjectiveBench bench;
-  const std::vector<PlacedSample> batch = {{toy_sample(1), 0}, {toy_sample(2), 1}};
+  const std::vector<StepSample> batch = {{toy_sample(1), 0}, {toy_sample(2), 1}};
   const at::Tensor apart = bench.objective->flow_matching(std::span(batch).first(1), 0) +
                            bench.objective->flow_matching(std::span(batch).last(1), 0);
   CHECK(at::allclose(bench.objective->flow_matching(batch, 0), apart, 1e-5));
@@ -94,7 +94,7 @@ TEST_CASE("A batch has the loss of its samples", "[objective]") {
 TEST_CASE("The family is asked once which denoiser a noise level is for", "[objective]") {
   ObjectiveBench bench;
   const int before = test::num_ranges_asked;
-  bench.objective->flow_matching(std::vector<PlacedSample>{{toy_sample(1), 0}, {toy_sample(2), 1}},
+  bench.objective->flow_matching(std::vector<StepSample>{{toy_sample(1), 0}, {toy_sample(2), 1}},
                                  0);
   CHECK(test::num_ranges_asked == before);
 }
@@ -120,7 +120,7 @@ TEST_CASE("Distillation compares where the sampler's steps lead, with gradients"
   at::Tensor x = random::normal_noise({9}, clean.sizes());
   for (const float sigma : {1.0F, 0.5F}) x = x - bench.velocity(sample, x, sigma) * 0.5F;
   bench.weight("embed.weight").state().set_trainable(true);
-  const std::vector<PlacedSample> batch = {{sample, 0}};
+  const std::vector<StepSample> batch = {{sample, 0}};
   const at::Tensor loss = bench.objective->direct_distillation(batch);
   CHECK(at::allclose(loss, (x - clean).pow(2).mean(), 1e-4));
   loss.backward();
@@ -130,7 +130,7 @@ TEST_CASE("Distillation compares where the sampler's steps lead, with gradients"
 // Beside a process whose rows have more steps.
 TEST_CASE("Runs of a denoiser that a batch does not need change nothing", "[objective]") {
   ObjectiveBench bench;
-  std::vector<PlacedSample> batch = {{toy_sample(4), 0}, {toy_sample(5), 1}};
+  std::vector<StepSample> batch = {{toy_sample(4), 0}, {toy_sample(5), 1}};
   batch[0].sample.values = {{"seed", 9}, {"num_inference_steps", "2"}};
   batch[1].sample.values = {{"seed", 7}, {"num_inference_steps", 1}};
   CHECK(bench.objective->distillation_calls(batch[0].sample.values) == std::vector<int64_t>{2});
@@ -163,7 +163,7 @@ TEST_CASE("Runs of a denoiser that a batch does not need change nothing", "[obje
 // All runs of processes in lockstep go back to the first block, as those behind the first do.
 TEST_CASE("In lockstep the first run of a sample has a backward pass as well", "[objective]") {
   ObjectiveBench bench;
-  std::vector<PlacedSample> batch = {{toy_sample(4), 0}};
+  std::vector<StepSample> batch = {{toy_sample(4), 0}};
   batch[0].sample.values = {{"seed", 9}, {"num_inference_steps", 1}};
   bool requires_grad = false;
   const test::HookScope hook([&](const at::Tensor& velocity) {
@@ -181,7 +181,7 @@ TEST_CASE("Latents that are given stay clean in a step, and do not count", "[obj
     ObjectiveBench bench;
     const uint64_t noise_seed = random::stream_seed(bench.config.seed, random::Stream::kNoise);
     const uint64_t level_seed = random::stream_seed(bench.config.seed, random::Stream::kTimestep);
-    std::vector<PlacedSample> batch = {{toy_sample(1), 3}, {toy_sample(2), 4}};
+    std::vector<StepSample> batch = {{toy_sample(1), 3}, {toy_sample(2), 4}};
     batch[0].sample.mask = at::rand({1, 1, 4, 4});
     // The first sample alone has two rows of other values than its own.
     const at::Tensor first = batch[0].sample.cond.at("latents"), values = at::randn_like(first);
@@ -193,7 +193,7 @@ TEST_CASE("Latents that are given stay clean in a step, and do not count", "[obj
     };
     const auto forget = c10::make_scope_exit([] { test::given_hook = nullptr; });
     at::Tensor expected = at::zeros({});
-    for (const PlacedSample& placed : batch) {
+    for (const StepSample& placed : batch) {
       const at::Tensor& clean = placed.sample.cond.at("latents");
       const Timestep level = bench.timesteps->draw(level_seed, placed.slot, 7, 4);
       const at::Tensor noise = random::normal_noise({noise_seed, placed.slot, 7}, clean.sizes());
@@ -227,7 +227,7 @@ TEST_CASE("Latents that are given are kept while they are distilled, and do not 
     at::Tensor x = kept(noise, 1.0);
     x = kept(x - bench.velocity(sample, x, 1.0F) * 0.5F, 0.5);
     x = kept(x - bench.velocity(sample, x, 0.5F) * 0.5F, 0.0);
-    const std::vector<PlacedSample> batch = {{sample, 0}};
+    const std::vector<StepSample> batch = {{sample, 0}};
     const at::Tensor loss = bench.objective->direct_distillation(batch);
     CHECK(at::allclose(loss, ((x - clean).pow(2) * free).mean() / free.mean(), 1e-4));
     test::given_hook = nullptr;
@@ -244,7 +244,7 @@ TEST_CASE("A row that says too little for distillation is refused", "[objective]
   CHECK(problem({{"seed", 1}, {"num_inference_steps", 4}, {"rand_device", "tpu"}})
             .find("rand_device") != std::string::npos);
   ObjectiveBench bench;
-  const std::vector<PlacedSample> batch = {{toy_sample(1), 0}};
+  const std::vector<StepSample> batch = {{toy_sample(1), 0}};
   test::expect_error(ErrorCode::kInvalidArgument, {"seed"},
                      [&] { bench.objective->direct_distillation(batch); });
 }

@@ -28,7 +28,7 @@ struct RunStateBench : test::RunToy {
     open();
     run_folder = std::make_unique<run::RunFolder>(config.output.output_path);
     state = std::make_unique<RunState>(parts(*run_folder), selection());
-    memory = std::make_unique<StepMemory>(*model, config, parameters::said_layout(config),
+    memory = std::make_unique<StepMemory>(*model, config, parameters::unplanned_layout(config),
                                           state->trained(), progress, nullptr);
     timesteps = std::make_unique<Timesteps>(ScheduleDefaults{}, config.timesteps);
     objective = std::make_unique<Objective>(*model, model->stages().denoisers, memory->runner(),

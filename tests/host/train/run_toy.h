@@ -42,8 +42,9 @@ struct RunToy : TrainToy {
     text.resize(std::fread(text.data(), 1, text.size(), said_file));
     return text;
   }
-  train::RunParts parts(run::RunFolder& run_folder, train::Preview* preview = nullptr) {
-    return {*model,      config,  parameters::said_layout(config), *samples, samples.get(), preview,
+  train::RunContext parts(run::RunFolder& run_folder, train::Preview* preview = nullptr) {
+    return {*model,      config,        parameters::unplanned_layout(config),
+            *samples,    samples.get(), preview,
             &run_folder, progress};
   }
 };

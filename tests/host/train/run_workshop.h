@@ -40,7 +40,7 @@ struct RunWorkshop : RunToy {
     std::optional<run::RunFolder> run_folder;
     if (!group || group->is_first()) run_folder.emplace(config.output.output_path);
     train::Trainer trainer(
-        {*model, config, parameters::said_layout(config), *samples, samples.get(), nullptr,
+        {*model, config, parameters::unplanned_layout(config), *samples, samples.get(), nullptr,
          run_folder ? &*run_folder : nullptr, progress, nullptr, group, nullptr, sequence},
         selection(), [this] { return seconds; });
     if (state) trainer.resume(*state);

@@ -153,10 +153,10 @@ struct StepBench {
 
   explicit StepBench(TrainToy& toy, int64_t total_steps = 10)
       : toy(toy),
-        trained(*toy.model, toy.selection(), toy.config, parameters::said_layout(toy.config)),
+        trained(*toy.model, toy.selection(), toy.config, parameters::unplanned_layout(toy.config)),
         optimizer(optim::make_optimizer(trained.groups(), toy.config.optimizer)),
-        memory(*toy.model, toy.config, parameters::said_layout(toy.config), trained, toy.progress,
-               nullptr),
+        memory(*toy.model, toy.config, parameters::unplanned_layout(toy.config), trained,
+               toy.progress, nullptr),
         timesteps({}, toy.config.timesteps),
         objective(*toy.model, toy.model->stages().denoisers, memory.runner(), timesteps,
                   toy.config.seed),

@@ -164,7 +164,7 @@ TEST_CASE("Products of 8 bits and copies are measured, and choose nothing", "[tu
   CHECK(table.choices() == 1);
   CHECK(together({table}).wrong.empty());
   CHECK(table.missing(names).empty());
-  CHECK(told(table) == "a; measured: w8a8_fp8 120 %, w8a8_int8 75 %");
+  CHECK(summary_of(table) == "a; measured: w8a8_fp8 120 %, w8a8_int8 75 %");
   CHECK(slow_products(table, kFp8Products) == "");
   CHECK(slow_products(table, kInt8Products) == "w8a8_int8: 2 ms beside 1.5 ms in bfloat16");
   CHECK(slow_products({{right_verdict("a")}}, kInt8Products) == "");
@@ -310,8 +310,8 @@ TEST_CASE("A table is remembered for just this kind of GPU", "[tune]") {
   REQUIRE(read->verdicts.size() == 2);
   CHECK(read->verdicts[0].fused_ms == 0.0625);
   CHECK(read->verdicts[1].problem == "values\ndiffer");
-  CHECK(told(*read) == "a; not in use: b (values\ndiffer)");
-  CHECK(told({{right_verdict("c", 1, 1)}}) == "none; not in use: c (no faster)");
+  CHECK(summary_of(*read) == "a; not in use: b (values\ndiffer)");
+  CHECK(summary_of({{right_verdict("c", 1, 1)}}) == "none; not in use: c (no faster)");
 
   for (const auto& change : std::vector<void (*)(GpuKind&)>{
            [](GpuKind& k) { k.name = "GPU two"; }, [](GpuKind& k) { k.capability = 100; },

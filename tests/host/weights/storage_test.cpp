@@ -40,7 +40,7 @@ NamedTensors dit_tensors() {
   return {};
 }
 
-std::unique_ptr<LoadedModel> open(LoadRequest request) {
+std::unique_ptr<LoadedModel> open(LoadOptions request) {
   request.device = "cpu";
   return LoadedModel::open(family(), request);
 }
@@ -222,7 +222,7 @@ TEST_CASE("8-bit weights are multiplied as codes where that is asked", "[storage
   const std::string file = folder / "dit.safetensors";
   write_safetensors(file, dit_tensors());
   const auto request = [&](StorageByComponent storage, ComputeByComponent compute) {
-    return LoadRequest{.model_paths = file,
+    return LoadOptions{.model_paths = file,
                        .dtype = "bfloat16",
                        .components = {"dit"},
                        .storage = std::move(storage),
@@ -258,12 +258,12 @@ TEST_CASE("8-bit weights are multiplied as codes where that is asked", "[storage
   expect_error(ErrorCode::kNotFound, {"--compute", "\"ditt\"", "did you mean dit?"}, [&] {
     open(request({}, {{"ditt", Compute::kW8A8}}));
   });
-  LoadRequest wide = request({}, {{"dit", Compute::kBf16}});
+  LoadOptions wide = request({}, {{"dit", Compute::kBf16}});
   wide.dtype = "float32";
   expect_error(ErrorCode::kInvalidArgument, {"--compute", "Float", "--dtype bfloat16"},
                [&] { open(wide); });
   CHECK(open(request({{"dit", Storage::kBf16}}, {}))->storage("dit") == Storage::kPlain);
-  LoadRequest stored_wide = request({{"dit", Storage::kBf16}}, {});
+  LoadOptions stored_wide = request({{"dit", Storage::kBf16}}, {});
   stored_wide.dtype = "float32";
   expect_error(ErrorCode::kInvalidArgument, {"--storage", "Float", "--dtype bfloat16"},
                [&] { open(stored_wide); });
@@ -287,7 +287,7 @@ TEST_CASE("Compute is read from its flag", "[storage]") {
 TEST_CASE("Dtypes are read from their flag, for all and by component", "[storage]") {
   CHECK(parse_dtypes("auto").all == "auto");
   CHECK(parse_dtypes("auto").components.empty());
-  const RequestedDtypes both = parse_dtypes("bfloat16,vae=float32,text_encoder=float16");
+  const DtypeFlags both = parse_dtypes("bfloat16,vae=float32,text_encoder=float16");
   CHECK(both.all == "bfloat16");
   CHECK(both.components == DtypeByComponent{{"vae", at::kFloat}, {"text_encoder", at::kHalf}});
   CHECK(parse_dtypes("vae=float32").all == "auto");

@@ -1,4 +1,4 @@
-#include "host/parameters/piece_files.h"
+#include "host/parameters/shard_files.h"
 
 #include <algorithm>
 
@@ -32,13 +32,13 @@ bool same(const NamedTensors& a, const NamedTensors& b) {
 // What owner `index` of `count` has of them.
 struct Part {
   NamedTensors state;
-  optim::Pieces pieces;
-  PieceOwner owner;
+  optim::Shards shards;
+  ShardOwner owner;
 
   Part(int index, int count) : state(wholes()), owner{index, count, true, index, count} {
     const int64_t begin = first_of(index, count), end = first_of(index + 1, count);
     state["p.exp_avg"] = state["p.exp_avg"].view(-1).slice(0, begin, end).clone();
-    pieces["p.exp_avg"] = {{3, 5}, begin};
+    shards["p.exp_avg"] = {{3, 5}, begin};
   }
 };
 
@@ -47,13 +47,13 @@ run::SavedState save(const std::string& folder, int count) {
   if (count == 1) add_part(files, "optimizer", wholes(), {}, {});
   for (int index = 0; count > 1 && index < count; ++index) {
     const Part part(index, count);
-    add_part(files, "optimizer", part.state, part.pieces, part.owner);
+    add_part(files, "optimizer", part.state, part.shards, part.owner);
   }
   run::RunFolder(folder).save(1, files, {}, 0);
   return run::find_state(folder, {});
 }
 
-TEST_CASE("What some processes saved is read by any number", "[pieces]") {
+TEST_CASE("What some processes saved is read by any number", "[shards]") {
   for (const int writers : {1, 2, 4, 20}) {
     Folder folder;
     const run::SavedState saved = save(folder / "run", writers);
@@ -70,28 +70,28 @@ TEST_CASE("What some processes saved is read by any number", "[pieces]") {
     for (const int readers : {2, 3, 20}) {
       for (int index = 0; index < readers; ++index) {
         const Part part(index, readers);
-        CHECK(same(read_part(saved, "optimizer", part.state, part.pieces, part.owner), part.state));
+        CHECK(same(read_part(saved, "optimizer", part.state, part.shards, part.owner), part.state));
       }
     }
   }
 }
 
-TEST_CASE("What is missing, unexpected or of another size is seen by who reads", "[pieces]") {
+TEST_CASE("What is missing, unexpected or of another size is seen by who reads", "[shards]") {
   Folder folder;
   const run::SavedState saved = save(folder / "run", 2);
   Part part(0, 3);
   part.state["q"] = at::ones({2});
   part.state.erase("p.step");
-  const NamedTensors read = read_part(saved, "optimizer", part.state, part.pieces, part.owner);
+  const NamedTensors read = read_part(saved, "optimizer", part.state, part.shards, part.owner);
   CHECK_FALSE(read.contains("q"));
   CHECK(read.contains("p.step"));
-  part.pieces["p.exp_avg"].whole_sizes = {3, 6};
+  part.shards["p.exp_avg"].whole_sizes = {3, 6};
   CHECK(
-      read_part(saved, "optimizer", part.state, part.pieces, part.owner).at("p.exp_avg").numel() ==
+      read_part(saved, "optimizer", part.state, part.shards, part.owner).at("p.exp_avg").numel() ==
       kNumbers);
 }
 
-TEST_CASE("One of the processes that read finds a damaged file", "[pieces]") {
+TEST_CASE("One of the processes that read finds a damaged file", "[shards]") {
   Folder folder;
   const run::SavedState saved = save(folder / "run", 4);
   const std::string path = saved.path_of("optimizer-00004-of-00004.safetensors", /*check=*/true);
@@ -99,22 +99,22 @@ TEST_CASE("One of the processes that read finds a damaged file", "[pieces]") {
   bytes.back() ^= 1;
   test::write_bytes(path, bytes);
   const Part first(0, 2), second(1, 2);
-  read_part(saved, "optimizer", first.state, first.pieces, first.owner);
+  read_part(saved, "optimizer", first.state, first.shards, first.owner);
   test::expect_error(ErrorCode::kDataLoss, {"optimizer-00004", "its contents are not those"}, [&] {
-    read_part(saved, "optimizer", second.state, second.pieces, second.owner);
+    read_part(saved, "optimizer", second.state, second.shards, second.owner);
   });
 }
 
-TEST_CASE("One copy of each piece is written, and what is empty is not", "[pieces]") {
+TEST_CASE("One copy of each shard is written, and what is empty is not", "[shards]") {
   run::SavedStateFiles files;
   Part copy(0, 2);
   copy.owner.is_first_copy = false;
-  add_part(files, "optimizer", copy.state, copy.pieces, copy.owner);
+  add_part(files, "optimizer", copy.state, copy.shards, copy.owner);
   CHECK(files.tensors.empty());
   const Part empty(0, 20), second(1, 2);  // the first twentieth of 15 numbers has none
-  add_part(files, "ema", empty.state, empty.pieces, empty.owner);
+  add_part(files, "ema", empty.state, empty.shards, empty.owner);
   CHECK(files.tensors.at("ema-00001-of-00020.safetensors").size() == 1);
-  add_part(files, "optimizer", second.state, second.pieces, second.owner);
+  add_part(files, "optimizer", second.state, second.shards, second.owner);
   CHECK(files.tensors.at("optimizer-00002-of-00002.safetensors").count("p.exp_avg@7") == 1);
   CHECK(files.tensors.at("optimizer-00002-of-00002.safetensors").count("p.step") == 0);
 }

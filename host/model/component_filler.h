@@ -20,13 +20,13 @@ void fill_weights(LoadedModel& model, std::string_view name, const weights::Weig
 
 // Fills a component part by part, and says how many bytes it has read so far. What it is given
 // outlives it.
-class PartFiller {
+class ComponentFiller {
  public:
-  PartFiller(LoadedModel& model, std::string_view name, const weights::WeightBinding& binding,
-             const files::Checkpoint& checkpoint, const PlaceByWeight& places,
-             std::function<void(int64_t)> progress);
-  PartFiller(const PartFiller&) = delete;
-  PartFiller& operator=(const PartFiller&) = delete;
+  ComponentFiller(LoadedModel& model, std::string_view name, const weights::WeightBinding& binding,
+                  const files::Checkpoint& checkpoint, const PlaceByWeight& places,
+                  std::function<void(int64_t)> progress);
+  ComponentFiller(const ComponentFiller&) = delete;
+  ComponentFiller& operator=(const ComponentFiller&) = delete;
 
   using Wanted = std::function<bool(const Weight* weight)>;
   void fill(const Wanted& is_wanted);

@@ -1,4 +1,4 @@
-#include "host/model/part_filler.h"
+#include "host/model/component_filler.h"
 
 #include <algorithm>
 #include <iterator>
@@ -32,9 +32,10 @@ void fill_weights(LoadedModel& model, std::string_view name, const weights::Weig
                          .transfer = transfer});
 }
 
-PartFiller::PartFiller(LoadedModel& model, std::string_view name,
-                       const weights::WeightBinding& binding, const files::Checkpoint& checkpoint,
-                       const PlaceByWeight& places, std::function<void(int64_t)> progress)
+ComponentFiller::ComponentFiller(LoadedModel& model, std::string_view name,
+                                 const weights::WeightBinding& binding,
+                                 const files::Checkpoint& checkpoint, const PlaceByWeight& places,
+                                 std::function<void(int64_t)> progress)
     : model_(model),
       name_(name),
       binding_(binding),
@@ -42,7 +43,7 @@ PartFiller::PartFiller(LoadedModel& model, std::string_view name,
       places_(places),
       progress_(std::move(progress)) {}
 
-void PartFiller::fill(const Wanted& is_wanted) {
+void ComponentFiller::fill(const Wanted& is_wanted) {
   int64_t read = 0;
   fill_weights(model_, name_, those(is_wanted), checkpoint_, places_, [&](int64_t bytes) {
     read = bytes;
@@ -51,7 +52,7 @@ void PartFiller::fill(const Wanted& is_wanted) {
   done_ += read;
 }
 
-memory::BlockLoading PartFiller::loading() {
+memory::BlockLoading ComponentFiller::loading() {
   const auto of = [](Block& block) -> Wanted {
     return [own = weights_of(block)](const Weight* weight) { return own.contains(weight); };
   };
@@ -63,7 +64,7 @@ memory::BlockLoading PartFiller::loading() {
               }};
 }
 
-weights::WeightBinding PartFiller::those(const Wanted& is_wanted) const {
+weights::WeightBinding ComponentFiller::those(const Wanted& is_wanted) const {
   weights::WeightBinding some;
   std::ranges::copy_if(binding_.weights, std::back_inserter(some.weights),
                        [&](const auto& bound) { return is_wanted(bound.weight); });

@@ -1,4 +1,4 @@
-#include "host/parameters/piece_files.h"
+#include "host/parameters/shard_files.h"
 
 #include <algorithm>
 #include <charconv>
@@ -19,7 +19,7 @@ namespace atelier::parameters {
 
 namespace {
 
-constexpr char kPieceMark = '@';
+constexpr char kShardMark = '@';
 
 // "optimizer-": what the files of several processes begin with.
 std::vector<std::string> files_of(const run::SavedState& saved_state, const std::string& name) {
@@ -40,7 +40,7 @@ struct Source {
 
 // "NAME.exp_avg" and 4096 of "NAME.exp_avg@4096"; nullopt of what is whole.
 std::pair<std::string, std::optional<int64_t>> parse_key(const std::string& key) {
-  const size_t mark = key.rfind(kPieceMark);
+  const size_t mark = key.rfind(kShardMark);
   if (mark == std::string::npos) return {key, std::nullopt};
   int64_t begin = 0;
   const char* const end = key.data() + key.size();
@@ -50,9 +50,9 @@ std::pair<std::string, std::optional<int64_t>> parse_key(const std::string& key)
 }
 
 // The values that some files hold, wherever their numbers are.
-class PieceReader {
+class ShardReader {
  public:
-  PieceReader(const run::SavedState& saved_state, const std::vector<std::string>& files) {
+  ShardReader(const run::SavedState& saved_state, const std::vector<std::string>& files) {
     for (const std::string& file : files) {
       const std::string path = saved_state.path_of(file, /*check=*/false);
       const auto opened = files::Checkpoint::open(path, {path});
@@ -101,18 +101,18 @@ class PieceReader {
 };
 
 // What of a value of the saved state `mine` is; of another size where the value is.
-at::Tensor read_like(const PieceReader& reader, const std::string& name, const at::Tensor& mine,
-                     const optim::Piece* piece) {
-  const int64_t whole = piece ? c10::multiply_integers(piece->whole_sizes) : mine.numel();
+at::Tensor read_like(const ShardReader& reader, const std::string& name, const at::Tensor& mine,
+                     const optim::Shard* shard) {
+  const int64_t whole = shard ? c10::multiply_integers(shard->whole_sizes) : mine.numel();
   if (reader.numel(name) != whole) return reader.read(name, 0, reader.numel(name));
-  const at::Tensor numbers = reader.read(name, piece ? piece->begin : 0, mine.numel());
+  const at::Tensor numbers = reader.read(name, shard ? shard->begin : 0, mine.numel());
   return numbers.defined() ? numbers.view(mine.sizes()) : numbers;
 }
 
 }  // namespace
 
 void add_part(run::SavedStateFiles& files, const std::string& name, const NamedTensors& state,
-              const optim::Pieces& pieces, const PieceOwner& owner) {
+              const optim::Shards& shards, const ShardOwner& owner) {
   if (!owner.is_first_copy) return;
   const bool is_alone = owner.count == 1;
   NamedTensors& written =
@@ -120,11 +120,11 @@ void add_part(run::SavedStateFiles& files, const std::string& name, const NamedT
                              : name + report::print("-%05d-of-%05d.safetensors", owner.index + 1,
                                                     owner.count)];
   for (const auto& [key, value] : state) {
-    const auto piece = pieces.find(key);
-    if (piece == pieces.end()) {
+    const auto shard = shards.find(key);
+    if (shard == shards.end()) {
       if (owner.index == 0) written.emplace(key, value);
     } else if (value.numel() > 0) {
-      written.emplace(key + kPieceMark + std::to_string(piece->second.begin), value);
+      written.emplace(key + kShardMark + std::to_string(shard->second.begin), value);
     }
   }
 }
@@ -149,24 +149,24 @@ std::map<std::string, SavedValue> values_of_part(const run::SavedState& saved_st
 }
 
 NamedTensors read_part(const run::SavedState& saved_state, const std::string& name,
-                       const NamedTensors& like, const optim::Pieces& pieces,
-                       const PieceOwner& owner) {
+                       const NamedTensors& like, const optim::Shards& shards,
+                       const ShardOwner& owner) {
   const std::string whole = name + ".safetensors";
   const std::vector<std::string> files = files_of(saved_state, name);
-  if (files.empty() || (pieces.empty() && files.front() == whole)) return saved_state.load(whole);
+  if (files.empty() || (shards.empty() && files.front() == whole)) return saved_state.load(whole);
   for (size_t i = 0; i < files.size(); ++i) {
     if (static_cast<int>(i) % owner.num_ranks == owner.rank)
       saved_state.path_of(files[i], /*check=*/true);
   }
-  const PieceReader reader(saved_state, files);
+  const ShardReader reader(saved_state, files);
   NamedTensors read;
   reader.for_each_name([&](const std::string& key) {
     const auto mine = like.find(key);
-    const auto piece = pieces.find(key);
+    const auto shard = shards.find(key);
     const at::Tensor value = mine == like.end()
                                  ? at::empty({0})
                                  : read_like(reader, key, mine->second,
-                                             piece == pieces.end() ? nullptr : &piece->second);
+                                             shard == shards.end() ? nullptr : &shard->second);
     if (value.defined()) read.emplace(key, value);
   });
   return read;

@@ -1,4 +1,4 @@
-#include "host/parameters/shared_pieces.h"
+#include "host/parameters/sharded_tensors.h"
 
 #include <algorithm>
 #include <utility>
@@ -19,26 +19,26 @@ static_assert(distributed::kBlockNumbers % optim::kQuantizedBlock == 0 &&
               distributed::kLeastInBlocks <= optim::kLeastQuantized &&
               distributed::kSmallBlockNumbers % 8 == 0);
 
-SharedPieces::SharedPieces(distributed::ShardGroups groups, const ExchangePlan& plan,
-                           const TrainedBlocks& blocks,
-                           const std::vector<optim::Parameter*>& tensors, PieceMemory memory)
+ShardedTensors::ShardedTensors(distributed::ShardGroups groups, const ExchangePlan& plan,
+                               const TrainedBlocks& blocks,
+                               const std::vector<optim::Parameter*>& tensors, ShardMemory memory)
     : plan_(plan), groups_(std::move(groups)), memory_(memory) {
   std::vector<std::string> names;
   for (optim::Parameter* tensor : tensors) {
     Shared& shared = shared_.emplace_back();
     shared.whole = *tensor;
     shared.extent = plan_.layout.extent(shared_.size() - 1, groups_.shards->rank());
-    shared.piece = make_piece(shared.own_part());
+    shared.shard = make_shard(shared.own_part());
     if (memory_.has_masters) tensor->master_of = tensor->dtype();
-    tensor->leaf = shared.piece;
-    tensor->piece = optim::Piece{shared.whole.leaf.sizes().vec(), shared.extent.begin};
+    tensor->leaf = shared.shard;
+    tensor->shard = optim::Shard{shared.whole.leaf.sizes().vec(), shared.extent.begin};
     names.push_back(tensor->name);
   }
   values_.emplace(arrival_order(blocks, plan_.layout, names),
                   [this](size_t bucket) { return bring(plan_.layout.buckets()[bucket]); });
 }
 
-Tensor SharedPieces::make_piece(const Tensor& own_part) const {
+Tensor ShardedTensors::make_shard(const Tensor& own_part) const {
   if (memory_.transfer == nullptr) return own_part;
   const memory::HostScope host;
   if (memory_.has_masters)
@@ -46,17 +46,17 @@ Tensor SharedPieces::make_piece(const Tensor& own_part) const {
   return copy_on_host(*memory_.transfer, own_part);
 }
 
-void SharedPieces::take_gradients(const GradientSums& sums) {
+void ShardedTensors::take_gradients(const GradientSums& sums) {
   is_moved_.emplace(plan_.layout.buckets().size());
   for (size_t place = 0; place < shared_.size(); ++place) {
-    const Tensor gradient = sums.piece(place);
-    shared_[place].piece.mutable_grad() = gradient;
+    const Tensor gradient = sums.shard(place);
+    shared_[place].shard.mutable_grad() = gradient;
     if (gradient.defined()) (*is_moved_)[plan_.layout.bucket_of(place)] = true;
   }
 }
 
-// Memory in which the values of `part` come together where pieces are: the part itself, or pinned.
-Tensor SharedPieces::staging(const Tensor& part) {
+// Memory in which the values of `part` come together where shards are: the part itself, or pinned.
+Tensor ShardedTensors::staging(const Tensor& part) {
   if (memory_.transfer == nullptr || part.is_cpu()) return part;
   const auto bytes = static_cast<int64_t>(part.nbytes());
   if (!staging_.defined() || staging_.numel() < bytes)
@@ -64,8 +64,8 @@ Tensor SharedPieces::staging(const Tensor& part) {
   return staging_.narrow(0, 0, bytes).view(part.scalar_type()).zero_();
 }
 
-// Gathers a bucket of moved pieces. What is returned waits, and writes it into the wholes.
-std::function<void()> SharedPieces::bring(const FlatLayout::Bucket& bucket) {
+// Gathers a bucket of moved shards. What is returned waits, and writes it into the wholes.
+std::function<void()> ShardedTensors::bring(const FlatLayout::Bucket& bucket) {
   const at::NoGradGuard no_grad;
   Group& shards = *groups_.shards;
   const at::Device device = bucket.options.device();
@@ -73,32 +73,32 @@ std::function<void()> SharedPieces::bring(const FlatLayout::Bucket& bucket) {
   const Tensor whole = at::empty({bucket.count}, options);
   const Tensor part = at::zeros({bucket.count / shards.size()}, options);
   const Tensor filled = staging(part);
-  for (const FlatLayout::Place& place : bucket.places) {
+  for (const FlatLayout::Position& place : bucket.positions) {
     const Shared& shared = shared_[place.tensor];
-    filled.narrow(0, shared.extent.at, shared.extent.count).copy_(shared.piece);
+    filled.narrow(0, shared.extent.at, shared.extent.count).copy_(shared.shard);
   }
   if (!filled.is_same(part)) part.copy_(filled);
   return [this, &bucket, whole, part, sent = shards.all_gather(whole, part)]() mutable {
     const at::NoGradGuard no_grad;
     sent.wait();
-    // Where processes leave, nothing has come, and pieces may lie in the leaves.
+    // Where processes leave, nothing has come, and shards may lie in the leaves.
     if (groups_.shards->is_called_off()) return;
-    for (const FlatLayout::Place& place : bucket.places) {
+    for (const FlatLayout::Position& place : bucket.positions) {
       const Tensor leaf = shared_[place.tensor].whole.leaf.detach();
       leaf.view(-1).copy_(whole.narrow(0, place.begin, leaf.numel()));
     }
   };
 }
 
-void SharedPieces::send_values() {
+void ShardedTensors::send_values() {
   const std::vector<bool> all(plan_.layout.buckets().size(), true);
   values_->open(std::exchange(is_moved_, std::nullopt).value_or(all));
 }
 
-void SharedPieces::adopt() {
+void ShardedTensors::adopt() {
   const at::NoGradGuard no_grad;
   if (memory_.transfer == nullptr) return;
-  for (Shared& shared : shared_) shared.piece.detach().copy_(shared.own_part());
+  for (Shared& shared : shared_) shared.shard.detach().copy_(shared.own_part());
 }
 
 }  // namespace atelier::parameters
