@@ -37,8 +37,8 @@ class PluginTemplate(unittest.TestCase):
         return result.stdout
 
     def atelier(self, *arguments, code=0):
-        # No variable but those that size the machine: the installed program needs none.
-        kept = {k: os.environ[k] for k in ("OMP_NUM_THREADS", "ASAN_OPTIONS", "UBSAN_OPTIONS") if k in os.environ}
+        # No variable but those that size the machine and find CMake: the installed program needs none.
+        kept = {k: os.environ[k] for k in ("PATH", "OMP_NUM_THREADS", "ASAN_OPTIONS", "UBSAN_OPTIONS") if k in os.environ}
         result = subprocess.run([self.prefix / "bin/atelier", *arguments], cwd=self.folder, env=kept, text=True,
                                 stdin=subprocess.DEVNULL, capture_output=True, timeout=300)
         self.assertEqual(code, result.returncode, result.stdout + result.stderr)
@@ -126,7 +126,7 @@ class PluginTemplate(unittest.TestCase):
             self.assertIn(word, shown)
 
     def test_a_begun_plugin_is_built_and_passes_the_conformance_suite(self):
-        self.assertIn(" checks passed, 0 failed", self.atelier("plugin", "test", "my_toy"))
+        self.assertIn(" checks passed, 0 failed", self.atelier("plugin", "test", "--plugin_path", "my_toy", "my_toy"))
 
     def of_version(self, version):
         """The built plugin, as if it had been built with that version of the SDK; and both ABI strings."""

@@ -190,16 +190,30 @@ int run_build(std::span<const std::string> arguments) {
   return 0;
 }
 
+// The words of a command with `file` in the place of the one argument without a flag.
+std::vector<std::string> with_file(const flags::CommandSpec& command,
+                                   std::span<const std::string> arguments,
+                                   const std::string& argument, const std::string& file) {
+  std::vector<std::string> words(arguments.begin(), arguments.end());
+  for (size_t i = 0; i < words.size(); ++i) {
+    const flags::FlagSpec* flag = i > 0 && words[i - 1].starts_with("--")
+                                      ? find_flag(command, words[i - 1].substr(2))
+                                      : nullptr;
+    const bool is_value = flag != nullptr && flag->kind != flags::FlagKind::kFlag;
+    if (words[i] != argument || is_value) continue;
+    words[i] = file;
+    break;
+  }
+  return words;
+}
+
 int run_test(std::span<const std::string> arguments) {
   const flags::CommandSpec command = test_command();
   if (flags::wants_help(arguments)) return print_help(command);
   const std::string folder = flags::parse_flags(command, arguments).positional().front();
   int code = 0;
-  for (const std::string& file : build(folder)) {
-    std::vector<std::string> words(arguments.begin(), arguments.end());
-    std::ranges::replace(words, folder, file);
-    code = std::max(code, run_check_plugin(words));
-  }
+  for (const std::string& file : build(folder))
+    code = std::max(code, run_check_plugin(with_file(command, arguments, folder, file)));
   return code;
 }
 
