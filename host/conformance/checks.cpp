@@ -152,6 +152,33 @@ std::unique_ptr<Model> Checks::make_random(at::ScalarType dtype,
   return model;
 }
 
+DenoiseInputs Checks::Step::inputs() {
+  pointers.clear();
+  for (const Conditioning& item : cond) pointers.push_back(&item);
+  return {.x_BCTHW = x, .sigma_B = sigma, .cond = pointers, .denoiser = denoiser};
+}
+
+Checks::Step Checks::make_step(const Detection& denoiser, const LatentSpec& spec,
+                               const StepSize& size, at::ScalarType dtype) const {
+  const std::vector<int64_t> sides = latent_size(spec, size.rows, size.columns);
+  const int64_t usual_frames = spec.takes_clips ? 2 : 1;
+  const int64_t frames = size.frames == 0 ? usual_frames : size.frames;
+  const SigmaRange range = family().sigma_range(denoiser);
+  Step step;
+  step.x = at::randn({size.batch, spec.channels, frames, sides[0], sides[1]}, at::kFloat)
+               .to(device())
+               .to(dtype);
+  step.sigma =
+      (range.low + (range.high - range.low) * at::linspace(0.9, 0.3, size.batch, at::kFloat))
+          .to(device());
+  step.denoiser = denoiser.component;
+  for (int64_t b = 0; b < size.batch; ++b) {
+    step.cond.push_back(family().example_conditioning(denoiser, 5 + 2 * b, dtype));
+    for (auto& [name, value] : step.cond.back()) value = value.to(device());
+  }
+  return step;
+}
+
 std::vector<int64_t> Checks::latent_size(const LatentSpec& spec, int64_t rows, int64_t columns) {
   const int64_t step = std::max<int64_t>(1, spec.pixel_multiple / spec.spatial_stride);
   return {rows * step, columns * step};

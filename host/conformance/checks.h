@@ -106,6 +106,22 @@ class Checks {
   // A model of all parts with random weights.
   std::unique_ptr<Model> make_random(at::ScalarType dtype = at::kFloat,
                                      const ModelOptions& options = {}) const;
+  // What a denoiser is given for one prediction.
+  struct Step {
+    at::Tensor x, sigma;
+    std::vector<Conditioning> cond;
+    std::vector<const Conditioning*> pointers;
+    std::string_view denoiser;
+    DenoiseInputs inputs();
+  };
+  // Counts the smallest images beside each other; without frames families of videos have two.
+  struct StepSize {
+    int64_t batch, rows, columns, frames = 0;
+  };
+  // Noise, levels and the family's example of a conditioning, on the device of the suite.
+  Step make_step(const Detection& denoiser, const LatentSpec& spec, const StepSize& size,
+                 at::ScalarType dtype = at::kFloat) const;
+
   // Latent cells of a size: `rows` and `columns` count the smallest images beside each other.
   static std::vector<int64_t> latent_size(const LatentSpec& spec, int64_t rows, int64_t columns);
 
@@ -117,5 +133,6 @@ void check_declarations(Subject& subject);  // fills subject.parts where they ca
 void check_weights(Subject& subject);
 void check_denoisers(Subject& subject);
 void check_encoders(Subject& subject);
+void check_dry_runs(Subject& subject);
 
 }  // namespace atelier::conformance

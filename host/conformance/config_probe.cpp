@@ -62,6 +62,9 @@ class Probe {
 
   std::vector<std::string> run() {
     TensorIndex::Config config = told_fields(fields_, "");
+    if (const Outcome plain = outcome(config); !plain.architecture)
+      return {component_ +
+              ": a config of the fields that the tensors tell too is refused: " + plain.refusal};
     config[kUnknown] = int64_t{1};
     if (outcome(config).refusal.find(kUnknown) == std::string::npos)
       fault(kUnknown, "is in no row and not refused by its name");
@@ -116,11 +119,19 @@ class Probe {
     return outcome(trial.config);
   }
 
+  // Why a value that is allowed is not: a config with the field, beside one without it.
+  static std::string reason(const Outcome& with, const Outcome& without) {
+    if (!with.architecture) return "is refused: " + with.refusal;
+    if (!without.architecture) return "is demanded: " + without.refusal;
+    return "changes what is detected";
+  }
+
   void try_allowed(Trial& trial) {
     if (trial.row.values.empty()) fault(trial.name, "has no value that is allowed");
     for (const ConfigValue& value : trial.row.values) {
-      if (!with(trial, value).is(trial.without))
-        fault(trial.name, "may be " + to_text(value) + ", which is refused");
+      const Outcome then = with(trial, value);
+      if (!then.is(trial.without))
+        fault(trial.name, "may be " + to_text(value) + ", which " + reason(then, trial.without));
     }
   }
 

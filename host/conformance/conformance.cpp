@@ -67,6 +67,7 @@ void check_family(const ModelFamily& family, const std::function<void(const Find
   check_weights(subject);
   check_denoisers(subject);
   check_encoders(subject);
+  check_dry_runs(subject);
 }
 
 std::vector<Finding> check_family(const ModelFamily& family) {

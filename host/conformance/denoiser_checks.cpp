@@ -44,38 +44,13 @@ class DenoiserChecks : Checks {
   }
 
  private:
-  struct Step {
-    at::Tensor x, sigma;
-    std::vector<Conditioning> cond;
-    std::vector<const Conditioning*> pointers;
-    std::string_view denoiser;
-    DenoiseInputs inputs() {
-      pointers.clear();
-      for (const Conditioning& item : cond) pointers.push_back(&item);
-      return {.x_BCTHW = x, .sigma_B = sigma, .cond = pointers, .denoiser = denoiser};
-    }
-  };
-
   at::Tensor noise(at::IntArrayRef sizes) const {
     return at::randn(sizes, at::kFloat).to(device());
   }
 
-  // Families of videos are given two latent frames where `frames` says nothing else.
   Step make_step(const LatentSpec& spec, int64_t batch, int64_t rows, int64_t columns,
                  at::ScalarType dtype = at::kFloat, int64_t frames = 0) const {
-    const std::vector<int64_t> size = latent_size(spec, rows, columns);
-    if (frames == 0) frames = spec.takes_clips ? 2 : 1;
-    const SigmaRange range = family().sigma_range(*denoiser_);
-    Step step;
-    step.x = noise({batch, spec.channels, frames, size[0], size[1]}).to(dtype);
-    step.sigma = (range.low + (range.high - range.low) * at::linspace(0.9, 0.3, batch, at::kFloat))
-                     .to(device());
-    step.denoiser = denoiser_->component;
-    for (int64_t b = 0; b < batch; ++b) {
-      step.cond.push_back(family().example_conditioning(*denoiser_, 5 + 2 * b, dtype));
-      for (auto& [name, value] : step.cond.back()) value = value.to(device());
-    }
-    return step;
+    return Checks::make_step(*denoiser_, spec, {batch, rows, columns, frames}, dtype);
   }
 
   Detail check_lora_targets() const {

@@ -8,6 +8,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "atelier/host/dry_run.h"
 #include "atelier/host/out_of_memory.h"
 
 #include "host/report/problems.h"
@@ -34,6 +35,12 @@ LastStack& last_stack() {
 
 std::string at(std::string_view where, const std::string& what) {
   return std::string(where) + ": " + what;
+}
+
+// Whether LibTorch says that tensors of a dry run, which are on the device "meta", have no values,
+// or that others stand beside them.
+bool is_of_dry_run(const std::string& line) {
+  return ops::DryRun::is_on() && (line.find("meta") != line.npos || line.find("Meta") != line.npos);
 }
 
 }  // namespace
@@ -87,11 +94,14 @@ void rethrow_at(std::string_view where) {
     if (error.code() == ErrorCode::kCancelled) throw;
     throw error.at(where);
   } catch (const c10::Error& error) {
+    const std::string line = first_line(error.what_without_backtrace());
+    if (is_of_dry_run(line))
+      throw Error(ErrorCode::kUnsupported, at(where, line), ops::DryRun::kHint);
     {
       const std::lock_guard lock(last_stack().mutex);
       last_stack().text = error.what();
     }
-    throw Error(ErrorCode::kInternal, at(where, first_line(error.what_without_backtrace())));
+    throw Error(ErrorCode::kInternal, at(where, line));
   } catch (const std::exception& error) {
     throw Error(ErrorCode::kInternal, at(where, first_line(error.what())));
   } catch (...) {

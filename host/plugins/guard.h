@@ -12,8 +12,9 @@ namespace atelier::plugins {
 
 // Rethrows the exception that is being handled: an Error gets `where` put in front, but for
 // kCancelled, which is nobody's fault,
-// c10::OutOfMemoryError and std::bad_alloc become kOutOfMemory, and every other one kInternal with
-// the first line of its message.
+// c10::OutOfMemoryError and std::bad_alloc become kOutOfMemory, what LibTorch says of tensors
+// without values in a dry run kUnsupported, and every other one kInternal with the first line of
+// its message.
 [[noreturn]] void rethrow_at(std::string_view where);
 
 // The error for the exception that is being handled, when it says that memory is used up:

@@ -104,6 +104,10 @@ void check_output(const std::string& place, const LatentSpec& spec) {
         std::pair("token_stride", spec.token_stride)})
     expect_output(value >= 1 && value <= kMostOfSide, place,
                   std::string(what) + " " + std::to_string(value));
+  expect_output(spec.pixel_multiple % spec.spatial_stride == 0, place,
+                "pixel_multiple " + std::to_string(spec.pixel_multiple) +
+                    ", which is no multiple of spatial_stride " +
+                    std::to_string(spec.spatial_stride));
 }
 
 void check_output(const std::string& place, const MediaTarget& target) {

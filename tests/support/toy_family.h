@@ -34,6 +34,10 @@ struct ToyMistakes {
   bool covers_half = false;       // of the noise levels
   bool confuses_levels = false;   // one that is prepared gives something else
   bool gives_fractions = false;   // of latents that are known
+  bool reads_values = false;      // of the levels, while it denoises
+  bool picks_rows = false;        // as many as have a value, while it denoises
+  bool stays_on_cpu = false;      // makes a tensor there, whatever the device, while it decodes
+  bool bends_shapes = false;      // gives pixels without values another size
 };
 
 constexpr int64_t kToyStride = 4, kToyCells = 2, kToyWidth = 32, kToyVocabulary = 48;
@@ -140,7 +144,10 @@ class ToyModel : public Model {
     return at::pixel_unshuffle(scaled, kToyStride).transpose(0, 1).contiguous();
   }
   void decode(const at::Tensor& latents, BlockRunner&, const FrameSink& sink) override {
-    sink(at::pixel_shuffle(latents.transpose(1, 2), kToyStride).transpose(1, 2).to(at::kFloat));
+    at::Tensor pixels = at::pixel_shuffle(latents.transpose(1, 2), kToyStride).transpose(1, 2);
+    if (mistakes_.stays_on_cpu) pixels = pixels + at::zeros({pixels.size(4)});
+    if (mistakes_.bends_shapes && pixels.is_meta()) pixels = pixels.narrow(3, 0, 1);
+    sink(pixels.to(at::kFloat));
   }
   at::Tensor denoise(const DenoiseInputs& in, BlockRunner& runner) override {
     if (in.x_BCTHW.size(1) != kToyChannels) toy_refuses("latents have another number of channels");
@@ -163,6 +170,8 @@ class ToyModel : public Model {
     for (size_t i = mistakes_.skips_a_block ? 1 : 0; i < dit_->layers.size(); ++i)
       state = runner.run(*dit_->layers[i], state);
     if (mistakes_.changes_input) in.x_BCTHW.mul_(0.5);
+    if (mistakes_.reads_values && in.sigma_B.max().item<float>() > 1) toy_refuses("levels above 1");
+    if (mistakes_.picks_rows && at::nonzero(rows.isnan()).size(0) > 0) toy_refuses("no numbers");
     if (mistakes_.confuses_levels && in.level) state[0] = state[0] * 1.01;
     return dit_->unembed.forward(state[0])
         .view(cells.sizes())

@@ -284,6 +284,7 @@ AttentionKernel choose_kernel(const Tensor& q, const AttentionCall& call) {
 
 std::vector<Tensor> attend(const AttentionCall& call, const Tensor& q, const Tensor& k,
                            const Tensor& v, const Tensor& bias) {
+  const DryRun::OwnCount own_count;
   const int64_t n = q.size(0), width = q.size(1) * q.size(2);
   if (n == 0 || k.size(0) == 0) return {at::zeros({n, width}, q.options())};
   if (call.kernel == Kernel::kVarlenFlash) {
@@ -317,6 +318,7 @@ std::tuple<Tensor, Tensor, Tensor> attend_backward(const AttentionCall& call, co
                                                    const Tensor& v, const Tensor& bias,
                                                    const Tensor& out, const Tensor* extras,
                                                    const Tensor& grad_bias) {
+  const DryRun::OwnCount own_count;
   if (call.kernel == Kernel::kVarlenFlash && q.size(0) > 0 && k.size(0) > 0)
     return at::_flash_attention_backward(
         grad, q, k, v, out, extras[0], device_offsets(call.q_rows, q),

@@ -182,6 +182,7 @@ Tensor product(const LinearCall& call, const Layer& layer, const Tensor& rows,
 // {y of each layer, and the rank-r products of all adapters: undefined without any, and where only
 // the one layer reads them}. `adapters`: a, b, a, b, ...
 std::vector<Tensor> multiply(const LinearCall& call, const Tensor& x, at::TensorList adapters) {
+  const DryRun::OwnCount own_count;
   const Tensor rows = rows_of(x);
   const bool has_shares = !call.shares.empty();
   const bool keeps_low_rank = has_shares && (call.layers.size() > 1 || any_trained(adapters, 1));
@@ -235,6 +236,7 @@ class LinearGradients {
   }
 
   variable_list make() {
+    const DryRun::OwnCount own_count;
     Tensor grad_low;
     for (size_t l = 0; l < grads_.size(); ++l) {
       if (!grads_[l].defined()) continue;

@@ -4,6 +4,7 @@
 import json
 import os
 import random
+import re
 import signal
 import struct
 import subprocess
@@ -33,6 +34,7 @@ WRONG = {
     "inputs:many": ("toy.inputs", "it gives 1000000000 entries"),
     "encode_stages:many": ("toy.encode_stages", "it gives 1000000000 entries"),
     "latent_spec:zero": ("toy.latent_spec", "it gives spatial_stride 0"),
+    "latent_spec:odd": ("toy.latent_spec", "it gives pixel_multiple 2, which is no multiple of spatial_stride 4"),
     "make_model:nothing": ("toy.make_model", "it gives no model"),
     "encode:undefined": ("toy.encode", 'it gives "prompt_embeds" undefined'),
     "tokenize:large": ("toy.encode", "token id 1099511627776 of a vocabulary of 256"),
@@ -44,6 +46,12 @@ WRONG = {
     "decode:small": ("toy.decode", "it gives frames Float[1, 3, 1, 7, 7], Float[1, 3, 1, 32, 32] expected"),
     "decode:double": ("toy.decode", "it gives frames Double[1, 3, 1, 32, 32], Float[1, 3, 1, 32, 32] expected"),
     "decode:twice": ("toy.decode", "it gives frames"),
+}
+# Of code that needs values, where it is run without them.
+NEEDS_VALUES = {
+    "denoise:item": "Tensor::item() needs values, and tensors of a dry run have none",
+    "denoise:nonzero": "aten::nonzero gives a size that follows from values, and tensors of a dry run have none",
+    "denoise:host": "Expected all tensors to be on the same device, but found at least two devices, meta and cpu!",
 }
 # Of training, whose samples are encoded before a step.
 WRONG_SAMPLES = {
@@ -128,6 +136,35 @@ class EvilPluginsTest(EvilTest):
 
     def test_wrong_results_name_the_function(self):
         self.check_all(WRONG, "[PLUGIN_WRONG]")
+
+    def plan(self, evil):
+        return program.run_line(program.command("plan", "generate", vram="1GiB", **self.draw), EVIL=evil,
+                                OMP_NUM_THREADS="1")
+
+    def test_code_that_needs_values_is_named_by_the_suite(self):
+        evil = "denoise:item"
+        suite = program.run("check-plugin", PLUGIN, code=3, EVIL=evil, OMP_NUM_THREADS="1")
+        for check in ("denoising", "a training step"):
+            self.assertRegex(suite.stdout, f"FAILED  dry run: {check} needs no values: .*toy.denoise: "
+                                           + re.escape(NEEDS_VALUES[evil]))
+        self.assertEqual(2, suite.stdout.count("FAILED"), suite.stdout)
+
+    def test_code_that_needs_values_is_named_before_a_run_is_planned(self):
+        for evil, says in NEEDS_VALUES.items():
+            with self.subTest(evil=evil):
+                planned = self.plan(evil)
+                self.assertEqual(2, planned.returncode, planned.stderr)
+                errors = [line for line in planned.stderr.splitlines() if line.startswith("error: ")]
+                self.assertEqual(1, len(errors), planned.stderr)
+                self.assertIn("toy.denoise: " + says, planned.stderr)
+                self.assertIn("docs/plugins.md", planned.stderr)
+                self.assertIn("[UNSUPPORTED]", planned.stderr)
+                self.assertNotIn("frame #", planned.stderr)
+
+    def test_operators_that_libtorch_has_no_meta_kernels_of_are_planned(self):
+        program.run("check-plugin", PLUGIN, code=0, EVIL="denoise:where", OMP_NUM_THREADS="1")
+        planned = self.plan("denoise:where")
+        self.assertEqual(0, planned.returncode, planned.stderr)
 
     def test_wrong_samples_are_no_lack_of_memory(self):
         for evil, says in WRONG_SAMPLES.items():

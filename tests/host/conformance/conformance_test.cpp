@@ -83,6 +83,20 @@ class ToyInOrder final : public test::ToyFamily {
   void assign(std::span<FoundPart> parts) const override { parts.front().part.component = "vae"; }
 };
 
+// A toy that refuses what its own table of fields allows.
+class ToyThatRefuses final : public test::ToyFamily {
+ public:
+  explicit ToyThatRefuses(std::string field) : field_(std::move(field)) {}
+  std::optional<Detection> detect(const TensorIndex& in, const DetectHint& hint) const override {
+    if (in.config().contains(field_))
+      test::toy_refuses("config field " + field_ + " is one too many");
+    return ToyFamily::detect(in, hint);
+  }
+
+ private:
+  std::string field_;
+};
+
 }  // namespace
 
 TEST_CASE("The toy keeps everything", "[conformance]") {
@@ -117,6 +131,10 @@ TEST_CASE("Each mistake is found by its check", "[conformance]") {
   only({.confuses_levels = true}, "denoise: levels that are prepared", "prepared differs");
   only({.gives_fractions = true}, "denoise: latents that are given", "other numbers than 0 and 1");
   only({.takes_any_field = true}, "detection: every field", "invented_field is in no row");
+  only({.reads_values = true}, "dry run: denoising", "Tensor::item() needs values");
+  only({.picks_rows = true}, "dry run: a training step", "aten::nonzero gives a size that");
+  only({.stays_on_cpu = true}, "dry run: decoding", "two devices, meta and cpu");
+  only({.bends_shapes = true}, "dry run: decoding", "without values, and Float[1, 3, 1, 16, 16]");
 }
 
 TEST_CASE("Tokens that are counted are those that are encoded", "[conformance]") {
@@ -132,6 +150,15 @@ TEST_CASE("A stage that depends on the size says so", "[conformance]") {
       failed(conformance::check_family(ToyWithoutTokenizer({.sees_the_size = true})));
   REQUIRE(names.size() == 1);
   CHECK_THAT(names.front(), Catch::StartsWith("stages: ") && Catch::Contains("sees_target"));
+}
+
+TEST_CASE("What detection says of a config that it refuses is told", "[conformance]") {
+  const std::vector<std::string> names =
+      failed(conformance::check_family(ToyThatRefuses("layers")));
+  CHECK_THAT(names, Catch::VectorContains(std::string(
+                        "detection: every field of a config is seen: dit: a config of the fields "
+                        "that the tensors tell too is refused: config field layers is one too "
+                        "many; give what the toy takes [INVALID_ARGUMENT], 1 in all")));
 }
 
 TEST_CASE("Every built family keeps everything", "[conformance]") {

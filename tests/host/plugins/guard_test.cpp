@@ -6,6 +6,8 @@
 
 #include <ATen/ATen.h>
 
+#include "atelier/host/dry_run.h"
+
 #include "support/files.h"
 
 using namespace atelier;
@@ -30,6 +32,20 @@ TEST_CASE("The guard says where, and what kind of error it was", "[plugins]") {
   CHECK(!plugins::last_internal_stack().empty());
   expect_error(ErrorCode::kInternal, {"not a std::exception"},
                [] { guard("here", [] { throw 3; }); });
+}
+
+TEST_CASE("What LibTorch says of tensors without values is the plugin's to change", "[plugins]") {
+  const at::Tensor x = at::empty({2}, at::kMeta);
+  const auto reads = [&] { guard("toy.denoise", [&] { x.cpu(); }); };
+  expect_error(ErrorCode::kInternal, {"toy.denoise: Cannot copy out of meta tensor"}, reads);
+  const ops::DryRun scope(at::kCPU);
+  expect_error(ErrorCode::kUnsupported,
+               {"toy.denoise: Cannot copy out of meta tensor", "docs/plugins.md", "[UNSUPPORTED]"},
+               reads);
+  expect_error(ErrorCode::kUnsupported, {"toy.denoise: ", "two devices, meta and cpu"},
+               [&] { guard("toy.denoise", [&] { return x + at::ones({2}); }); });
+  expect_error(ErrorCode::kInternal, {"toy.denoise: ", "invalid for input of size 2"},
+               [&] { guard("toy.denoise", [&] { return x.view({3}); }); });
 }
 
 TEST_CASE("Memory that CUDA's libraries lack is told as memory", "[plugins]") {

@@ -13,8 +13,9 @@
 namespace atelier::ops {
 
 // While one is on a thread's stack, operators on meta tensors allocate what they would on a device
-// of kind `like`, and their products are counted, those of backward passes too. One at a time on a
-// thread.
+// of kind `like`, and their products are counted, those of backward passes too. The first one gives
+// kernels to operators of LibTorch that lack one for meta tensors; one that needs values throws
+// Error{kUnsupported}. One at a time on a thread.
 class ATELIER_API DryRun {
  public:
   // A convolution, or with `needs_x` or `needs_kernel` its backward pass to these: sizes of its
@@ -36,8 +37,26 @@ class ATELIER_API DryRun {
   at::DeviceType like() const { return like_; }
 
   // Multiplications and additions since construction, two for each pair.
-  double product_flops() const { return product_flops_; }      // of linear() and convolutions
-  double attention_flops() const { return attention_flops_; }  // of attention()
+  double product_flops() const { return product_flops_; }      // of matrices and convolutions
+  double attention_flops() const { return attention_flops_; }  // of attention, LibTorch's too
+
+  // What the author of code that needs values is told.
+  static constexpr const char* kHint =
+      "tensors are made on the device of the inputs, and shapes and branches follow from shapes: "
+      "see \"Your code also runs on tensors without values\" in docs/plugins.md";
+
+  // Whether there is one on this thread.
+  static bool is_on();
+
+  // While one lives, what LibTorch multiplies on its thread is not counted: the operator counts its
+  // products itself, as they are on a device.
+  class ATELIER_API OwnCount {
+   public:
+    OwnCount();
+    ~OwnCount();
+    OwnCount(const OwnCount&) = delete;
+    OwnCount& operator=(const OwnCount&) = delete;
+  };
 
   // For operators. Null when there is none on this thread, or `x` is no meta tensor.
   static DryRun* of(const at::Tensor& x);
@@ -50,6 +69,7 @@ class ATELIER_API DryRun {
   at::DeviceType like_;
   Scratch scratch_;
   double product_flops_ = 0.0, attention_flops_ = 0.0;
+  uint64_t watch_ = 0;  // of LibTorch's products
 };
 
 }  // namespace atelier::ops
