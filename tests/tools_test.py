@@ -290,7 +290,6 @@ print(json.dumps({"row": "timed", "limit_s": 9, "ms": 2.0}))
         sys.path.insert(0, str(ROOT / "tools"))
         import gpu_pack
         files = {file for pattern in gpu_pack.SOURCES for file in ROOT.glob(pattern) if file.suffix == ".py"}
-        files.discard(ROOT / "tests/parity/exact_training_test.py")  # no row runs it
         known = {file.stem for file in files} | set(sys.stdlib_module_names)
         known |= set(gpu_pack.PYTHON_PACKAGES) | set(tool.EXPECTED_PYTHON)
         for file in sorted(files):

@@ -11,6 +11,7 @@ from PIL import Image
 
 import atelier
 import edit_models
+import tiny_models
 from tiny_run import FolderTest
 
 ROOM = "8GiB"
@@ -28,7 +29,8 @@ class EditRunsTest(FolderTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.model = edit_models.EditModels(cls.root).variant("Qwen-Image-Edit-2511", zero_cond_t=True)
+        models = edit_models.EditModels(cls.root, tiny_models.get().model)
+        cls.model = models.variant("Qwen-Image-Edit-2511", zero_cond_t=True)
         cls.pictures = [cls.root / f"picture {number}.png" for number in range(3)]
         for number, path in enumerate(cls.pictures):
             edit_models.smooth_picture(200, 300, number).save(path)
