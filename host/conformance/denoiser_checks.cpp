@@ -33,7 +33,7 @@ class DenoiserChecks : Checks {
     check("denoise: runs in bfloat16", [&] { return check_bfloat16(); });
     check("denoise: levels that are prepared give the same bits", [&] { return check_levels(); });
     check("denoise: latents that are given fit", [&] { return check_given(); });
-    check("denoise: guidance at scale 1 is the prediction with the prompt",
+    check("denoise: guidance that is off is the prediction with the prompt",
           [&] { return check_guide(); });
     check("blocks: every block of the denoiser runs once and in order",
           [&] { return check_block_order(); });
@@ -183,9 +183,12 @@ class DenoiserChecks : Checks {
     const std::vector<int64_t> size = latent_size(spec, 2, 3);
     const at::Tensor with = noise({1, spec.channels, 1, size[0], size[1]}),
                      without = noise(with.sizes());
-    const at::Tensor out = model->guide(with, without, 1.0);
-    expect(out.sizes() == with.sizes(), "gives ", out.sizes());
-    expect(difference(out, with) < kTolerance, "differs by ", difference(out, with));
+    for (const ScheduleDefaults& schedule : family().schedules()) {
+      const at::Tensor out = model->guide(with, without, schedule.cfg_off);
+      expect(out.sizes() == with.sizes(), "gives ", out.sizes());
+      expect(difference(out, with) < kTolerance, "differs by ", difference(out, with), " at scale ",
+             schedule.cfg_off, ", which is the cfg_off of schedule '", schedule.name, "'");
+    }
     return {};
   }
 

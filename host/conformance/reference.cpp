@@ -83,7 +83,7 @@ void check_reference(model::LoadedModel& model, const Reference& reference, doub
   }
   for (const auto& [name, expected] : reference.expected) {
     const auto found = got.find(name);
-    Finding finding{prefix + "." + name};
+    Finding finding{prefix + "." + name, /*passed=*/true, /*detail=*/""};
     try {
       finding.detail = compare(found == got.end() ? nullptr : &found->second, expected, tolerance);
     } catch (const Failed& failed) {

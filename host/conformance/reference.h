@@ -15,8 +15,8 @@ namespace atelier::conformance {
 // `expected.grad.NAME` for gradients of half the sum of all squared outputs, as to an input or a
 // published weight. The key `component` of its metadata names the component.
 struct Reference {
-  std::string path, component;
-  NamedTensors inputs, expected;  // without their prefix
+  std::string path, component = {};
+  NamedTensors inputs = {}, expected = {};  // without their prefix
 
   // Throws Error that names the file: kInvalidArgument where the component is not said or nothing
   // is expected, and what reading it throws.

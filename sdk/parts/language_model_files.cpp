@@ -12,23 +12,20 @@ std::string stem_of(std::string_view spelling) {
   return spelling == "causal_lm" ? "model." : "";
 }
 
-// The model_type of a checkpoint, by its config or else by its tensors: Llama's tensors are
-// Mistral's. Empty: another architecture's.
+// The model_type that a checkpoint's tensors have; Mistral's are Llama's, and its config tells.
+// Empty: another architecture's.
 std::string model_type_of(const PartView& view) {
-  constexpr std::string_view kLayer = "layers.0.";
-  const auto has = [&](std::string_view name) {
-    return view.contains(std::string(kLayer).append(name));
-  };
+  const auto has = [&](const char* name) { return view.contains(std::string("layers.0.") + name); };
   // Gemma has further norms, Cohere and others lack the second one.
   if (has("pre_feedforward_layernorm.weight") || !has("post_attention_layernorm.weight") ||
       !has("mlp.gate_proj.weight"))
     return "";
-  if (const auto said = view.index().config().find("model_type");
-      said != view.index().config().end())
-    return std::holds_alternative<std::string>(said->second) ? std::get<std::string>(said->second)
-                                                             : "";
   if (has("self_attn.q_norm.weight")) return "qwen3";
-  return has("self_attn.q_proj.bias") ? "qwen2" : "llama";
+  if (has("self_attn.q_proj.bias")) return "qwen2";
+  const auto said = view.index().config().find("model_type");
+  const bool is_mistral =
+      said != view.index().config().end() && said->second == ConfigValue(std::string("mistral"));
+  return is_mistral ? "mistral" : "llama";
 }
 
 // Layers as published. A file that was saved here lacks what is not run: the norm, and the layers

@@ -7,6 +7,7 @@ set(ATELIER_SETTINGS_SOURCES
   host/flags/help.cpp
   host/report/error_line.cpp
   host/report/problems.cpp
+  host/report/text.cpp
   host/order/config_file.cpp
   host/foreign/kohya_dataset.cpp
   sdk/src/error.cpp)

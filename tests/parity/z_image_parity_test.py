@@ -136,9 +136,8 @@ class Pictures(ZImageTest):
     def test_the_scheduler_of_the_folder_tells_the_models_apart(self):
         for folder, variant in ((self.models.turbo, "z-image-turbo"), (self.models.base, "z-image")):
             with self.subTest(variant=variant):
-                plan = run("generate", "--plugin", self.plugin, "--model_paths", atelier.paths_argument(folder),
-                           "--prompt", "a", "--dry_run", code=0)
-                self.assertIn(f"{variant},", (plan.stdout + plan.stderr).replace("\n", ",") + ",")
+                told = run("inspect", folder / "transformer", "--plugin", self.plugin, code=0).stdout
+                self.assertIn(f"variant {variant},", told)
 
     def test_a_lora_of_diffusers_gives_its_picture(self):
         latents = noise(1, 48, 64, seed=43)
@@ -151,7 +150,7 @@ class Pictures(ZImageTest):
         expected = self.with_lora(self.dir / "style.safetensors", latents)
         self.assertGreater(np.abs(np.asarray(expected, float) - np.asarray(plain, float)).mean(), 1)
         got = self.ours(latents, 48, 64, 3, lora=self.dir / "style.safetensors")
-        compare.assert_images("z_image, LoRA of diffusers", got, expected, 0.001)
+        compare.assert_images("z_image, LoRA of diffusers", got, expected, 0.002)
 
     def with_lora(self, path, latents):
         self.models.pipeline.load_lora_weights(path, adapter_name="one")
@@ -185,8 +184,9 @@ class Powers(ZImageTest):
         """The pixels of one picture, drawn from the same noise, float64."""
         out = cls.root / "out.png"
         out.unlink(missing_ok=True)
-        run(*cls.line(*launch, "generate", prompt=PROMPT, height=64, width=64, num_inference_steps=3, dtype="float32",
-                      device="cpu", threads=1, latents=cls.root / "noise.safetensors", output=out, **flags), code=0)
+        flags = dict(prompt=PROMPT, height=64, width=64, num_inference_steps=3, dtype="float32", device="cpu", threads=1,
+                     latents=cls.root / "noise.safetensors", output=out) | flags
+        run(*cls.line(*launch, "generate", **flags), code=0)
         return atelier.read_pictures([out])[0].astype(np.float64)
 
     def train(self, name, *launch, **flags):
@@ -205,7 +205,7 @@ class Powers(ZImageTest):
             self.assertLessEqual(compare.relative_error(value, theirs[name], 1e-3), error, name)
 
     def test_pictures_do_not_change_with_where_weights_rest_or_who_computes(self):
-        halves = ("launch", "--nproc_per_node", 2, "--dist_timeout", 60, "--")
+        halves = ("launch", "--nproc_per_node", 2, "--")
         for launch, flags in (((), dict(vram="64MiB", device="simulated")),
                               ((), dict(offload="dit=host,text_encoder=disk", device="simulated")),
                               (halves, dict(sequence_parallel=2))):
@@ -233,7 +233,7 @@ class Powers(ZImageTest):
         first = self.train("resumed", max_train_steps=1)
         run("train", "--resume", first, "--max_train_steps", 2, code=0)
         self.assert_same_lora(first, plain)
-        ranks = ("launch", "--nproc_per_node", 2, "--dist_timeout", 60, "--")
+        ranks = ("launch", "--nproc_per_node", 2, "--")
         self.assert_same_lora(self.train("ranks", *ranks, batch_size=2, zero_stage=3), plain, 1e-3)
         self.assert_same_lora(self.train("rows", *ranks, sequence_parallel=2), plain, 1e-3)
 

@@ -55,7 +55,8 @@ TEST_CASE("Layers are their operators on their weights", "[nn]") {
   CHECK(test::error(tree.line.forward(row),
                     at::conv1d(row, drawn("line.weight"), drawn("line.bias"), 1, 1, 1, 2)) < 1e-6);
   CHECK(test::error(tree.deep.forward(image),
-                    at::conv2d(image, drawn("deep.weight"), {}, 1, 0, 1, 4)) < 1e-6);
+                    at::conv2d(image, drawn("deep.weight"), /*bias=*/{}, /*stride=*/{1, 1},
+                               at::IntArrayRef{0, 0}, {1, 1}, 4)) < 1e-6);
   const Tensor grouped =
       at::group_norm(image, 2, drawn("groups.weight"), drawn("groups.bias"), 1e-6);
   CHECK(test::error(tree.groups.forward(image), grouped) < 1e-6);

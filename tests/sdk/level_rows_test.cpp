@@ -11,14 +11,14 @@ namespace {
 struct Modulated final : Block {
   Linear scale, shift;
   Modulated(Module* parent, std::string name)
-      : Block(parent, std::move(name)), scale(this, "scale", 6, 3), shift(this, "shift", 6, 2) {}
+      : Block(parent, std::move(name)), scale(this, "scale", 32, 16), shift(this, "shift", 32, 8) {}
   std::string_view kind() const override { return "modulated"; }
   Tensors forward(const Tensors& in) override { return in; }
 };
 
 // Two blocks that read time, the first one behind SiLU, and a layer behind them.
 struct Net : Module {
-  Linear in{this, "in", 8, 5}, out{this, "out", 5, 6}, end{this, "end", 6, 4};
+  Linear in{this, "in", 8, 16}, out{this, "out", 16, 32}, end{this, "end", 32, 16};
   Modulated first{this, "first"}, second{this, "second"};
   NoiseLevels levels;
   explicit Net(TimeActivation of_end, double factor = 1000.0)
@@ -56,8 +56,8 @@ TEST_CASE("Each reader of time has its activation, in a step and ahead of it", "
     DirectRunner runner;
     net.levels.prepare(sigmas, runner);
     const NoiseLevels::Step ahead = net.levels.step(sigma_B, at::kFloat, 1);
-    CHECK(at::equal(ahead.of_block(0).narrow(1, 0, 3), scale));
-    CHECK(at::equal(ahead.of_block(0).narrow(1, 3, 2),
+    CHECK(at::equal(ahead.of_block(0).narrow(1, 0, 16), scale));
+    CHECK(at::equal(ahead.of_block(0).narrow(1, 16, 8),
                     of_levels(net.first.shift, step.of_block(0), 2)));
     CHECK(at::equal(ahead.of_block(1), plain));
     CHECK(at::equal(ahead.of_end(), step.of_end()));

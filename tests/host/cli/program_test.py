@@ -75,7 +75,7 @@ class ProgramTest(FolderTest):
         self.assertIn("prompt", [spec["name"] for spec in shown["inputs"]])
         listed = run("plugins", "--plugin_path", FAKES)
         self.assertEqual(listed.returncode, 0)
-        self.assertIn("cannot be used: it was built for", listed.stdout)
+        self.assertIn("cannot be used: it was built with", listed.stdout)
         self.refused(2, "plugins", "show", "qwen_imagee", says=["did you mean qwen_image?"])
         self.refused(3, "plugins", "show", FAKES / "other_abi.so", says=["torch=2.10.0", "[PLUGIN_ABI]"])
         self.refused(3, "plugins", "show", FAKES / "crashing_plugin.so", says=["[PLUGIN_DAMAGED]"])

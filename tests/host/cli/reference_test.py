@@ -71,7 +71,7 @@ class Reference(TinyRuns):
     def test_a_component_that_refuses_its_inputs_is_a_finding(self):
         found = self.check(self.write(self.outputs, inputs={"latents": self.inputs["latents"]}), code=3)
         self.assertEqual(["dit computes"], list(found))
-        self.assertIn("sigma", found["dit computes"][1])
+        self.assertIn("is missing [INVALID_ARGUMENT]", found["dit computes"][1])
 
     def test_files_that_are_no_references_are_refused_at_once(self):
         one = self.write(self.outputs)
