@@ -43,24 +43,24 @@ int64_t published_layers(const PartView& view, const LanguageModelUse& use) {
   return said;
 }
 
-constexpr int64_t kWindowOfMistral = 4096;  // where its config does not say it
-
-// Layers of Qwen have windows where a flag says so, from one on; those of Mistral have, and Llama
-// knows none.
+// Layers of Qwen have windows where a flag says so, from one on; those of Mistral have them
+// everywhere, and Llama knows none. Numbers are those of a missing field.
 void read_windows(const PartView& view, const std::string& model_type, LanguageModelConfig& c) {
   const TensorIndex& index = view.index();
-  c.windowed.assign(static_cast<size_t>(c.layers), false);
-  const bool is_mistral = model_type == "mistral";
-  if (!is_mistral && index.config_flag("use_sliding_window") != true) return;
-  if (index.has_null("sliding_window")) return;
-  c.window = index.config_integer("sliding_window").value_or(is_mistral ? kWindowOfMistral : 0);
-  if (c.window == 0) return;
-  if (const auto said = view.layer_windows("layer_types", c.layers)) {
-    c.windowed = *said;
-  } else {
-    const int64_t first = index.config_integer("max_window_layers").value_or(0);
-    for (int64_t i = first; i < c.layers; ++i) c.windowed[static_cast<size_t>(i)] = true;
-  }
+  const bool is_mistral = model_type == "mistral", is_qwen = model_type.starts_with("qwen");
+  const bool is_used =
+      (is_mistral || (is_qwen && index.config_flag("use_sliding_window") == true)) &&
+      !index.has_null("sliding_window");
+  c.window = is_used ? index.config_integer("sliding_window").value_or(4096) : 0;
+  int64_t first = is_used ? 0 : c.layers;
+  if (is_used && is_qwen) first = index.config_integer("max_window_layers").value_or(28);
+  for (int64_t i = 0; i < c.layers; ++i) c.windowed.push_back(i >= first);
+  if (const auto listed = view.layer_windows("layer_types", c.layers)) c.windowed = *listed;
+  const bool any = std::ranges::find(c.windowed, true) != c.windowed.end();
+  if (first < 0 || c.window < 0 || (any && c.window == 0))
+    view.refuse("has " + std::to_string(c.layers) +
+                    " layers, which layer_types or sliding_window in its config does not fit",
+                kOwnConfig);
 }
 
 LanguageModelConfig read_config(const PartView& view, const LanguageModelUse& use) {
@@ -92,8 +92,8 @@ LanguageModelConfig read_config(const PartView& view, const LanguageModelUse& us
   read_windows(view, model_type_of(view), c);
   c.rope_theta = rope_theta(index).value_or(use.rope_theta);
   c.eps = index.config_real("rms_norm_eps").value_or(use.eps);
-  if (!(c.rope_theta > 0) || !(c.eps >= 0) || c.window < 0)
-    view.refuse("has rope_theta, rms_norm_eps or sliding_window below 0 in its config", kOwnConfig);
+  if (!(c.rope_theta > 0) || !(c.eps >= 0))
+    view.refuse("has rope_theta or rms_norm_eps below 0 in its config", kOwnConfig);
   c.states.assign(use.states.begin(), use.states.end());
   for (const int64_t state : c.states) {
     if (c.layers_before(state) < 0 || c.layers_before(state) > c.layers)
@@ -162,12 +162,21 @@ ConfigFields language_model_fields(const Detection& part, const LanguageModelUse
       .told("attention_bias", {c.qkv_bias})
       .fixed("mlp_bias", {false})
       .fixed("hidden_act", {"silu", "swish"})
-      .read({"num_hidden_layers", "head_dim", "rms_norm_eps"})
-      .read({.name = "use_sliding_window", .values = {nullptr, false}})
-      .read({.name = "sliding_window", .values = {nullptr}})
-      .read({.name = "max_window_layers"})
+      .read({"num_hidden_layers", "rms_norm_eps"})
       .read({.name = "layer_types", .values = {nullptr}})
       .ignored({"pretraining_tp"});
+  if (c.head_norms) {
+    fields.told("head_dim", {c.head_dim});
+  } else {
+    fields.read({.name = "head_dim", .values = {nullptr}});
+  }
+  if (c.head_norms || c.qkv_bias) {
+    fields.read({.name = "use_sliding_window", .values = {nullptr, false}})
+        .read({.name = "sliding_window", .only_with = "use_sliding_window"})
+        .read({.name = "max_window_layers", .only_with = "use_sliding_window"});
+  } else {
+    fields.read({.name = "sliding_window", .values = {nullptr}});
+  }
   return fields;
 }
 
