@@ -211,15 +211,7 @@ void DryModel::take_back() {
 
 void DryModel::train(const parameters::Selection& selection, int64_t rank) {
   const int64_t before = bytes_.now();
-  std::set<const Weight*> tables;  // whose gradients LibTorch does not make of meta tensors
-  for (const model::LoadedPart& part : model_.parts()) {
-    model_.model().component(part.detection.component).visit([&](nn::Module& module) {
-      if (const auto* table = dynamic_cast<const nn::Embedding*>(&module))
-        tables.insert(table->weight.get());
-    });
-  }
   for (const parameters::Selection::TrainedWeight& trained : selection.weights) {
-    if (tables.contains(trained.weight)) continue;
     const at::ScalarType dtype = trained.weight->drawn_dtype(model_.dtype(trained.component));
     trained.weight->set(at::empty(trained.weight->sizes(), meta(dtype)));
     trained.weight->state().set_trainable(true);

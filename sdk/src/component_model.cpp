@@ -25,6 +25,16 @@ std::string number(int64_t value) {
               "add its files to --model_paths");
 }
 
+// Throws where sizes in pixels are no whole numbers of latent cells.
+void check_strides(const LatentSpec& latents) {
+  const int64_t multiple = latents.pixel_multiple, stride = latents.spatial_stride;
+  if (multiple >= 1 && stride >= 1 && multiple % stride == 0) return;
+  throw Error(ErrorCode::kEnvironment,
+              "latents of pixel_multiple " + number(multiple) + ", which is no multiple of " +
+                  "spatial_stride " + number(stride),
+              "ask the plugin's author", "PLUGIN_WRONG");
+}
+
 // The blocks below a module, in order of declaration. A block is not looked into.
 void collect_blocks(nn::Module& module, std::vector<Block*>& blocks) {
   for (nn::Module* child : module.children()) {
@@ -96,6 +106,7 @@ nn::NoiseLevels* Denoiser::levels() {
 ComponentModel::ComponentModel(std::span<const ComponentRow> rows, std::span<const Detection> parts,
                                const ModelOptions& options, const LatentSpec& latents)
     : latents_(latents), cuts_texts_(options.cuts_texts) {
+  check_strides(latents);
   for (const ComponentRow& row : rows) {
     if (!row.make) continue;
     Component& component = components_.emplace_back(Component{row.spec.name, nullptr, {}});

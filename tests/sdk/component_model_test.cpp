@@ -341,6 +341,9 @@ TEST_CASE("A model has the parts that it is given, each once and fitting", "[kit
   CHECK(make({})->latent_spec().pixel_multiple == 4);
   CHECK(make({dit("dit", 5)})->latent_spec().channels == 5);
   CHECK(make({dit("dit", 5)})->latent_spec().temporal_stride == 2);
+  expect_error(ErrorCode::kEnvironment,
+               {"pixel_multiple 2, which is no multiple of spatial_stride 4", "[PLUGIN_WRONG]"},
+               [] { Pair({}, {}, {}, {.spatial_stride = 4, .pixel_multiple = 2}); });
 }
 
 TEST_CASE("Clips are encoded, denoised by the expert of the noise level, and decoded", "[kit]") {

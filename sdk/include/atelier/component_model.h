@@ -93,7 +93,8 @@ class ATELIER_API ComponentModel : public Model {
  public:
   // `rows`: those of the family. `latents`: as published, for what no loaded component says. Throws
   // Error{kInvalidArgument} when two parts are one component, when there is no such component, and
-  // when parts do not belong together: latent channels, widths of texts, the tokenizer's size.
+  // when parts do not belong together: latent channels, widths of texts, the tokenizer's size; and
+  // Error{kEnvironment} when the pixel_multiple of `latents` is no multiple of its spatial_stride.
   ComponentModel(std::span<const ComponentRow> rows, std::span<const Detection> parts,
                  const ModelOptions& options, const LatentSpec& latents = {});
   ~ComponentModel() override;
