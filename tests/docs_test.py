@@ -7,18 +7,24 @@ dataset in data/, an image with a mask, two LoRAs, a file of jobs and one of set
 images are made smaller and in fewer steps than the page says, and a run that has 500 steps there, or says no number of
 them, has STEPS, because the model is the one of examples/shapes and the tests are short.
 """
+import contextlib
 import json
 import math
 import os
 import pathlib
 import re
 import shutil
+import socket
 import stat
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
+
+import fork_server
+import program
 
 SOURCE, BUILD = pathlib.Path(), pathlib.Path()
 
@@ -47,8 +53,9 @@ LIMITS = {"--height": 64, "--width": 64, "--num_inference_steps": 2, "--resident
 STEPS = 4
 SHORT = {"-H": "--height", "-W": "--width", "-s": "--num_inference_steps"}
 
+# What a page calls `atelier`. It asks the test's Starts for a fork, and starts the program itself where it gets none.
 PROGRAM = """#!/usr/bin/env python3
-import os, sys
+import os, socket, sys
 words = sys.argv[1:]
 if words and words[0] == "generate":
     words = [%r.get(word, word) for word in words]
@@ -61,6 +68,13 @@ if words and words[0] == "generate":
 begins = "--resume" not in words or "latest" in words
 if words and words[0] == "train" and begins and "--max_train_steps" not in words:
     words += ["--max_train_steps", "%d"]
+here, starts = os.path.dirname(__file__), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+if starts.connect_ex(here + "/starts") == 0:
+    line = "\\0".join([os.getcwd(), "atelier"] + words)
+    socket.send_fds(starts, [line.encode()], [0, 1, 2])
+    status = starts.recv(16)
+    if status:
+        sys.exit(int(status))
 os.execv(%r, ["atelier"] + words)
 """
 
@@ -71,6 +85,40 @@ dataset_metadata_path = "data/metadata.csv"
 lora_base_model = "dit"
 lora_rank = 4
 """
+
+
+class Starts:
+    """Makes starts of a page's commands forks of one process, while no other of them runs."""
+
+    def __init__(self, path, environment):
+        self.server = fork_server.ForkServer(BUILD / "bin/atelier", program.FORK_SERVER, environment)
+        self.one = threading.Lock()
+        self.path = path
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener.bind(str(path))
+        self.listener.listen()
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def end(self):
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.path.unlink()
+        self.server.end()
+
+    def accept(self):
+        with self.listener, contextlib.suppress(OSError):  # at its end
+            while True:
+                threading.Thread(target=self.answer, args=(self.listener.accept()[0],), daemon=True).start()
+
+    def answer(self, asked):
+        line, files, _, _ = socket.recv_fds(asked, 1 << 16, 3)
+        with asked:
+            if self.one.acquire(blocking=False):
+                cwd, *words = line.decode().split("\0")
+                status, _ = self.server.start(words, cwd, files, 500)
+                self.one.release()
+                asked.send(str(os.waitstatus_to_exitcode(status) % 256).encode())
+        for file in files:
+            os.close(file)
 
 
 def commands_of(page):
@@ -151,8 +199,11 @@ rm -r first
     def run_script(cls, folder, script):
         environment = dict(os.environ, HOME=str(folder), OMP_NUM_THREADS="1",
                            PATH=f"{folder / 'programs'}:{os.environ['PATH']}")
-        result = subprocess.run(["bash", "-c", script], cwd=folder, env=environment, text=True, timeout=500,
-                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        with contextlib.ExitStack() as ended:
+            if program.FORK_SERVER.exists():
+                ended.callback(Starts(folder / "programs/starts", environment).end)
+            result = subprocess.run(["bash", "-c", script], cwd=folder, env=environment, text=True, timeout=500,
+                                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if result.returncode != 0:
             raise AssertionError(f"exit code {result.returncode}:\n{result.stdout[-4000:]}")
 

@@ -13,10 +13,8 @@ import copy
 import functools
 import io
 import json
-import os
 import pathlib
 import re
-import tempfile
 
 import sentencepiece
 import torch
@@ -273,11 +271,5 @@ def decode(vae, latents):
 
 @functools.cache
 def get():
-    """Builds the models once a process, below ATELIER_PARITY_DIR or in a folder that goes away."""
-    kept = os.environ.get("ATELIER_PARITY_DIR")
-    if kept:
-        return Lumina2Models(pathlib.Path(kept) / "lumina2")
-    folder = tempfile.TemporaryDirectory(prefix="atelier_lumina2_")
-    result = Lumina2Models(folder.name)
-    result.folder = folder  # removed with the process
-    return result
+    """Builds the models once a process."""
+    return tiny_models.build_below(Lumina2Models, "lumina2")

@@ -464,13 +464,18 @@ class TinyModels:
         return QwenImagePipeline.from_pretrained(self.model)
 
 
-@functools.cache
-def get():
-    """Builds the models once a process, below ATELIER_PARITY_DIR or in a folder that goes away."""
+def build_below(models, name):
+    """Builds models below ATELIER_PARITY_DIR or in a folder that goes away with the process."""
     kept = os.environ.get("ATELIER_PARITY_DIR")
     if kept:
-        return TinyModels(pathlib.Path(kept) / "models")
-    folder = tempfile.TemporaryDirectory(prefix="atelier_parity_")
-    result = TinyModels(folder.name)
-    result.folder = folder  # removed with the process
+        return models(pathlib.Path(kept) / name)
+    folder = tempfile.TemporaryDirectory(prefix=f"atelier_{name}_")
+    result = models(folder.name)
+    result.folder = folder
     return result
+
+
+@functools.cache
+def get():
+    """Builds the models once a process."""
+    return build_below(TinyModels, "models")

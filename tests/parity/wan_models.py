@@ -11,7 +11,6 @@ import contextlib
 import functools
 import io
 import json
-import os
 import pathlib
 import re
 import tempfile
@@ -381,11 +380,5 @@ def changed_clip(models, clip, seed, parts, shift=3.0, **options):
 
 @functools.cache
 def get():
-    """Builds the models once a process, below ATELIER_PARITY_DIR or in a folder that goes away."""
-    kept = os.environ.get("ATELIER_PARITY_DIR")
-    if kept:
-        return WanModels(pathlib.Path(kept) / "wan")
-    folder = tempfile.TemporaryDirectory(prefix="atelier_wan_")
-    result = WanModels(folder.name)
-    result.folder = folder  # removed with the process
-    return result
+    """Builds the models once a process."""
+    return tiny_models.build_below(WanModels, "wan")

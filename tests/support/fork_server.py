@@ -32,7 +32,7 @@ class ForkServer:
         files = [os.memfd_create(name) for name in ("in", "out", "err")]
         try:
             os.pwrite(files[0], given, 0)
-            status, milliseconds = self._start(line, cwd or os.getcwd(), files, timeout)
+            status, milliseconds = self.start(line, cwd or os.getcwd(), files, timeout)
             out, err = (os.pread(file, os.fstat(file).st_size, 0) for file in files[1:])
         finally:
             for file in files:
@@ -41,7 +41,8 @@ class ForkServer:
         result.seconds = milliseconds / 1000
         return result
 
-    def _start(self, line, cwd, files, timeout):
+    def start(self, line, cwd, files, timeout):
+        """Runs a command line on files for 0, 1 and 2: the status of waitpid, and milliseconds of a processor's time."""
         packet = b"".join(os.fsencode(str(word)) + b"\0" for word in (cwd, *line))
         self.socket.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))])
         process, _ = self._answer()

@@ -64,15 +64,15 @@ class StorageTest(TinyRuns):
     def test_a_lora_learns_on_stored_weights_as_on_plain_ones(self):
         flags = dict(validation_dataset_base_path=self.root / "held",
                      validation_dataset_metadata_path=self.root / "held/metadata.csv",
-                     validation_steps=40, max_train_steps=120, dataset_repeat=20, dtype="bfloat16")
+                     validation_steps=30, max_train_steps=60, dataset_repeat=20, dtype="bfloat16", learning_rate=6e-3)
         plain = self.validation(self.train("plain", **flags))
-        self.assertLess(plain[-1], 0.97 * plain[0])
+        self.assertLess(plain[-1], 0.8 * plain[0])
         for kind in KINDS:
             for compute in ("plain", "w8a8"):
                 stored = self.validation(self.train(f"{kind}_{compute}", storage=f"dit={kind}",
                                                     compute=f"dit={compute}", **flags))
                 print(f"validation loss: plain {plain[-1]:.4f}, {kind} {compute} {stored[-1]:.4f}")
-                self.assertLess(stored[-1], 0.97 * stored[0])
+                self.assertLess(stored[-1], 0.8 * stored[0])
                 self.assertLess(abs(stored[-1] / plain[-1] - 1), 0.02)
 
     def test_a_resumed_run_has_the_bits_of_a_straight_one(self):

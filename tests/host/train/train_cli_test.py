@@ -307,14 +307,14 @@ class TrainTest(TinyRuns):
         learn, held = self.dir / "learn", self.dir / "held"
         write_discs(learn, range(16))
         write_discs(held, range(100, 106))
-        run = self.train(data=learn, max_train_steps=300, save_steps=300, learning_rate=5e-3,
+        run = self.train(data=learn, max_train_steps=100, save_steps=100, learning_rate=1e-2,
                          lora_target_modules="", lora_rank=16, batch_size=2, cache_path=None,
-                         validation_dataset_base_path=held, validation_steps=300,
+                         validation_dataset_base_path=held, validation_steps=100,
                          validation_dataset_metadata_path=held / "metadata.csv")
         values = [float(line.split(",")[2]) for line in (run / "loss.csv").read_text().splitlines()
                   if ",validation/loss," in line]
         self.assertEqual(len(values), 2)
-        self.assertLessEqual(values[1], 0.8 * values[0])
+        self.assertLessEqual(values[1], 0.5 * values[0])
 
     def test_steps_that_are_not_finite_change_nothing_and_end_the_run(self):
         run = self.train(expect=5, learning_rate=1e30, max_train_steps=40, save_steps=1,
