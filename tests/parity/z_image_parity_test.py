@@ -18,6 +18,7 @@ from tiny_run import FolderTest
 PROMPT = "A coffee shop entrance with a chalkboard sign, 一只可爱的猫, cinematic lighting"
 NEGATIVE = "blurry, 低画质"
 EXACT = 1e-5
+TARGETS = "to_q,to_k,to_v,to_out.0,w1,w2,w3"  # as DiffSynth-Studio's script has them
 
 
 def noise(count, height, width, seed):
@@ -237,8 +238,24 @@ class Powers(ZImageTest):
         self.assert_same_lora(self.train("ranks", *ranks, batch_size=2, zero_stage=3), plain, 1e-3)
         self.assert_same_lora(self.train("rows", *ranks, sequence_parallel=2), plain, 1e-3)
 
+    def test_published_scripts_are_answered(self):
+        """The lines of DiffSynth-Studio's scripts for Z-Image, LoRA and full training."""
+        model = "Tongyi-MAI/Z-Image-Turbo:"
+        common = ["--dataset_base_path", "data", "--dataset_metadata_path", "data/metadata.csv", "--max_pixels", "1048576",
+                  "--dataset_repeat", "50", "--model_id_with_origin_paths",
+                  f"{model}transformer/*.safetensors,{model}text_encoder/*.safetensors,"
+                  f"{model}vae/diffusion_pytorch_model.safetensors", "--learning_rate", "1e-4", "--num_epochs", "5",
+                  "--remove_prefix_in_ckpt", "pipe.dit.", "--output_path", "out", "--use_gradient_checkpointing",
+                  "--dataset_num_workers", "8"]
+        for own in (["--lora_base_model", "dit", "--lora_target_modules", TARGETS, "--lora_rank", "32"],
+                    ["--trainable_models", "dit"]):
+            told = run("accelerate", "launch", "examples/z_image/model_training/train.py", *common, *own, code=0,
+                       ATELIER_PLUGIN_PATH=str(self.models.plugin.parent)).stdout
+            for words in ("atelier train", "--plugin z_image", " ".join(own[:2]), "--num_epochs 5"):
+                self.assertIn(words, told)
+
     def test_a_trained_lora_gives_its_picture_in_diffusers(self):
-        lora = self.train("learns", learning_rate=0.05) / "step-2.safetensors"
+        lora = self.train("learns", learning_rate=0.05, lora_target_modules=TARGETS) / "step-2.safetensors"
         run(*self.line("lora", "convert", lora, self.dir / "there.safetensors", lora_format="diffusers"), code=0)
         pipeline = self.models.pipeline_of(3.0)
         pipeline.load_lora_weights(self.dir / "there.safetensors", adapter_name="one")
