@@ -62,7 +62,7 @@ TEST_CASE("Denoisers are divided where they rest", "[placement]") {
   CHECK((one.blocks == Places(4, Place::kHost)));
   CHECK((other.blocks == Places(3, Place::kDevice)));
   for (const auto* plan : {&one, &other}) {
-    CHECK(plan->parts == 4);
+    CHECK(plan->shards == 4);
     CHECK(plan->prefetch == 1);
     CHECK(plan->turns != nullptr);
     CHECK(plan->turns == one.turns);
