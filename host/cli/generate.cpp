@@ -185,9 +185,8 @@ int generate_with(Group& world, Generation order, const std::string& arguments,
   facts.emplace_back("jobs", std::to_string(opened->order().jobs.size()));
   // A plan may choose another one on each rank.
   const generate::Layout layout = plan::layout_of(opened->order(), model, outcome.planned);
-  if (is_shared) {
-    for (const auto& [flag, value] : layout.shared_flags()) facts.emplace_back(flag, value);
-  }
+  if (is_shared)
+    for (const auto& flag : layout.shared_flags()) facts.push_back(flag);
   add_model(facts, model);
   compare_ranks(world, facts);
   model.share_host(distributed::share_machine(world));

@@ -171,11 +171,9 @@ int run_plan(std::span<const std::string> arguments) {
 
 int print_ranks(const plan::PlannedRanks& planned, const PlanOnly& only) {
   std::fputs(plan::rank_table(planned).c_str(), stdout);
-  if (!only.json.empty()) {
-    const std::string note = files::replaced_note(std::vector<std::string>{only.json});
-    if (!note.empty()) std::fprintf(stderr, "%s\n", note.c_str());
-    files::write_file(only.json, plan::rank_json(planned).dump(2) + "\n");
-  }
+  const std::string note = files::replaced_note(std::vector<std::string>{only.json});
+  if (!note.empty()) std::fprintf(stderr, "%s\n", note.c_str());
+  if (!only.json.empty()) files::write_file(only.json, plan::rank_json(planned).dump(2) + "\n");
   return 0;
 }
 
@@ -186,8 +184,7 @@ int print_plan(const plan::Outcome& outcome, const PlanOnly& only) {
                                           : "no plan: " + outcome.unplanned,
                 "say a limit with --vram, or a device with --device_profile");
   const plan::Planned& planned = *outcome.planned;
-  const std::string table = plan::plan_table(planned);
-  std::fputs(table.c_str(), stdout);
+  std::fputs(plan::plan_table(planned).c_str(), stdout);
   const std::string note = files::replaced_note(std::vector<std::string>{only.json, only.curve});
   if (!note.empty()) std::fprintf(stderr, "%s\n", note.c_str());
   if (!only.json.empty()) files::write_file(only.json, plan::plan_json(planned).dump(2) + "\n");

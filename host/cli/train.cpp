@@ -13,7 +13,6 @@
 #include "host/distributed/group.h"
 #include "host/distributed/handshake.h"
 #include "host/foreign/compat_line.h"
-#include "host/parameters/exchange_plan.h"
 #include "host/progress/progress.h"
 #include "host/report/problems.h"
 #include "host/report/say_once.h"
@@ -70,16 +69,7 @@ int train(PreparedRun& run, const plan::Outcome& outcome, progress::Progress& pr
 // One of the processes that train together, which may be the only one.
 int train_with(Group& group, order::Training order, report::Problems& problems) {
   agree_on_kernels(group, order);
-  const std::vector<std::string> notes = train::fit_resumed(order, group.ranks());
-  const int ranks_of_batch = order.sequence_parallel;
-  if (group.size() % ranks_of_batch != 0)
-    problems.add("--sequence_parallel: " + std::to_string(ranks_of_batch) +
-                     " processes compute a batch, and there are " + std::to_string(group.size()),
-                 "start a multiple of " + std::to_string(ranks_of_batch));
-  train::share_batch(order, std::max(1, group.size() / ranks_of_batch), problems);
-  parameters::check_shards(order, group.ranks(), problems);
-  order.model.placement.denoiser_shards = parameters::block_ranks(order, group.ranks());
-  order.ranks = group.ranks();
+  const std::vector<std::string> notes = train::fit_to_ranks(order, group.ranks(), problems);
   train::check_output_folder(order, problems);
   progress::Options shown = progress::stderr_options(order.log.quiet);
   if (!group.is_first()) shown.quiet = true;

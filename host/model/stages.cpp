@@ -43,10 +43,6 @@ Inputs on_device(Inputs values, at::Device device) {
   return values;
 }
 
-const std::string& hinted_variant(const LoadedPart& part) {
-  return part.hint.variant;
-}
-
 }  // namespace
 
 const EncodeStage* Stages::target_stage() const {
@@ -108,8 +104,9 @@ Stages stages_of(const ModelFamily& family, std::span<const LoadedPart> parts) {
   if (stages.first() != nullptr) {
     stages.variant = stages.first()->part.variant;
   } else {
-    const auto said = std::ranges::find_if_not(parts, &std::string::empty, hinted_variant);
-    if (said != parts.end()) stages.variant = hinted_variant(*said);
+    const auto hinted = std::ranges::find_if(
+        parts, [](const LoadedPart& part) { return !part.hint.variant.empty(); });
+    if (hinted != parts.end()) stages.variant = hinted->hint.variant;
   }
   for (const ComponentSpec& component : family.components()) {
     const auto part = std::ranges::find(

@@ -70,8 +70,7 @@ void DryGeneration::encode_ahead(const Request& request) {
 }
 
 void DryGeneration::begin(std::string_view phase, int64_t step) {
-  const bool as_graphs = phase == "denoise" && dry_.like() == at::kCUDA;
-  dry_.make_graphs(as_graphs ? layout_.graph_rows : 0);
+  dry_.make_graphs(phase == "denoise" && dry_.like() == at::kCUDA ? layout_.graph_rows : 0);
   if (phase == "denoise") return switch_to("denoise", denoiser_, steps_.at(step));
   if (phase != "encode") return switch_to(std::string(phase), "", 1.0);
   // What comes with a component of its own is not held beside what came before.

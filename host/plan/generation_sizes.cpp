@@ -34,8 +34,9 @@ class GenerationSizes {
     sized_.batch_size = std::max<int64_t>(1, generation_.request.batch_size);
     sized_.run.prefetch = basis_.prefetch;
     sized_.run.components = size_components(model_, basis_, /*prepares_levels=*/true);
-    add_way(generation_.layout.batches_cfg, /*is_named=*/picks());
-    if (picks()) add_way(/*batches_cfg=*/false, /*is_named=*/true);
+    const bool picks = !generation_.order->cfg_batch && is_guided();
+    add_way(generation_.layout.batches_cfg, /*is_named=*/picks);
+    if (picks) add_way(/*batches_cfg=*/false, /*is_named=*/true);
     hold_loras();
     return std::move(sized_);
   }
@@ -48,7 +49,6 @@ class GenerationSizes {
     }
     return false;
   }
-  bool picks() const { return !generation_.order->cfg_batch && is_guided(); }
 
   Request request(int64_t count, bool batches_cfg) const {
     Request request = generation_.request;

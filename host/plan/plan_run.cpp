@@ -22,7 +22,6 @@ namespace atelier::plan {
 namespace {
 
 using model::LoadedModel;
-using model::LoadOptions;
 using order::Job;
 using order::Settings;
 
@@ -148,12 +147,13 @@ std::optional<int64_t> bytes_of_everything(const Planned& planned) {
   return bytes + most;
 }
 
-}  // namespace
-
+// Whether all components have room beside each other, so that none needs to leave for another.
 bool everything_stays(const Planned& planned) {
   const std::optional<int64_t> bytes = bytes_of_everything(planned);
   return bytes && *bytes <= within(planned.target.limits).device_bytes;
 }
+
+}  // namespace
 
 Outcome plan_generation(LoadedModel& model, const order::Generation& order,
                         std::span<const Job> jobs) {
@@ -320,13 +320,6 @@ TrainingBasis training_basis(const train::PreparedRun& run, const order::Trainin
 
 namespace {
 
-// The run of `basis` with another configuration.
-SizedRun size_with(LoadedModel& model, TrainingBasis basis, const order::Training& config,
-                   const PlanBasis& plan_basis) {
-  basis.config = &config;
-  return size_training(model, basis, plan_basis);
-}
-
 std::vector<Alternative> training_alternatives(LoadedModel& model, const TrainingBasis& basis,
                                                const PlanBasis& plan_basis) {
   const order::Training& config = *basis.config;
@@ -339,20 +332,19 @@ std::vector<Alternative> training_alternatives(LoadedModel& model, const Trainin
         other.selection = &selection;
         return size_training(changed, other, plan_basis);
       });
-  if (config.offload.least_bytes > 0) {
-    alternatives.push_back({"without --param_size_threshold", [&model, basis, &plan_basis] {
+  const auto add = [&](const char* flags, void (*change)(order::Training&)) {
+    alternatives.push_back({flags, [&model, basis, &plan_basis, change] {
                               order::Training changed = *basis.config;
-                              changed.offload.least_bytes = 0;
-                              return size_with(model, basis, changed, plan_basis);
+                              change(changed);
+                              TrainingBasis other = basis;
+                              other.config = &changed;
+                              return size_training(model, other, plan_basis);
                             }});
-  }
-  if (config.order.batch_size > 1) {
-    alternatives.push_back({"--batch_size 1", [&model, basis, &plan_basis] {
-                              order::Training changed = *basis.config;
-                              changed.order.batch_size = 1;
-                              return size_with(model, basis, changed, plan_basis);
-                            }});
-  }
+  };
+  if (config.offload.least_bytes > 0)
+    add("without --param_size_threshold", [](order::Training& c) { c.offload.least_bytes = 0; });
+  if (config.order.batch_size > 1)
+    add("--batch_size 1", [](order::Training& c) { c.order.batch_size = 1; });
   return alternatives;
 }
 

@@ -39,8 +39,6 @@ PlanTarget training_target(const train::PreparedRun& run);
 
 // How a training is carried out: as planned where the user said nothing.
 parameters::Layout layout_of(const order::Training& order, const Planned& planned);
-// Whether all components have room beside each other, so that none needs to leave for another.
-bool everything_stays(const Planned& planned);
 // How an order is carried out. `planned`: nullopt where nothing was planned.
 generate::Layout layout_of(const order::Generation& order, const model::LoadedModel& model,
                            const std::optional<Planned>& planned);

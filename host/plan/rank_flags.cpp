@@ -107,8 +107,8 @@ void add_places(std::vector<std::string>& words, const Training& order, const Pl
     if (now.resident) add_entry(residents, choice.name, std::to_string(*now.resident));
   }
   if (has_moved) words.push_back("--offload " + places);
-  const bool names_denoisers = placement.resident_denoiser_blocks.has_value();
-  if (has_left && !names_denoisers) words.push_back("--resident_blocks " + residents);
+  if (has_left && !placement.resident_denoiser_blocks)
+    words.push_back("--resident_blocks " + residents);
   if (prefetch && !order.memory.prefetch)
     words.push_back("--prefetch " + std::to_string(*prefetch));
 }

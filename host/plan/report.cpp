@@ -70,7 +70,12 @@ std::string name_with_storage(const ComponentChoice& choice) {
   return choice.storage == "plain" ? choice.name : choice.name + " (" + choice.storage + ")";
 }
 
-}  // namespace
+// What rests where, how many bytes of the device it takes and why.
+struct PlanRow {
+  std::string what, where;
+  int64_t bytes = 0;
+  std::string why;
+};
 
 std::vector<PlanRow> plan_rows(const Planned& planned) {
   std::vector<PlanRow> rows;
@@ -91,6 +96,7 @@ std::vector<PlanRow> plan_rows(const Planned& planned) {
   return rows;
 }
 
+// "batch 1 fits with 9.10 GiB to spare; 3 would fit"
 std::string batch_line(const Planned& planned) {
   const PhaseChoice* phase = planned.plan.phase(planned.sized.main_phase);
   if (phase == nullptr || phase->strategy >= planned.sized.more_bytes.size()) return {};
@@ -105,8 +111,6 @@ std::string batch_line(const Planned& planned) {
   if (most > planned.sized.batch_size) line += c10::str("; ", most, " would fit");
   return line;
 }
-
-namespace {
 
 std::string total_line(const Planned& planned) {
   return c10::str("predicted: ", bytes_text(planned.plan.device_bytes), " of the device's ",

@@ -1,7 +1,6 @@
 // What is told of a plan: a table, JSON, a curve of time over memory, and one line at the end.
 #pragma once
 
-#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -11,22 +10,11 @@
 
 namespace atelier::plan {
 
-// What rests where, how many bytes it takes and why.
-struct PlanRow {
-  std::string what, where;
-  int64_t bytes = 0;  // of the device
-  std::string why;
-};
-std::vector<PlanRow> plan_rows(const Planned& planned);
-
-// Rows, phases with their peaks and times, and the totals.
+// What rests where and why, phases with their peaks and times, and the totals.
 std::string plan_table(const Planned& planned);
 nlohmann::json plan_json(const Planned& planned);
 // A few lines for stderr before a run.
 std::vector<std::string> plan_notes(const Planned& planned);
-
-// "batch 1 fits with 9.10 GiB to spare; 3 would fit"
-std::string batch_line(const Planned& planned);
 
 std::string curve_csv(const std::vector<memory::CurvePoint>& curve);
 std::string curve_svg(const std::vector<memory::CurvePoint>& curve, const std::string& title);

@@ -5,12 +5,9 @@
 namespace atelier::report {
 namespace {
 
-std::string pad(const std::string& text, size_t width) {
-  return text.size() >= width ? text : text + std::string(width - text.size(), ' ');
-}
-
-std::string pad_left(const std::string& text, size_t width) {
-  return text.size() >= width ? text : std::string(width - text.size(), ' ') + text;
+std::string padded(const std::string& text, size_t width, bool is_right) {
+  const std::string space(width - text.size(), ' ');
+  return is_right ? space + text : text + space;
 }
 
 }  // namespace
@@ -21,10 +18,7 @@ std::string bytes_text(int64_t bytes) {
   if (bytes < 1024) return std::to_string(bytes) + (bytes == 1 ? " byte" : " bytes");
   double value = static_cast<double>(bytes) / 1024.0;
   int unit = 0;
-  while (value >= 1024.0 && unit < 3) {
-    value /= 1024.0;
-    ++unit;
-  }
+  for (; value >= 1024.0 && unit < 3; ++unit) value /= 1024.0;
   return print(value < 10 ? "%.2f %s" : "%.1f %s", value, kUnits[unit]);
 }
 
@@ -54,8 +48,7 @@ std::string columns(std::vector<std::vector<std::string>> rows) {
   for (const auto& row : rows) {
     std::string line;
     for (size_t c = 0; c < row.size(); ++c)
-      line +=
-          (c ? "  " : "") + (is_right[c] ? pad_left(row[c], widths[c]) : pad(row[c], widths[c]));
+      line += (c ? "  " : "") + padded(row[c], widths[c], is_right[c]);
     line.erase(line.find_last_not_of(' ') + 1);
     text += line + "\n";
   }

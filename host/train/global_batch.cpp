@@ -47,4 +47,19 @@ std::vector<std::string> fit_resumed(Training& config, const distributed::Ranks&
   return notes;
 }
 
+std::vector<std::string> fit_to_ranks(Training& config, const distributed::Ranks& ranks,
+                                      report::Problems& problems) {
+  std::vector<std::string> notes = fit_resumed(config, ranks);
+  const int sequence = config.sequence_parallel;
+  if (ranks.size % sequence != 0)
+    problems.add("--sequence_parallel: " + std::to_string(sequence) +
+                     " processes compute a batch, and there are " + std::to_string(ranks.size),
+                 "start a multiple of " + std::to_string(sequence));
+  share_batch(config, std::max(1, ranks.size / sequence), problems);
+  parameters::check_shards(config, ranks, problems);
+  config.model.placement.denoiser_shards = parameters::block_ranks(config, ranks);
+  config.ranks = ranks;
+  return notes;
+}
+
 }  // namespace atelier::train

@@ -360,14 +360,18 @@ TEST_CASE("Good settings pass, and every mistake is found at once", "[settings]"
                Contains("jobs.jsonl:3: height: 1000 is no multiple"));
 }
 
+// A white picture.
+std::string write_pgm(const std::string& path, int width, int height) {
+  std::ofstream(path, std::ios::binary)
+      << "P5 " << width << ' ' << height << " 255\n"
+      << std::string(static_cast<size_t>(width) * static_cast<size_t>(height), '\xff');
+  return path;
+}
+
 TEST_CASE("A mask needs an image of its shape", "[settings]") {
   const Folder folder;
   const auto write = [&](const std::string& name, int width, int height) {
-    const std::string path = folder / name;
-    std::ofstream(path, std::ios::binary)
-        << "P5 " << width << ' ' << height << " 255\n"
-        << std::string(static_cast<size_t>(width) * static_cast<size_t>(height), '\xff');
-    return path;
+    return write_pgm(folder / name, width, height);
   };
   using Catch::Contains;
   Settings settings = good_settings();
@@ -435,6 +439,25 @@ TEST_CASE("A request has the schedule of its size and the family's scale", "[set
   request = request_of(settings);
   REQUIRE(request.cfg_scale == 1.0);
   REQUIRE(request.sigmas == std::vector<float>{1.0f, 0.9f, 0.75f, 0.5f, 0.0f});
+}
+
+TEST_CASE("Blank inputs are zeros in the shapes of what is read", "[settings]") {
+  const FakeFamily family;
+  const Folder folder;
+  Settings settings = good_settings();
+  settings.family_inputs["begin"] = write_pgm(folder / "begin.pgm", 24, 16);
+  settings.family_inputs["edit_image"] = write_pgm(folder / "edit.pgm", 40, 8);
+  settings.inpaint_mask = write_pgm(folder / "mask.pgm", 12, 8);
+  const InputFiles files = read_inputs(settings, family), blank = blank_inputs(settings, family);
+  const auto is_blank_of = [](const at::Tensor& shape, const at::Tensor& value) {
+    return shape.sizes() == value.sizes() && shape.dtype() == value.dtype() &&
+           shape.device() == value.device() && shape.count_nonzero().item<int64_t>() == 0;
+  };
+  CHECK(is_blank_of(blank.start_pixels, files.start_pixels));
+  CHECK(is_blank_of(blank.inpaint_mask, files.inpaint_mask));
+  CHECK(is_blank_of(std::get<at::Tensor>(blank.inputs.at("edit_image")),
+                    std::get<at::Tensor>(files.inputs.at("edit_image"))));
+  CHECK(std::get<double>(blank.inputs.at("edit_strength")) == 0.5);
 }
 
 TEST_CASE("Guidance is the schedule's where nothing else is said", "[settings]") {
