@@ -49,7 +49,7 @@ DitBlock::DitBlock(Module* parent, std::string name, const DitConfig& c, bool is
       to_q_(this, "attention.to_q", c.width, c.width, false),
       to_k_(this, "attention.to_k", c.width, c.width, false),
       to_v_(this, "attention.to_v", c.width, c.width, false),
-      to_out_(this, "attention.to_out", c.width, c.width, false),
+      to_out_(this, "attention.to_out.0", c.width, c.width, false),
       w1_(this, "feed_forward.w1", c.width, c.mlp_width, false),
       w3_(this, "feed_forward.w3", c.width, c.mlp_width, false),
       w2_(this, "feed_forward.w2", c.mlp_width, c.width, false),

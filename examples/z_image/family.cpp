@@ -111,13 +111,12 @@ WeightMap dit_map(const Detection& part) {
       {"final_layer.linear", "all_final_layer.2-1.linear"},
       {".modulation.", ".adaLN_modulation.0."},
       {"x_embedder.", "all_x_embedder.2-1."},
-      {"t_embedder.", "t_embedder.mlp."},
-      {"attention.to_out.", "attention.to_out.0."}};
+      {"t_embedder.", "t_embedder.mlp."}};
   static constexpr Renamed kOriginal[] = {
       {"final_layer.modulation.", "final_layer.adaLN_modulation.1."},
       {".modulation.", ".adaLN_modulation.0."},
       {"t_embedder.", "t_embedder.mlp."},
-      {"attention.to_out.", "attention.out."},
+      {"attention.to_out.0.", "attention.out."},
       {"attention.to_q.", "attention.qkv."},
       {"attention.to_k.", "attention.qkv."},
       {"attention.to_v.", "attention.qkv."},
