@@ -42,8 +42,9 @@ struct LanguageModelConfig {
 
 // Which model a family reads prompts with, and what of it.
 struct LanguageModelUse {
-  // Of "qwen2", "qwen3", "llama" and "mistral", those that it may be: what `model_type` of its
-  // config says. A file without a config is told by its tensors, and may not be Mistral's.
+  // Kinds that it may be of "qwen2", "qwen3", "llama" and "mistral", as `model_type` of its config
+  // says. A file without a config is told by its tensors, which are Llama's where they are
+  // Mistral's.
   std::span<const std::string_view> model_types;
   std::span<const int64_t> states;  // see LanguageModelConfig
   // Widths of the published model, whose rope_theta and epsilon a file without a config has.
