@@ -230,7 +230,8 @@ std::vector<flags::CommandSpec> plugin_commands() {
 }
 
 int run_plugin(std::span<const std::string> arguments) {
-  return run_group("plugin", "Makes plugins.", kPluginCommands, "atelier plugin new my_family",
+  return run_group("plugin", "Makes plugins.", kPluginCommands,
+                   "atelier plugin new my_family begins one, atelier plugins lists those there are",
                    arguments);
 }
 

@@ -37,7 +37,7 @@ class Mistakes(FolderTest):
         return self.refused("generate", "--plugin", "qwen_image", "--model_paths", model, *words, **expected)
 
     def test_commands_get_the_nearest_one(self):
-        for words, meant in ((["trian"], "train"), (["gnerate"], "generate"), (["plugin"], "plugins"),
+        for words, meant in ((["trian"], "train"), (["gnerate"], "generate"), (["prbe"], "probe"),
                              (["lora", "covnert"], "convert"), (["plan", "trian"], "train")):
             self.refused(*words, says=[f"did you mean {meant}?"], count=1)
 
