@@ -13,6 +13,7 @@ import unittest
 
 BUILD, TEMPLATE = (str(pathlib.Path(sys.argv.pop(1)).resolve()) for _ in range(2))
 CMAKE = sys.argv.pop(1)
+CLANG = shutil.which("clang++") or shutil.which("clang++-14")
 
 
 class PluginTemplate(unittest.TestCase):
@@ -127,6 +128,15 @@ class PluginTemplate(unittest.TestCase):
 
     def test_a_begun_plugin_is_built_and_passes_the_conformance_suite(self):
         self.assertIn(" checks passed, 0 failed", self.atelier("plugin", "test", "--plugin_path", "my_toy", "my_toy"))
+
+    @unittest.skipUnless(CLANG, "there is no clang++")
+    def test_a_plugin_of_another_compiler_is_opened(self):
+        self.atelier("plugin", "new", "of_clang")
+        environment = {**os.environ, "CXX": CLANG, "CXXFLAGS": "-Wall"}
+        built = self.run_in(self.folder, self.prefix / "bin/atelier", "plugin", "build", "of_clang",
+                            environment=environment).splitlines()[-1]
+        self.assertIn(b"clang", (self.folder / built).read_bytes())
+        self.assertIn(" checks passed, 0 failed", self.atelier("check-plugin", built))
 
     def of_version(self, version):
         """The built plugin, as if it had been built with that version of the SDK; and both ABI strings."""

@@ -73,14 +73,16 @@ void check_shares(const order::Processes& processes, const order::Settings& sett
                   const ModelFamily& family, std::string_view variant, const order::Origin& place,
                   report::Problems& problems) {
   if (!processes.cfg_parallel) return;
+  CfgScales scales;
   try {
-    if (cfg_scales_of(settings, family, variant).is_guided()) return;
+    scales = cfg_scales_of(settings, family, variant);
   } catch (const Error&) {
     return;  // the schedule's name is wrong, which is told elsewhere
   }
-  problems.add(
-      place.of("cfg_scale") + ": 1 turns guidance off, whose halves --cfg_parallel deals out",
-      "leave --cfg_parallel out, or ask for guidance");
+  if (scales.is_guided()) return;
+  problems.add(c10::str(place.of("cfg_scale"), ": ", scales.off,
+                        " turns guidance off, whose halves --cfg_parallel deals out"),
+               "leave --cfg_parallel out, or ask for guidance");
 }
 
 }  // namespace atelier::generate

@@ -157,8 +157,8 @@ const std::vector<Field>& fields() {
        &Settings::num_inference_steps},
       {{.name = "cfg_scale",
         .kind = FlagKind::kReal,
-        .help = "how far guidance moves away from the negative prompt; 1 turns it off and saves "
-                "half the work"},
+        .help = "how far guidance moves away from the negative prompt; 1, or 0 where the family "
+                "counts from 0, turns it off and saves half the work"},
        &Settings::cfg_scale},
       {{.name = "cfg_scale_2",
         .kind = FlagKind::kReal,
