@@ -91,6 +91,7 @@ class PluginTemplate(unittest.TestCase):
             (("new", "lumina2"), 2, "is a plugin of this name"),
             (("new", "My-Toy"), 2, "small letters, digits and _"),
             (("new", "9toy"), 2, "begins with a letter"),
+            (("new", "test"), 2, "CMake has a target test"),
             (("build", "nowhere"), 2, "there is no CMakeLists.txt"),
             (("biuld", "my_toy"), 2, "did you mean build?"),
         ):

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <spawn.h>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 
 #include "atelier/error.h"
@@ -63,6 +64,10 @@ void check_name(const std::string& name) {
                 "plugin new " + formats::quote_and_escape(name) +
                     ": a family's name has small letters, digits and _, and begins with a letter",
                 "atelier plugin new my_family");
+  constexpr std::string_view kTargets[] = {"all", "clean", "help", "install", "package", "test"};
+  if (std::ranges::find(kTargets, name) != std::end(kTargets))
+    throw Error(ErrorCode::kInvalidArgument, "plugin new " + name + ": CMake has a target " + name,
+                "choose another one");
   for (const plugins::PluginFile& file : plugins::list_plugins("")) {
     if (file.family == name)
       throw Error(ErrorCode::kInvalidArgument,
@@ -169,7 +174,8 @@ std::vector<std::string> build(const std::string& folder) {
                     " --prefix FOLDER, then FOLDER/bin/atelier plugin build");
   const std::string built = (fs::path(folder) / "build").string();
   run_tool({"cmake", "-S", folder, "-B", built, "-DCMAKE_PREFIX_PATH=" + prefix.string()});
-  run_tool({"cmake", "--build", built, "--parallel"});
+  const unsigned cores = std::max(std::thread::hardware_concurrency(), 1U);
+  run_tool({"cmake", "--build", built, "--parallel", std::to_string(cores)});
   std::vector<std::string> found;
   for (const std::string& name : files::names_in(built)) {
     const std::string path = (fs::path(built) / name).string();

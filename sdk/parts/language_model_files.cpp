@@ -28,19 +28,26 @@ std::string model_type_of(const PartView& view) {
   return is_mistral ? "mistral" : "llama";
 }
 
-// Layers as published. A file that was saved here lacks what is not run: the norm, and the layers
-// behind the last state that is counted from the end.
+// Layers as published. A file that was saved here lacks what is not run: the last norm, and the
+// layers behind the last state.
 int64_t published_layers(const PartView& view, const LanguageModelUse& use) {
   const int64_t there = view.block_count("layers.{}.self_attn.q_proj.weight");
+  // Without the norm the last layer is not run, nor are those behind all states that count from
+  // the end.
   int64_t unused = INT64_MAX;
-  for (const int64_t state : use.states) unused = std::min(unused, state < 0 ? -1 - state : 0);
+  for (const int64_t state : use.states) {
+    if (state < 0) unused = std::min(unused, -1 - state);
+  }
+  if (unused == INT64_MAX || unused == 0) unused = 1;
   const int64_t whole = view.contains("norm.weight") ? there : there + unused;
-  const int64_t said = view.index().config_integer("num_hidden_layers").value_or(whole);
-  if (there > said || there < said - unused)
-    view.refuse(
-        "has " + std::to_string(there) + " layers, num_hidden_layers is " + std::to_string(said),
-        kOwnConfig);
-  return said;
+  LanguageModelConfig c{.layers = view.index().config_integer("num_hidden_layers").value_or(whole),
+                        .states = {use.states.begin(), use.states.end()}};
+  if (there > c.layers || there < c.layers_run())
+    view.refuse("has " + std::to_string(there) + " layers, num_hidden_layers is " +
+                    std::to_string(c.layers) + " and " + std::to_string(c.layers_run()) +
+                    " are run",
+                kOwnConfig);
+  return c.layers;
 }
 
 // Layers of Qwen have windows where a flag says so, from one on; those of Mistral have them
@@ -157,7 +164,6 @@ ConfigFields language_model_fields(const Detection& part, const LanguageModelUse
       .told("vocab_size", {c.vocabulary})
       .told("hidden_size", {c.width})
       .told("intermediate_size", {c.mlp_width})
-      .told("num_attention_heads", {c.heads})
       .told("num_key_value_heads", kv_heads)
       .told("attention_bias", {c.qkv_bias})
       .fixed("mlp_bias", {false})
@@ -166,9 +172,9 @@ ConfigFields language_model_fields(const Detection& part, const LanguageModelUse
       .read({.name = "layer_types", .values = {nullptr}})
       .ignored({"pretraining_tp"});
   if (c.head_norms) {
-    fields.told("head_dim", {c.head_dim});
+    fields.told("head_dim", {c.head_dim}).told("num_attention_heads", {c.heads});
   } else {
-    fields.read({.name = "head_dim", .values = {nullptr}});
+    fields.read({"num_attention_heads"}).read({.name = "head_dim", .values = {nullptr}});
   }
   if (c.head_norms || c.qkv_bias) {
     fields.read({.name = "use_sliding_window", .values = {nullptr, false}})

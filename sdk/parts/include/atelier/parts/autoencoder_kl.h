@@ -1,4 +1,4 @@
-// AutoencoderKL, the image autoencoder of Stable Diffusion, FLUX.1, Lumina 2 and Z-Image: 2 pixels
+// AutoencoderKL, the image autoencoder of Stable Diffusion, FLUX.1 and models since: 2 pixels
 // to the power of its levels less one a latent cell along each side.
 #pragma once
 
