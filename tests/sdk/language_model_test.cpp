@@ -26,10 +26,8 @@ TensorIndex index_of(int64_t layers, bool has_norm, TensorIndex::Config config =
 constexpr std::string_view kTypes[] = {"qwen3"}, kOthers[] = {"llama", "mistral"};
 
 LanguageModelConfig config_from(const TensorIndex& index, std::vector<int64_t> states) {
-  const LanguageModelUse use = {.model_types = kTypes,
-                                .states = states,
-                                .published_width = 32,
-                                .published_mlp_width = 48};
+  const LanguageModelUse use = {
+      .model_types = kTypes, .states = states, .published_width = 32, .published_mlp_width = 48};
   return config_of<LanguageModelConfig>(detect_language_model(index, use).value());
 }
 
@@ -61,7 +59,8 @@ TEST_CASE("A language model without the layers that are run is refused", "[parts
                [&] { config_from(index_of(5, true, said), {-2}); });
   expect_error(ErrorCode::kInvalidArgument, {"has 3 layers"},
                [&] { config_from(index_of(3, false), {-1}); });
-  expect_error(ErrorCode::kInvalidArgument, {"4", "9"}, [&] { config_from(index_of(4, true), {9}); });
+  expect_error(ErrorCode::kInvalidArgument, {"4", "9"},
+               [&] { config_from(index_of(4, true), {9}); });
 }
 
 TEST_CASE("A language model of another kind is none of the family's", "[parts]") {

@@ -73,6 +73,11 @@ class Reference(TinyRuns):
         self.assertEqual(["dit computes"], list(found))
         self.assertIn("is missing [INVALID_ARGUMENT]", found["dit computes"][1])
 
+    def test_a_component_that_there_is_not_is_a_finding(self):
+        found = self.check(self.write(self.outputs, {"component": "ditt"}), code=3)
+        self.assertEqual(["ditt opens"], list(found))
+        self.assertIn('qwen_image has "tokenizer"', found["ditt opens"][1])
+
     def test_files_that_are_no_references_are_refused_at_once(self):
         one = self.write(self.outputs)
         for words, said in (
