@@ -152,7 +152,7 @@ void SizeGuard::measure() {
     }
   };
   const auto latents = [&](int64_t side, at::ScalarType dtype) {
-    std::vector<int64_t> shape = dry.model().latent_shape({1, side, side});
+    std::vector<int64_t> shape = dry.model().latent_shape({1, side, side}, {});
     shape.insert(shape.begin(), 1);
     return dry.tensor(shape, dtype);
   };
@@ -186,7 +186,7 @@ void SizeGuard::measure() {
 }
 
 SizeGuard::Size SizeGuard::size_of(const MediaTarget& target) const {
-  return {target.height, target.width, model_.model().latent_shape(target).at(1)};
+  return {target.height, target.width, model_.model().latent_shape(target, {}).at(1)};
 }
 
 SizeGuard::Need SizeGuard::most_of(const Settings& settings, const Size& size,

@@ -135,7 +135,7 @@ class DeclarationChecks : Checks {
       expect(grid.low >= 0 && grid.low < grid.high && grid.high <= 1, "schedule '", schedule.name,
              "' falls from ", grid.high, " to ", grid.low);
       const bool is_known = std::ranges::any_of(
-          sampling::solvers(), [&](const auto& solver) { return solver.name == schedule.solver; });
+          sampling::solvers_of(family()), [&](const auto& solver) { return solver.name == schedule.solver; });
       expect(is_known, "schedule '", schedule.name, "' names solver '", schedule.solver,
              "', which there is not");
       expect(schedule.num_inference_steps >= 1, "schedule '", schedule.name, "' has no steps");

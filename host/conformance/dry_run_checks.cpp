@@ -148,7 +148,7 @@ class DryRunChecks : Checks {
     compare([&](Model& model, at::Device on) {
       const LatentSpec spec = model.latent_spec();
       const int64_t side = 2 * spec.pixel_multiple;
-      std::vector<int64_t> size = model.latent_shape({1, side, side});
+      std::vector<int64_t> size = model.latent_shape({1, side, side}, {});
       size.insert(size.begin(), 1);
       DirectRunner runner;
       const at::Tensor latents = at::randn(size).to(on);

@@ -105,7 +105,7 @@ class EncoderChecks : Checks {
       const int64_t frames = is_clip ? 1 + rows * spec.temporal_stride : 1;
       const at::Tensor image = at::rand({3, frames, height, width}) * 2 - 1;
       const at::Tensor latents = encode_target(*model, image, runner);
-      const std::vector<int64_t> size = model->latent_shape({frames, height, width});
+      const std::vector<int64_t> size = model->latent_shape({frames, height, width}, {});
       expect(latents.sizes() == at::IntArrayRef(size), "an image of ", image.sizes(),
              " gives latents ", latents.sizes());
       const at::Tensor pixels = decode(*model, latents.unsqueeze(0), runner);
@@ -132,7 +132,7 @@ class EncoderChecks : Checks {
     const std::unique_ptr<Model> model = make_random();
     const int64_t side = 2 * model->latent_spec().pixel_multiple;
     DirectRunner runner;
-    const at::Tensor latents = at::randn(model->latent_shape({1, side, side})).to(device());
+    const at::Tensor latents = at::randn(model->latent_shape({1, side, side}, {})).to(device());
     const at::Tensor pixels = decode(*model, latents.unsqueeze(0), runner);
     expect(pixels.sizes() == at::IntArrayRef({1, 3, 1, side, side}), "latents ", latents.sizes(),
            " give pixels ", pixels.sizes());

@@ -20,7 +20,6 @@
 #include "host/plugins/guard.h"
 #include "host/random/noise.h"
 #include "host/sampling/sigma_schedule.h"
-#include "host/sampling/solvers.h"
 #include "memory/transfer_device.h"
 
 namespace atelier::generate {
@@ -216,7 +215,7 @@ at::Tensor Generator::initial_noise(const Request& request, size_t first, size_t
     return request.latents.narrow(0, static_cast<int64_t>(first), static_cast<int64_t>(count))
         .to(engine_.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   }
-  const std::vector<int64_t> shape = engine_.model.latent_shape(request.target);
+  const std::vector<int64_t> shape = engine_.model.latent_shape(request.target, {});
   std::vector<at::Tensor> samples;
   for (size_t i = first; i < first + count; ++i) {
     samples.push_back(random::normal_noise({.seed = request.seeds[i]}, shape));
@@ -329,7 +328,7 @@ struct Generator::Batch {
   at::Tensor x;      // [N, C, T, H, W] float32
   // What the model was given, and what stays of the image that sampling begins from.
   KnownLatents known, kept;
-  std::unique_ptr<sampling::Solver> solver = nullptr;
+  std::unique_ptr<Solver> solver = nullptr;
 
   void keep_known(float sigma) {
     for (const KnownLatents* latents : {&kept, &known})
@@ -372,7 +371,7 @@ Generator::Batch Generator::begin_batch(const Request& request, const Conditioni
                  .kept = KnownLatents(kept_by(request.inpaint_mask, clean), x)};
   if (clean.defined()) x.mul_(sigma).add_(clean, 1.0 - static_cast<double>(sigma));
   batch.keep_known(sigma);
-  batch.solver = sampling::find_solver(request.solver).make(request.sigmas, batch.x);
+  batch.solver = request.solver.make(request.sigmas, batch.x);
   return batch;
 }
 
@@ -537,7 +536,7 @@ void Generator::run(const Request& request, const OnFrames& on_frames) {
   const ops::FastSums fast;
   const ops::StopScope stops([this] { check_cancelled(); });
   const size_t num_images = request.seeds.size();
-  const std::vector<int64_t> shape = engine_.model.latent_shape(request.target);
+  const std::vector<int64_t> shape = engine_.model.latent_shape(request.target, {});
   if (request.latents.defined()) {
     std::vector<int64_t> wanted = shape;
     wanted.insert(wanted.begin(), static_cast<int64_t>(num_images));

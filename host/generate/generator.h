@@ -20,6 +20,7 @@
 #include "host/model/residents.h"
 #include "host/model/stages.h"
 #include "host/progress/progress.h"
+#include "host/sampling/solvers.h"
 
 namespace atelier::generate {
 
@@ -67,7 +68,7 @@ struct Request {
   bool whole_timesteps = false;  // of the levels that the denoiser is told
   // Where the second of two denoisers takes over, in place of their own border.
   std::optional<double> switch_boundary = {};
-  std::string solver = "euler";  // see solvers.h
+  SolverSpec solver = sampling::solvers().front();
   MediaTarget target = {};       // of each image
   std::vector<uint64_t> seeds;   // the same
   int64_t batch_size = 1;        // images that are denoised together

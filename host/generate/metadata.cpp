@@ -5,7 +5,6 @@
 
 #include "host/generate/request.h"
 #include "host/inputs/parse.h"
-#include "host/sampling/solvers.h"
 
 namespace atelier::generate {
 namespace {
@@ -32,7 +31,7 @@ std::string parameters_text(const ModelRecord& model, const order::Settings& set
   std::string text = settings.prompt.value_or("");
   if (!settings.negative_prompt.empty()) text += "\nNegative prompt: " + settings.negative_prompt;
   text += "\nSteps: " + std::to_string(request.sigmas.size() - 1) +
-          ", Sampler: " + std::string(sampling::find_solver(request.solver).title);
+          ", Sampler: " + std::string(request.solver.title);
   text += ", Schedule type: " + request.schedule;
   text += ", CFG scale: " + number(request.cfg_scale);
   if (request.cfg_scale_2) text += ", CFG scale 2: " + number(*request.cfg_scale_2);
@@ -88,7 +87,7 @@ media::Text metadata_of(const ModelRecord& model, const order::Settings& setting
     record["cfg_renorm"] = renorm_name(request.cfg_renorm);
   if (request.cfg_renorm == CfgRenorm::kClamp)
     record["cfg_renorm_ratio"] = request.cfg_renorm_ratio;
-  if (request.solver != "euler") record["solver"] = request.solver;
+  if (request.solver.name != "euler") record["solver"] = request.solver.name;
   if (!model.dtypes.empty()) record["dtypes"] = model.dtypes;
   if (!model.storage.empty()) record["storage"] = model.storage;
   if (!model.compute.empty()) record["compute"] = model.compute;

@@ -90,7 +90,8 @@ void check_schedule(const order::Settings& s, const ModelFamily* family, std::st
   const ScheduleDefaults* schedule = &any;
   if (family != nullptr) collect([&] { schedule = &schedule_of(s, *family, variant); });
   try {
-    sampling::find_solver(s.solver.empty() ? schedule->solver : s.solver);
+    if (family != nullptr)
+      sampling::find_solver(*family, s.solver.empty() ? schedule->solver : s.solver);
   } catch (const Error& error) {
     problems.add(error.at(place.of("solver")));
   }
@@ -179,7 +180,7 @@ void check_size(int64_t size, int64_t multiple, const std::string& place,
 }
 
 std::vector<int64_t> latents_shape(const order::Settings& settings, const Model& model) {
-  std::vector<int64_t> shape = model.latent_shape(order::target_of(settings));
+  std::vector<int64_t> shape = model.latent_shape(order::target_of(settings), {});
   shape.insert(shape.begin(), settings.num_images);
   return shape;
 }

@@ -40,7 +40,7 @@ flags::Table generation_table(Generation& order, const ModelFamily* family) {
              .value_name = "FILE"});
   table.add(model::model_flags());
   model::add_memory_flags(table, order.limits);
-  table.add(settings_flags(family ? family->inputs() : std::span<const InputSpec>()))
+  table.add(family ? settings_flags(family->inputs(), family->solvers()) : settings_flags({}))
       .text("prompts_file", order.prompts_file,
             "one JSON object a line, with these flags' names as keys; - reads them from stdin",
             "FILE")

@@ -21,6 +21,7 @@ namespace {
 using flags::FlagKind;
 using nlohmann::json;
 
+constexpr const char* kSolver = "solver";
 constexpr const char* kLorasKey = "loras";  // of a line; on the command line it is --lora
 
 std::string shown(std::string_view text) {
@@ -104,13 +105,20 @@ void read(const json& value, std::vector<double>& to) {
   to = reals_of(value);
 }
 
-flags::FlagSpec solver_flag() {
-  flags::FlagSpec flag = {.name = "solver", .help = "how a step goes on"};
-  for (const sampling::SolverSpec& solver : sampling::solvers()) {
+// Adds solvers to those that --solver lists.
+void add_solvers(flags::FlagSpec& flag, std::span<const SolverSpec> solvers) {
+  constexpr std::string_view kEnd = "; by default what the schedule says";
+  if (flag.help.ends_with(kEnd)) flag.help.resize(flag.help.size() - kEnd.size());
+  for (const SolverSpec& solver : solvers) {
     flag.help += c10::str(flag.choices.empty() ? ": " : "; ", solver.name, ", ", solver.help);
     flag.choices.emplace_back(solver.name);
   }
-  flag.help += "; by default what the schedule says";
+  flag.help += kEnd;
+}
+
+flags::FlagSpec solver_flag() {
+  flags::FlagSpec flag = {.name = kSolver, .help = "how a step goes on"};
+  add_solvers(flag, sampling::solvers());
   return flag;
 }
 
@@ -290,10 +298,12 @@ bool is_setting(std::string_view name) {
   return find_field(name) != nullptr;
 }
 
-std::vector<flags::FlagSpec> settings_flags(std::span<const InputSpec> inputs) {
+std::vector<flags::FlagSpec> settings_flags(std::span<const InputSpec> inputs,
+                                            std::span<const SolverSpec> own_solvers) {
   std::vector<flags::FlagSpec> flags;
   for (const Field& field : fields()) {
     flags.push_back(field.flag);
+    if (field.flag.name == kSolver && !own_solvers.empty()) add_solvers(flags.back(), own_solvers);
     const InputSpec* input = find_input_spec(inputs, field.flag.name);
     if (input && !input->help.empty()) flags.back().help = input->help;
   }

@@ -79,8 +79,10 @@ bool makes_too_many(const Settings& settings);
 // Names the size of an image: "--height 64 --width 96", "jobs.jsonl:3: height 64, width 96".
 std::string size_origin(const Settings& settings, const Origin& place);
 
-// One flag, and one key of a line, per setting; then those of the family.
-std::vector<flags::FlagSpec> settings_flags(std::span<const InputSpec> inputs);
+// One flag, and one key of a line, per setting; then those of the family. Solvers of its own are
+// choices of --solver.
+std::vector<flags::FlagSpec> settings_flags(std::span<const InputSpec> inputs,
+                                            std::span<const SolverSpec> own_solvers = {});
 
 // The input of that name that images are made with; null: there is none.
 const InputSpec* find_input_spec(std::span<const InputSpec> inputs, std::string_view name);

@@ -51,7 +51,7 @@ void DryGeneration::choose_steps(const Request& request) {
 
 std::vector<DryPhase> DryGeneration::run(Request request, bool is_next) {
   choose_steps(request);
-  std::vector<int64_t> shape = dry_.model().latent_shape(request.target);
+  std::vector<int64_t> shape = dry_.model().latent_shape(request.target, {});
   shape.insert(shape.begin(), std::ssize(request.seeds));
   request.latents = dry_.tensor(shape, at::kFloat);
   if (!is_next) there_ = stays_;

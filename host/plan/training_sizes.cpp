@@ -199,7 +199,7 @@ class TrainingSizes {
       sample.cond = example_text(dry_, model_, denoiser, kUnknownTokens);
     if (target == nullptr || is_cached(*target))
       sample.cond["latents"] =
-          dry_.tensor(model_.model().latent_shape(training_.target), model_.decoder_dtype());
+          dry_.tensor(model_.model().latent_shape(training_.target, {}), model_.decoder_dtype());
     return sample;
   }
 

@@ -46,10 +46,24 @@ class GuardedModel final : public Model {
   MediaTarget target(const Inputs& inputs, const MediaTarget& asked) const override {
     return checked("target", &Model::target, inputs, asked);
   }
-  std::vector<int64_t> latent_shape(const MediaTarget& target) const override {
+  std::vector<int64_t> latent_shape(const MediaTarget& target,
+                                    const Conditioning& cond) const override {
     return checked_call(
-        plugin_, "latent_shape", CallKind::kAnswers, [&] { return model_->latent_shape(target); },
+        plugin_, "latent_shape", CallKind::kAnswers,
+        [&] { return model_->latent_shape(target, cond); },
         [&](const auto& shape) { check_latent_shape(plugin_.place, shape); });
+  }
+  FinishedLatents to_decode(const at::Tensor& latents_BCTHW,
+                            const Conditioning& cond) const override {
+    return checked_call(
+        plugin_, "to_decode", CallKind::kComputes,
+        [&] { return model_->to_decode(latents_BCTHW, cond); },
+        [&](const auto& finished) { check_finished(plugin_.place, finished, latents_BCTHW); });
+  }
+  std::vector<Piece> pieces(const Inputs& inputs, const MediaTarget& target) const override {
+    return checked_call(
+        plugin_, "pieces", CallKind::kAnswers, [&] { return model_->pieces(inputs, target); },
+        [&](const auto& pieces) { check_pieces(plugin_.place, pieces, target); });
   }
   Conditioning encode(const EncodeInputs& in, BlockRunner& runner) override {
     return checked_call(
@@ -126,7 +140,8 @@ class GuardedModel final : public Model {
     const int64_t axes = pixels->dim();
     check_latents(plugin_.place, made,
                   model_->latent_shape({axes == 4 ? pixels->size(1) : 1, pixels->size(axes - 2),
-                                        pixels->size(axes - 1)}));
+                                        pixels->size(axes - 1)},
+                                       made));
   }
 
   template <typename F, typename... Arguments>
@@ -182,6 +197,9 @@ class GuardedFamily final : public ModelFamily {
   }
   ScheduleDefaults training_schedule(const Detection& denoiser) const override {
     return ask("training_schedule", &ModelFamily::training_schedule, denoiser);
+  }
+  std::span<const SolverSpec> solvers() const override {
+    return ask("solvers", &ModelFamily::solvers);
   }
   MediaDefaults media_defaults(const Detection& denoiser) const override {
     return ask("media_defaults", &ModelFamily::media_defaults, denoiser);

@@ -54,7 +54,7 @@ void check_output(const std::string& place, std::string_view text) {
 void check_output(const std::string& place, std::span<const ComponentSpec> components) {
   expect_rows(place, components);
   for (const ComponentSpec& spec : components) {
-    for (const std::string_view text : {spec.name, spec.help, spec.variants})
+    for (const std::string_view text : {spec.name, spec.help, spec.variants, spec.beside})
       check_output(place, text);
   }
 }
@@ -62,8 +62,10 @@ void check_output(const std::string& place, std::span<const ComponentSpec> compo
 void check_output(const std::string& place, std::span<const InputSpec> inputs) {
   expect_rows(place, inputs);
   for (const InputSpec& spec : inputs) {
-    for (const std::string_view text : {spec.name, spec.required_by, spec.variants, spec.help})
+    for (const std::string_view text : {spec.name, spec.required_by, spec.variants, spec.help,
+                                        spec.paired_with, spec.negative_of, spec.per_instance_of})
       check_output(place, text);
+    for (const std::string_view choice : spec.choices) check_output(place, choice);
   }
 }
 
@@ -87,6 +89,15 @@ void check_output(const std::string& place, std::span<const ScheduleDefaults> sc
   }
 }
 
+void check_output(const std::string& place, std::span<const SolverSpec> solvers) {
+  for (const SolverSpec& solver : solvers) {
+    for (const std::string_view text : {solver.name, solver.title, solver.help})
+      check_output(place, text);
+    expect_output(!solver.name.empty() && solver.make != nullptr, place,
+                  "a solver without a name or a function");
+  }
+}
+
 void check_output(const std::string& place, const std::vector<Block*>& blocks) {
   for (const Block* block : blocks) expect_output(block != nullptr, place, "a block that is null");
 }
@@ -104,6 +115,8 @@ void check_output(const std::string& place, const LatentSpec& spec) {
         std::pair("token_stride", spec.token_stride)})
     expect_output(value >= 1 && value <= kMostOfSide, place,
                   std::string(what) + " " + std::to_string(value));
+  expect_output(spec.pixel_channels == 3 || spec.pixel_channels == 4, place,
+                "pixel_channels " + std::to_string(spec.pixel_channels));
   expect_output(spec.pixel_multiple % spec.spatial_stride == 0, place,
                 "pixel_multiple " + std::to_string(spec.pixel_multiple) +
                     ", which is no multiple of spatial_stride " +
@@ -160,29 +173,61 @@ void check_latents(const std::string& place, const NamedTensors& encoded, at::In
       "latents " + described(latents->second) + ", Float" + shape_of(shape) + " expected");
 }
 
+void check_finished(const std::string& place, const FinishedLatents& finished,
+                    const at::Tensor& like) {
+  const at::Tensor& latents = finished.latents_BCTHW;
+  expect_tensor(place, "latents", latents);
+  expect_output(latents.is_floating_point() && latents.dim() == 5 &&
+                    latents.size(0) == like.size(0) && latents.size(2) >= 1,
+                place, "latents " + described(latents) + ", made of " + described(like));
+  expect_output(finished.skipped_frames >= 0, place,
+                std::to_string(finished.skipped_frames) + " skipped frames");
+}
+
+void check_pieces(const std::string& place, const std::vector<Piece>& pieces,
+                  const MediaTarget& target) {
+  int64_t end = 0;
+  for (const Piece& piece : pieces) {
+    const bool is_first = &piece == &pieces.front();
+    expect_output(piece.shared >= 0 && piece.shared < piece.frames &&
+                      piece.first + piece.shared == end && (!is_first || piece.shared == 0) &&
+                      piece.frames <= kMostOfSide,
+                  place,
+                  "a piece of " + std::to_string(piece.frames) + " frames from frame " +
+                      std::to_string(piece.first) + ", of which " + std::to_string(piece.shared) +
+                      " are those before; frame " + std::to_string(end) + " is next");
+    end = piece.first + piece.frames;
+  }
+  expect_output(pieces.empty() || end >= target.frames, place,
+                "pieces of " + std::to_string(end) + " frames, " + std::to_string(target.frames) +
+                    " are made");
+}
+
 FrameCheck::FrameCheck(std::string place, const at::Tensor& latents_BCTHW, const LatentSpec& spec)
     : place_(std::move(place)),
       batch_(latents_BCTHW.size(0)),
-      frames_(1 + (latents_BCTHW.size(2) - 1) * spec.temporal_stride),
+      latent_frames_(latents_BCTHW.size(2)),
+      frames_(1 + (latent_frames_ - 1) * spec.temporal_stride),
       height_(latents_BCTHW.size(3) * spec.spatial_stride),
       width_(latents_BCTHW.size(4) * spec.spatial_stride),
+      channels_(spec.pixel_channels),
       is_dry_(latents_BCTHW.is_meta()) {}
 
 void FrameCheck::add(const at::Tensor& pixels_BCTHW) {
   expect_tensor(place_, "frames", pixels_BCTHW);
   const bool is_clip = pixels_BCTHW.dim() == 5;
   done_ += is_clip ? pixels_BCTHW.size(2) : 0;
-  const std::vector<int64_t> wanted = {batch_, 3, is_clip ? pixels_BCTHW.size(2) : frames_, height_,
+  const std::vector<int64_t> wanted = {batch_, channels_, is_clip ? pixels_BCTHW.size(2) : frames_, height_,
                                        width_};
   expect_output(pixels_BCTHW.scalar_type() == at::kFloat && pixels_BCTHW.sizes() == wanted &&
                     done_ <= frames_,
                 place_,
                 "frames " + described(pixels_BCTHW) + ", Float" +
-                    shape_of({batch_, 3, frames_, height_, width_}) + " expected");
+                    shape_of({batch_, channels_, frames_, height_, width_}) + " expected");
 }
 
 void FrameCheck::end() const {
-  expect_output(done_ == frames_ || (is_dry_ && done_ > 0), place_,
+  expect_output(done_ == frames_ || done_ == latent_frames_ || (is_dry_ && done_ > 0), place_,
                 std::to_string(done_) + " frames, " + std::to_string(frames_) + " expected");
 }
 

@@ -22,6 +22,7 @@ void check_output(const std::string& place, std::span<const ComponentSpec> compo
 void check_output(const std::string& place, std::span<const InputSpec> inputs);
 void check_output(const std::string& place, std::span<const EncodeStage> stages);
 void check_output(const std::string& place, std::span<const ScheduleDefaults> schedules);
+void check_output(const std::string& place, std::span<const SolverSpec> solvers);
 
 void check_output(const std::string& place, const std::vector<Block*>& blocks);
 void check_output(const std::string& place, const std::vector<WeightPtr>& weights);
@@ -42,18 +43,27 @@ void check_like(const std::string& place, const at::Tensor& tensor, const at::Te
 // Clean latents of this shape.
 void check_latents(const std::string& place, const NamedTensors& encoded, at::IntArrayRef shape);
 
+// Latents of as many samples as there were.
+void check_finished(const std::string& place, const FinishedLatents& finished,
+                    const at::Tensor& like);
+
+// Pieces that follow on each other to the target's end; none are a whole clip.
+void check_pieces(const std::string& place, const std::vector<Piece>& pieces,
+                  const MediaTarget& target);
+
 // The frames that decode() hands on, one call after the other.
 class FrameCheck {
  public:
   FrameCheck(std::string place, const at::Tensor& latents_BCTHW, const LatentSpec& spec);
 
   void add(const at::Tensor& pixels_BCTHW);
-  // Behind the last ones. A dry run, on meta tensors, may leave out what is like the rest.
+  // Behind the last ones: all frames of the latents, or one of each latent frame that was decoded
+  // alone. A dry run, on meta tensors, may leave out what is like the rest.
   void end() const;
 
  private:
   std::string place_;
-  int64_t batch_, frames_, height_, width_;
+  int64_t batch_, latent_frames_, frames_, height_, width_, channels_;
   bool is_dry_;
   int64_t done_ = 0;
 };

@@ -95,6 +95,17 @@ SigmaShift dynamic_shift(std::span<const ScheduleDefaults> schedules, std::strin
   return {.kind = SigmaShift::Kind::kByTokens};
 }
 
+namespace {
+
+// A level of the grid that has so many cells, no cleaner than `s`.
+double on_cells(double s, int64_t cells) {
+  constexpr double kRounding = 1e-9;  // of s * cells, which may be whole
+  const auto n = static_cast<double>(cells);
+  return std::ceil(s * n - kRounding) / n;
+}
+
+}  // namespace
+
 std::vector<float> make_sigmas(const ScheduleDefaults& schedule, const ScheduleOptions& request) {
   if (!request.sigmas.empty()) return checked_sigmas(request.sigmas);
   const int n = request.num_steps;
@@ -107,7 +118,8 @@ std::vector<float> make_sigmas(const ScheduleDefaults& schedule, const ScheduleO
   std::vector<double> levels(n);
   const double step = (schedule.grid.low - schedule.grid.high) / n;
   for (int i = 0; i < n; ++i) {
-    const double s = schedule.grid.high + i * step;  // as NumPy rounds it
+    double s = schedule.grid.high + i * step;  // as NumPy rounds it
+    if (schedule.grid.cells > 0) s = on_cells(s, schedule.grid.cells);
     levels[i] = a * s / (1.0 + (a - 1.0) * s);
   }
   // A single step begins and ends the grid at 1: there is nothing to stretch.

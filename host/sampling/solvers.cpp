@@ -177,15 +177,20 @@ constexpr std::array<SolverSpec, 3> kSolvers = {{
 
 }  // namespace
 
-Solver::~Solver() = default;
-
 std::span<const SolverSpec> solvers() {
   return kSolvers;
 }
 
-const SolverSpec& find_solver(std::string_view name) {
+std::vector<SolverSpec> solvers_of(const ModelFamily& family) {
+  std::vector<SolverSpec> all(std::begin(kSolvers), std::end(kSolvers));
+  const std::span<const SolverSpec> own = family.solvers();
+  all.insert(all.end(), own.begin(), own.end());
+  return all;
+}
+
+SolverSpec find_solver(const ModelFamily& family, std::string_view name) {
   std::vector<std::string> known;
-  for (const SolverSpec& solver : kSolvers) {
+  for (const SolverSpec& solver : solvers_of(family)) {
     if (solver.name == name) return solver;
     known.emplace_back(solver.name);
   }

@@ -1,40 +1,21 @@
-// How latents go from one noise level to the next.
+// The solvers that images are made with.
 #pragma once
 
-#include <functional>
-#include <memory>
 #include <span>
 #include <string_view>
+#include <vector>
 
-#include <ATen/core/Tensor.h>
+#include "atelier/model_family.h"
 
 namespace atelier::sampling {
 
-// Walks one batch of latents through the levels it was made for. What it remembers of earlier steps
-// is on the latents' device, and is allocated when it is made. Steps wait for nothing. Not
-// thread-safe.
-class Solver {
- public:
-  virtual ~Solver();
-
-  // Takes `x` to the next level, in place. Called once for each level but the last one, in order.
-  // x: float32. v: the velocity there, of x's shape, float32; it is left as it is.
-  virtual void step(at::Tensor& x, const at::Tensor& v) = 0;
-  // Calls `visit` with all that it remembers: between two steps it may be moved elsewhere and back.
-  virtual void visit(const std::function<void(at::Tensor&)>& visit) = 0;
-};
-
-struct SolverSpec {
-  std::string_view name;   // chosen with --solver
-  std::string_view title;  // as images name it
-  std::string_view help;
-  // sigmas: levels that fall to 0, see make_sigmas(). like: the latents that will be walked.
-  std::unique_ptr<Solver> (*make)(std::span<const float> sigmas, const at::Tensor& like);
-};
-
+// Those of every family.
 std::span<const SolverSpec> solvers();
 
+// All that a family's images may be made with: those, then its own.
+std::vector<SolverSpec> solvers_of(const ModelFamily& family);
+
 // Throws Error{kNotFound} naming the solvers there are.
-const SolverSpec& find_solver(std::string_view name);
+SolverSpec find_solver(const ModelFamily& family, std::string_view name);
 
 }  // namespace atelier::sampling

@@ -97,6 +97,11 @@ NamedTensors probe_text(TextEncoder& encoder, const NamedTensors& inputs, BlockR
 
 TextEncoder::~TextEncoder() = default;
 Autoencoder::~Autoencoder() = default;
+
+int64_t Autoencoder::pixel_channels() const {
+  return 3;
+}
+
 Denoiser::~Denoiser() = default;
 
 nn::NoiseLevels* Denoiser::levels() {
@@ -109,12 +114,14 @@ ComponentModel::ComponentModel(std::span<const ComponentRow> rows, std::span<con
   check_strides(latents);
   for (const ComponentRow& row : rows) {
     if (!row.make) continue;
-    Component& component = components_.emplace_back(Component{row.spec.name, nullptr, {}});
+    components_.push_back({std::string(row.spec.name), nullptr, {}});
     for (const Detection& part : parts) {
-      if (part.component != row.spec.name) continue;
-      if (component.module) invalid("two checkpoints hold the " + part.component, "give one");
-      component.module = row.make(part);
-      collect_blocks(*component.module, component.blocks);
+      if (spec_name(part.component) != row.spec.name) continue;
+      Component* component = find(part.component);
+      if (!component) component = &components_.emplace_back(Component{part.component, nullptr, {}});
+      if (component->module) invalid("two checkpoints hold the " + part.component, "give one");
+      component->module = row.make(part);
+      collect_blocks(*component->module, component->blocks);
     }
   }
   for (const Detection& part : parts) {
@@ -208,6 +215,7 @@ LatentSpec ComponentModel::latent_spec() const {
   if (const auto autoencoders = all<Autoencoder>(); !autoencoders.empty()) {
     spec.channels = autoencoders.front()->channels();
     spec.spatial_stride = autoencoders.front()->spatial_stride();
+    spec.pixel_channels = autoencoders.front()->pixel_channels();
   }
   spec.pixel_multiple = spec.token_stride = patch * spec.spatial_stride;
   return spec;
@@ -231,16 +239,21 @@ void ComponentModel::check_latents(const at::Tensor& latents_BCTHW, int64_t chan
 Conditioning ComponentModel::encode_latents(const Inputs& inputs, std::string_view name,
                                             BlockRunner& runner) {
   const auto& autoencoder = first<Autoencoder>("vae");
-  const at::Tensor pixels = clip_input(inputs, name);
+  const at::Tensor pixels = clip_input(inputs, name, autoencoder.pixel_channels());
   const int64_t frames = pixels.size(1), H = pixels.size(2), W = pixels.size(3);
   check_frames(frames, latents_.takes_clips);
-  const int64_t step = latents_.temporal_stride;
+  const bool are_pictures = find_input<std::vector<at::Tensor>>(inputs, name) != nullptr;
+  const int64_t step = are_pictures ? 1 : latents_.temporal_stride;
   if ((frames - 1) % step != 0)
     invalid("clip of " + number(frames) + " frames: one more than a multiple of " + number(step));
   const int64_t stride = autoencoder.spatial_stride();
   if (H < 1 || W < 1 || H % stride != 0 || W % stride != 0) {
     invalid("image of " + number(W) + " x " + number(H) + " pixels: both sides are multiples of " +
             number(stride));
+  }
+  if (are_pictures) {  // [N, channels, 1, H, W] to [C, N, h, w]
+    const at::Tensor pictures = pixels.transpose(0, 1).unsqueeze(2);
+    return {{"latents", autoencoder.encode(pictures, runner).squeeze(2).transpose(0, 1)}};
   }
   return {{"latents", autoencoder.encode(pixels.unsqueeze(0), runner).squeeze(0)}};
 }
@@ -359,11 +372,12 @@ NamedTensors ComponentModel::probe_media(Autoencoder& autoencoder, const NamedTe
   const std::string name = is_clip ? "clip" : "image";
   const at::Tensor& pixels = named_tensor(inputs, name, is_clip ? 5 : 4);
   const int64_t stride = autoencoder.spatial_stride();
-  if (pixels.size(1) != 3 || pixels.numel() == 0 || pixels.size(-2) % stride != 0 ||
+  const int64_t channels = autoencoder.pixel_channels();
+  if (pixels.size(1) != channels || pixels.numel() == 0 || pixels.size(-2) % stride != 0 ||
       pixels.size(-1) % stride != 0) {
     invalid("tensor '" + name + "': shape " + shape_text(pixels) +
-            (is_clip ? ", [B, 3, T, H, W]" : ", [B, 3, H, W]") + " with multiples of " +
-            number(stride) + " expected");
+            ", [B, " + number(channels) + (is_clip ? ", T, H, W]" : ", H, W]") +
+            " with multiples of " + number(stride) + " expected");
   }
   if (!is_clip) return {{"latents", autoencoder.encode(pixels.unsqueeze(2), runner)}};
   check_frames(pixels.size(2), latents_.takes_clips);

@@ -15,10 +15,18 @@ MediaTarget Model::target(const Inputs&, const MediaTarget& asked) const {
   return asked;
 }
 
-std::vector<int64_t> Model::latent_shape(const MediaTarget& target) const {
+std::vector<int64_t> Model::latent_shape(const MediaTarget& target, const Conditioning&) const {
   const LatentSpec spec = latent_spec();
   return {spec.channels, (target.frames - 1) / spec.temporal_stride + 1,
           target.height / spec.spatial_stride, target.width / spec.spatial_stride};
+}
+
+FinishedLatents Model::to_decode(const at::Tensor& latents_BCTHW, const Conditioning&) const {
+  return {.latents_BCTHW = latents_BCTHW};
+}
+
+std::vector<Piece> Model::pieces(const Inputs&, const MediaTarget&) const {
+  return {};
 }
 
 std::vector<WeightPtr> Model::level_weights(std::string_view) {

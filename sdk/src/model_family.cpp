@@ -10,6 +10,11 @@
 namespace atelier {
 
 ModelFamily::~ModelFamily() = default;
+Solver::~Solver() = default;
+
+std::span<const SolverSpec> ModelFamily::solvers() const {
+  return {};
+}
 
 ScheduleDefaults ModelFamily::training_schedule(const Detection& denoiser) const {
   for (const ScheduleDefaults& schedule : schedules()) {
@@ -28,6 +33,10 @@ SigmaRange ModelFamily::sigma_range(const Detection&) const {
 }
 
 void ModelFamily::assign(std::span<FoundPart>) const {}
+
+std::string_view spec_name(std::string_view component) {
+  return component.substr(0, component.find('.'));
+}
 
 bool is_called(const ComponentSpec& component, std::string_view name) {
   std::string lower(name);
@@ -49,6 +58,8 @@ std::string_view role_name(Role role) {
       return "vae";
     case Role::kDenoiser:
       return "dit";
+    case Role::kControl:
+      return "control";
   }
   return "";
 }

@@ -83,14 +83,33 @@ PackedRows pack_entry(std::span<const Conditioning* const> cond, std::string_vie
   return {parts.size() == 1 ? parts.front() : at::cat(parts, 0), Segments(lengths), lengths};
 }
 
-at::Tensor clip_input(const Inputs& inputs, std::string_view name) {
-  const auto* pixels = find_input<at::Tensor>(inputs, name);
-  if (!pixels)
+namespace {
+
+at::Tensor stacked(const std::vector<at::Tensor>& images, std::string_view name) {
+  for (const at::Tensor& image : images) {
+    if (image.sizes() == images.front().sizes()) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                std::string(name) + ": images of shapes " + shape_text(images.front()) + " and " +
+                    shape_text(image) + ", one size expected");
+  }
+  return at::stack(images, 1);
+}
+
+}  // namespace
+
+at::Tensor clip_input(const Inputs& inputs, std::string_view name, int64_t channels) {
+  at::Tensor pixels;
+  if (const auto* one = find_input<at::Tensor>(inputs, name)) pixels = *one;
+  const auto* images = find_input<std::vector<at::Tensor>>(inputs, name);
+  if (images && !images->empty()) pixels = stacked(*images, name);
+  if (!pixels.defined())
     throw Error(ErrorCode::kInvalidArgument, std::string(name) + ": missing, or not an image");
-  const at::Tensor clip = pixels->dim() == 3 ? pixels->unsqueeze(1) : *pixels;
-  if (clip.dim() != 4 || clip.size(0) != 3)
-    throw Error(ErrorCode::kInvalidArgument, std::string(name) + ": image of shape " +
-                                                 shape_text(*pixels) + ", [3, T, H, W] expected");
+  const at::Tensor clip = pixels.dim() == 3 ? pixels.unsqueeze(1) : pixels;
+  if (clip.dim() != 4 || clip.size(0) != channels) {
+    throw Error(ErrorCode::kInvalidArgument,
+                std::string(name) + ": image of shape " + shape_text(pixels) + ", [" +
+                    std::to_string(channels) + ", T, H, W] expected");
+  }
   return clip;
 }
 

@@ -164,7 +164,7 @@ TEST_CASE("Both VAEs are known in both spellings, and have no other weights", "[
     CHECK_NOTHROW(binding.throw_unless_complete(file, "vae"));
     CHECK(binding.unused.empty());
     CHECK(model->latent_spec().temporal_stride == 4);
-    CHECK(model->latent_shape({81, 480, 832}) == latents);
+    CHECK(model->latent_shape({81, 480, 832}, {}) == latents);
   }
 }
 

@@ -18,9 +18,10 @@ enum class Role {
   kImageEncoder,  // images to conditionings
   kVae,           // pixels to latents, and back
   kDenoiser,
+  kControl,  // blocks that run beside a denoiser's, see ComponentSpec::beside
 };
 
-// "tokenizer", "text_encoder", "image_encoder", "vae", "dit".
+// "tokenizer", "text_encoder", "image_encoder", "vae", "dit", "control".
 ATELIER_API std::string_view role_name(Role role);
 
 struct ComponentSpec {
@@ -38,7 +39,16 @@ struct ComponentSpec {
   std::array<const char*, 4> paths = {};
   // It is computed in float32 whatever the others are in, unless --dtype names it.
   bool is_float32 = false;
+  // kControl: the denoiser that runs it. It comes, stays and leaves with that one, whatever the
+  // noise level is, and may be streamed, trained and given LoRAs like it.
+  std::string_view beside = {};
+  // kControl: how many files of it a model may have at once. They are the components "controlnet",
+  // "controlnet.1", "controlnet.2" in the order in which their paths were given.
+  int64_t max_count = 1;
 };
+
+// "controlnet" of "controlnet.1", see ComponentSpec::max_count; any other name as it is.
+ATELIER_API std::string_view spec_name(std::string_view component);
 
 // Whether ComponentSpec::paths fit the name of a file or folder, in upper case or lower.
 ATELIER_API bool is_called(const ComponentSpec& component, std::string_view name);
@@ -55,6 +65,11 @@ struct EncodeStage {
   std::span<const std::string_view> inputs;
   bool sees_target = false;         // the result depends on the size of what is generated
   std::string_view variants = "*";  // glob over the denoiser's Detection::variant
+  // It runs for both branches of guidance although it does not read "prompt": a second time with
+  // EncodeInputs::is_negative, see InputSpec::negative_of.
+  bool per_branch = false;
+  // It runs again for each piece of what is generated, see Model::pieces().
+  bool per_piece = false;
 };
 
 }  // namespace atelier

@@ -38,16 +38,18 @@ class ATELIER_API Autoencoder : public nn::Module {
   using nn::Module::Module;
   ~Autoencoder() override;
 
-  // pixels_BCTHW: RGB in [-1, 1] of any dtype; H and W are multiples of spatial_stride(). Returns
+  // pixels_BCTHW: pixel_channels() values in [-1, 1] of any dtype, RGB first; H and W are multiples
+  // of spatial_stride(). Returns
   // clean latents as the denoiser takes them, in the weights' dtype.
   virtual at::Tensor encode(const at::Tensor& pixels_BCTHW, BlockRunner& runner) const = 0;
 
-  // latents_BCTHW: as encode() gives them. `sink` gets float32 RGB in [-1, 1].
+  // latents_BCTHW: as encode() gives them. `sink` gets float32 in [-1, 1].
   virtual void decode(const at::Tensor& latents_BCTHW, BlockRunner& runner,
                       const FrameSink& sink) const = 0;
 
   virtual int64_t channels() const = 0;        // of the latents
   virtual int64_t spatial_stride() const = 0;  // pixels per latent cell
+  virtual int64_t pixel_channels() const;      // by default 3; 4 with transparency
 };
 
 // The usual name of what a text encoder gives.
@@ -115,7 +117,7 @@ class ATELIER_API ComponentModel : public Model {
   void forget_levels() override;
 
   // A text encoder: "input_ids" [B, L] and "lengths" to "hidden". An autoencoder: "image"
-  // [B, 3, H, W] or "clip" [B, 3, T, H, W] to "latents" [B, C, T', H', W'], or back. A denoiser:
+  // [B, 3, H, W] or "clip" [B, 3, T, H, W], of pixel_channels(), to "latents" [B, C, T', H', W'], or back. A denoiser:
   // "latents", "sigma" and its entries, rows padded and with their lengths, to "velocity".
   NamedTensors probe(std::string_view component, const NamedTensors& inputs,
                      BlockRunner& runner) override;
@@ -142,13 +144,14 @@ class ATELIER_API ComponentModel : public Model {
   at::Tensor encode_ids(std::string_view encoder, const std::vector<int64_t>& ids,
                         BlockRunner& runner);
 
-  // "latents" of input `name`, an image or a clip, as the stage of InputRole::kTarget gives them.
+  // "latents" of input `name`, an image or a clip, as the stage of InputRole::kTarget gives them. A
+  // list of images gives one latent frame for each: [C, N, H, W].
   // Throws Error{kUnsupported} for clips in a family of still images.
   Conditioning encode_latents(const Inputs& inputs, std::string_view name, BlockRunner& runner);
 
  private:
   struct Component {
-    std::string_view name;
+    std::string name;
     std::unique_ptr<nn::Module> module;  // null: not loaded
     std::vector<Block*> blocks;
   };

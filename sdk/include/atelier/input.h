@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -10,9 +12,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "atelier/picture.h"
+
 namespace atelier {
 
-// Sound is declared already and cannot be read yet.
 enum class InputKind { kText, kImage, kVideo, kMask, kVideoMask, kAudio, kInteger, kReal, kFlag };
 
 enum class InputUse { kTrain, kGenerate, kBoth };
@@ -34,6 +37,16 @@ enum class InputFit {
   kCrop,     // scaled until it covers what is made (bilinear), and the middle is cut out
   kStretch,  // scaled to the size of what is made, whatever its own shape is (bicubic)
   kAsIs,     // it keeps its own size
+  kPad,      // scaled until it lies within the size, in the middle, see InputSpec::pad_level
+};
+
+// What stands behind the end of a clip or a sound that is shorter than what is made.
+enum class Tail {
+  kRefuse,    // nothing: it has to be as long
+  kMirror,    // its frames backwards, then forwards again: 1 2 3 2 1 2
+  kRepeat,    // its last frame
+  kMinusOne,  // values of -1: black
+  kZero,      // values of 0: silence
 };
 
 // What the target input gives in place of an image that a row of a dataset lacks.
@@ -51,18 +64,48 @@ struct InputSpec {
   std::string_view help = {};  // one line
   InputRole role = InputRole::kCondition;
   // How many values it has where it is given. It is a list, and its flag may be repeated, unless
-  // max_count is 1; texts, images and masks may be lists.
+  // max_count is 1; texts, images, masks and numbers may be lists.
   int64_t min_count = 1, max_count = 1;
-  int64_t channels = 3;  // of an image: 3, transparency lies over white; 4, RGBA is kept
+  // Of an image: 3, transparency lies over white; 4, RGBA is kept. Of a sound: 1 or 2.
+  int64_t channels = 3;
   InputFit fit = InputFit::kCrop;
   // An image of training may say what stands in for it; it is then never missing from a row.
   WhenAbsent when_absent = WhenAbsent::kNone;
+  // Of a text: the values that it may have. Empty: any.
+  std::span<const std::string_view> choices = {};
+  // Of a list: another input that is given as many values, if it is given any.
+  std::string_view paired_with = {};
+  // Of a text: the input whose place it takes where the negative branch of guidance is encoded, in
+  // stages of EncodeStage::per_branch. Where it is not given, an empty text does.
+  std::string_view negative_of = {};
+  // The component, of Role::kControl, that each value belongs to in turn: as many values as it has
+  // files. Empty: none.
+  std::string_view per_instance_of = {};
+
+  // ---- Of images and clips
+  // The filter of all scaling; none: that of `fit`.
+  std::optional<ResizeFilter> filter = std::nullopt;
+  int pad_level = 0;  // kPad: brightness beside the picture, from 0 (black) to 255 (white)
+  // The size that it is brought to by `fit`, whatever the size of what is made is; 0: that one.
+  int64_t fit_height = 0, fit_width = 0;
+
+  // ---- Of clips and sounds
+  // Frames per second to which a clip is brought, by the nearest frame; 0: those that it has.
+  double fps = 0.0;
+  // It runs beside what is made, frame by frame: where that is made in pieces, a stage that runs
+  // for each piece is given what lies beside the piece.
+  bool along_clip = false;
+  Tail tail = Tail::kRefuse;  // behind the end of what runs beside
+  int64_t sample_rate = 16000;  // of a sound, samples per second to which it is brought
+  bool is_soundtrack = false;   // the sound is written into the file of the clip that is made
 };
 
 // Images are float32 in [-1, 1]: kImage [channels, H, W], kVideo [channels, T, H, W]. Masks are
-// float32 in [0, 1], the brightness of each pixel: kMask [1, H, W], kVideoMask [1, T, H, W].
-using InputValue = std::variant<std::string, at::Tensor, std::vector<at::Tensor>, int64_t, double,
-                                bool, std::vector<std::string>>;
+// float32 in [0, 1], the brightness of each pixel: kMask [1, H, W], kVideoMask [1, T, H, W]. Sounds
+// are float32 in [-1, 1]: kAudio [channels, samples], with one channel the mean of the file's.
+using InputValue =
+    std::variant<std::string, at::Tensor, std::vector<at::Tensor>, int64_t, double, bool,
+                 std::vector<std::string>, std::vector<int64_t>, std::vector<double>>;
 using Inputs = std::map<std::string, InputValue, std::less<>>;
 
 }  // namespace atelier

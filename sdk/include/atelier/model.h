@@ -24,7 +24,8 @@ struct LatentSpec {
   int64_t pixel_multiple = 16;  // height and width in pixels are multiples of this
   int64_t token_stride =
       16;                    // pixels per denoiser token along each side; the schedule counts these
-  bool takes_clips = false;  // of more than one frame
+  bool takes_clips = false;    // of more than one frame
+  int64_t pixel_channels = 3;  // of what is decoded: 3, or 4 with transparency
 };
 
 // What is to be made: how many frames, and their size in pixels. An image has one frame.
@@ -36,7 +37,16 @@ struct MediaTarget {
 // What is made where the user does not say it.
 struct MediaDefaults {
   MediaTarget target = {1, 1024, 1024};
-  double fps = 0.0;  // of a clip, frames per second; 0: single images
+  double fps = 0.0;  // of a clip, frames per second; 0: images
+  // Frames are pictures of one result, such as layers, and each becomes a file of its own.
+  bool frames_are_pictures = false;
+};
+
+// A part of a long clip that is made at a time: its frames, the first of which may be those that
+// the piece before it ended with.
+struct Piece {
+  int64_t first = 0, frames = 0;  // of the whole clip
+  int64_t shared = 0;             // how many of them the piece before it has, too
 };
 
 struct EncodeInputs {
@@ -44,6 +54,11 @@ struct EncodeInputs {
   Inputs values;           // those that the stage reads and that are given, on the compute device
   MediaTarget target = {};
   bool is_negative = false;  // "prompt" is the one that guidance moves away from
+  // Of a stage that runs for each piece: the piece, and its shared frames as they were made before,
+  // float32 [channels, shared, H, W] in [-1, 1], on the compute device; undefined: there are none.
+  // `target` has the frames of the piece, `values` what runs beside it.
+  std::optional<Piece> piece = std::nullopt;
+  at::Tensor before_CTHW = {};
 };
 
 struct DenoiseInputs {
@@ -57,6 +72,9 @@ struct DenoiseInputs {
   std::string_view denoiser = "dit";  // the component that runs: its sigma range holds sigma_B
   // The level that the solver goes to from sigma_B, float32; none: no step is made, as in training.
   std::optional<at::Tensor> next_sigma_B = std::nullopt;
+  // Which step of a run this is, from 0, and how many it has; 0 steps: there is no run, as in
+  // training.
+  int64_t step = 0, steps = 0;
 };
 
 // Latents that are known already: a first frame, the surroundings of a hole.
@@ -66,8 +84,14 @@ struct GivenLatents {
   bool is_noised = false;  // the denoiser sees them with the noise of its level, else clean
 };
 
-// Gets frames in order, as they are decoded: float32 [B, 3, frames, H, W] in [-1, 1], on the
-// compute device.
+// What Model::decode() is given of finished latents.
+struct FinishedLatents {
+  at::Tensor latents_BCTHW;
+  int64_t skipped_frames = 0;  // of what is decoded, at its beginning, that are no part of the clip
+};
+
+// Gets frames in order, as they are decoded: float32 [B, LatentSpec::pixel_channels, frames, H, W]
+// in [-1, 1], on the compute device.
 using FrameSink = std::function<void(const at::Tensor& pixels_BCTHW)>;
 
 // How many tokens a text has for its encoder, and how many the encoder takes.
@@ -97,8 +121,21 @@ class ATELIER_API Model {
   // clips of `inputs` are meta tensors of the sizes that their files have. By default `asked`.
   virtual MediaTarget target(const Inputs& inputs, const MediaTarget& asked) const;
 
-  // Latents of one sample: [C, T, H, W]. By default latent_spec() cells.
-  virtual std::vector<int64_t> latent_shape(const MediaTarget& target) const;
+  // The latents of one sample, [C, T, H, W], that the denoiser is given with these conditions: what
+  // the stages made of its inputs, or nothing where only the target is known yet. By default
+  // latent_spec() cells of the target.
+  virtual std::vector<int64_t> latent_shape(const MediaTarget& target,
+                                            const Conditioning& cond) const;
+
+  // What is decoded of latents that are finished: without what was denoised beside the clip, behind
+  // what it follows on. By default the latents as they are.
+  virtual FinishedLatents to_decode(const at::Tensor& latents_BCTHW,
+                                    const Conditioning& cond) const;
+
+  // The pieces that a clip is made in, one after the other, each with the memory of one. They begin
+  // at frame 0, follow on each other and end at the target's last frame or behind it; frames behind
+  // it are cut off. By default none: the clip is made at once.
+  virtual std::vector<Piece> pieces(const Inputs& inputs, const MediaTarget& target) const;
 
   // Runs one stage of ModelFamily::encode_stages() on the inputs of one sample. The entries of all
   // stages together are what denoise() is given. The stage that reads the input of

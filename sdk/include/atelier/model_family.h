@@ -16,6 +16,7 @@
 #include "atelier/lora.h"
 #include "atelier/model.h"
 #include "atelier/schedule.h"
+#include "atelier/solver.h"
 #include "atelier/weight_map.h"
 
 namespace atelier {
@@ -82,6 +83,9 @@ class ATELIER_API ModelFamily {
   // num_inference_steps, cfg_scale and solver aside. By default the first of schedules() for the
   // denoiser's variant.
   virtual ScheduleDefaults training_schedule(const Detection& denoiser) const;
+  // Solvers of its own that --solver lists beside the host's; their names are not the host's. By
+  // default none.
+  virtual std::span<const SolverSpec> solvers() const;
   virtual MediaDefaults media_defaults(const Detection& denoiser) const;  // by default 1024x1024
   virtual SigmaRange sigma_range(const Detection& denoiser) const;        // by default [0, 1]
 

@@ -53,9 +53,10 @@ const Value* find_input(const Inputs& inputs, std::string_view name) {
   return found == inputs.end() ? nullptr : std::get_if<Value>(&found->second);
 }
 
-// An image or a clip as [3, T, H, W]. Throws when there is none of that name, or it has another
-// shape.
-ATELIER_API at::Tensor clip_input(const Inputs& inputs, std::string_view name);
+// An image or a clip as [channels, T, H, W], or a list of images of one size, which are its frames.
+// Throws when there is none of that name, or it has another shape.
+ATELIER_API at::Tensor clip_input(const Inputs& inputs, std::string_view name,
+                                  int64_t channels = 3);
 
 // Throws when there is no text of that name.
 ATELIER_API const std::string& text_input(const Inputs& inputs, std::string_view name);

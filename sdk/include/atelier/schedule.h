@@ -31,6 +31,9 @@ enum class CfgRenorm {
 // is what a step behind the last one would begin at.
 struct SigmaGrid {
   double high = 1.0, low = 0.0;
+  // Levels lie on those of so many steps, each on the next one towards more noise; 0: between them,
+  // too.
+  int64_t cells = 0;
 };
 
 // sigma_i = high - (high - low) i / N for i = 0 .. N-1, shifted, then stretched so that the last

@@ -137,7 +137,7 @@ struct Liar {
             {"blocks", [&] { model->blocks("dit"); }},
             {"latent_spec", [&] { model->latent_spec(); }},
             {"target", [&] { model->target({}, {}); }},
-            {"latent_shape", [&] { model->latent_shape({}); }},
+            {"latent_shape", [&] { model->latent_shape({}, {}); }},
             {"encode", [&] { model->encode({}, runner); }},
             {"text_length", [&] { model->text_length({}); }},
             {"denoise", [&] { model->denoise({}, runner); }},
@@ -193,7 +193,7 @@ TEST_CASE("A guarded family answers as the family does, defaults of the SDK asid
   CHECK(liar.family->sigma_range(liar.part).low == 0.25);
   CHECK(liar.family->spellings(liar.part) == std::vector<std::string>{"own", "other"});
   CHECK(liar.model->target({}, {}).frames == 7);
-  CHECK(liar.model->latent_shape({}) == std::vector<int64_t>{7, 1, 7, 7});
+  CHECK(liar.model->latent_shape({}, {}) == std::vector<int64_t>{7, 1, 7, 7});
   CHECK(liar.model->level_weights("dit").size() == 2);
   CHECK(liar.model->given(liar.cond).has_value());
   const at::Tensor with = at::ones({1});
