@@ -66,6 +66,7 @@ void OpenedGeneration::check(order::Job& job, report::Problems& problems) {
   loras_->check(job.settings, job.place, problems);
   generate::check_against_model(job.settings, *order_.family(), model_->model(), variant, job.place,
                                 problems);
+  generate::check_form(job.settings, *model_, job.place, problems);
   generate::check_encoders(job.settings, *model_, job.place, problems);
   lengths_->check(job.settings, *order_.family(), variant, job.place, problems);
   if (sizes_ && problems.size() == before)

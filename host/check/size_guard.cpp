@@ -161,7 +161,8 @@ void SizeGuard::measure() {
   const auto is_there = [&](std::string_view name) { return model_.find_part(name) != nullptr; };
   if (target != nullptr && std::ranges::any_of(target->components, is_there)) {
     add("encode an image", [&](int64_t side, BlockRunner& runner) {
-      const at::Tensor pixels = dry.tensor({3, 1, side, side}, at::kFloat);
+      const at::Tensor pixels =
+          dry.tensor({stages.target_input->channels, 1, side, side}, at::kFloat);
       model::encode(dry.model(), stages.target_inputs(pixels), runner, at::kMeta);
     });
   }

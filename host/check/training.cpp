@@ -407,7 +407,8 @@ class Preparation {
                                   problems_);
     generate::check_encoders(job.settings, *run_.model, job.place, problems_);
     lengths_->check(job.settings, family_, variant, job.place, problems_);
-    if (job.settings.num_frames.value_or(1) > 1)
+    if (job.settings.num_frames.value_or(1) > 1 &&
+        !model::media_defaults(*run_.model).frames_are_pictures)
       order::check_rate(job.settings, media::preferred_clip_format(), job.place, problems_);
     if (sizes_ && problems_.size() == before)
       sizes_->check(job.settings, job.place, std::nullopt, /*may_tile=*/false, problems_);

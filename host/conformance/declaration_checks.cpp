@@ -5,6 +5,8 @@
 #include <map>
 #include <set>
 
+#include <ATen/ATen.h>
+
 #include "host/conformance/checks.h"
 #include "host/inputs/parse.h"
 #include "host/model/components.h"
@@ -48,6 +50,7 @@ class DeclarationChecks : Checks {
       expect(!input.help.empty(), "input '", input.name, "' has no help");
       expect(!input.variants.empty(), "input '", input.name, "' fits no variant");
       check_input(input);
+      check_negative(input);
     }
     const auto count = [&](InputRole role) {
       return std::ranges::count(family().inputs(), role, &InputSpec::role);
@@ -67,7 +70,9 @@ class DeclarationChecks : Checks {
     const bool is_list = inputs::is_list(input);
     wants(1 <= input.min_count && input.min_count <= input.max_count, "has no count that is right");
     wants(!is_list || is_text || inputs::is_image(input.kind), "is a list of what has no lists");
-    wants(!is_list || input.role == InputRole::kCondition, "is a list and not a condition");
+    wants(!is_list || input.role == InputRole::kCondition ||
+              (input.role == InputRole::kTarget && is_image),
+          "is a list and not a condition, nor the pictures to learn");
     wants(input.channels == 3 || (input.channels == 4 && is_image), "has channels that are wrong");
     wants(input.role != InputRole::kTarget || is_image || input.kind == InputKind::kVideo,
           "is the target and shows nothing");
@@ -109,7 +114,42 @@ class DeclarationChecks : Checks {
     return std::to_string(stages.encoding.size()) + " stages";
   }
 
+  // What stands for another input on the negative branch is a text, and a stage reads that input
+  // for that branch, too.
+  void check_negative(const InputSpec& input) const {
+    if (input.negative_of.empty()) return;
+    const auto positive = std::ranges::find(family().inputs(), input.negative_of, &InputSpec::name);
+    expect(positive != family().inputs().end() && positive->kind == InputKind::kText &&
+               input.kind == InputKind::kText,
+           "input '", input.name, "' stands for '", input.negative_of, "', and one is no text");
+    const auto reads = [&](const EncodeStage& stage) {
+      return model::runs_per_branch(stage) && model::reads(stage, input.negative_of);
+    };
+    expect(std::ranges::any_of(family().encode_stages(), reads), "input '", input.name,
+           "' stands for '", input.negative_of,
+           "' on the negative branch, and no stage of each branch reads that");
+  }
+
+  // What runs beside a clip is read for each piece or for the whole, by one stage or another.
+  void check_pieces(const EncodeStage& stage) const {
+    const auto is_along = [&](std::string_view name) {
+      const auto input = std::ranges::find(family().inputs(), name, &InputSpec::name);
+      return input != family().inputs().end() && input->along_clip;
+    };
+    const InputSpec* const target = model::target_input(family().inputs());
+    expect(!stage.per_piece || target == nullptr || !model::reads(stage, target->name), "stage '",
+           stage.name, "' encodes what training learns, which has no pieces");
+    for (const std::string_view name : stage.inputs)
+      expect(stage.per_piece || !is_along(name) || !has_pieces(), "stage '", stage.name,
+             "' reads '", name, "', which runs beside the clip, and does not run for each piece");
+  }
+
+  bool has_pieces() const {
+    return std::ranges::any_of(family().encode_stages(), &EncodeStage::per_piece);
+  }
+
   void check_stage_inputs(const EncodeStage& stage) const {
+    check_pieces(stage);
     for (const std::string_view name : stage.inputs) {
       const auto input = std::ranges::find(family().inputs(), name, &InputSpec::name);
       expect(input != family().inputs().end(), "stage '", stage.name, "': input '", name,
@@ -124,8 +164,53 @@ class DeclarationChecks : Checks {
     }
   }
 
+  bool is_solver(std::string_view name) const {
+    try {
+      sampling::find_solver(name, family().solvers());
+      return true;
+    } catch (const Error&) {
+      return false;
+    }
+  }
+
+  void check_solvers() const {
+    std::set<std::string_view> names;
+    for (const SolverSpec& solver : sampling::solvers()) names.insert(solver.name);
+    for (const SolverSpec& solver : family().solvers()) {
+      expect(names.insert(solver.name).second, "solver '", solver.name,
+             "' has a name that another one has");
+      check_solver(solver);
+    }
+  }
+
+  // Between two steps all that it remembers is moved.
+  void check_solver(const SolverSpec& spec) const {
+    const std::vector<float> sigmas = {1.0F, 0.75F, 0.5F, 0.2F, 0.0F};
+    const at::Tensor noise = at::linspace(-2.0, 2.0, 24).view({1, 2, 1, 3, 4});
+    const at::Tensor v = noise.neg(), kept = v.clone();
+    const auto walk = [&](bool moves) {
+      at::Tensor x = noise.clone();
+      const auto solver = spec.make(sigmas, x);
+      expect(solver != nullptr, "solver '", spec.name, "' is none");
+      for (size_t i = 0; i + 1 < sigmas.size(); ++i) {
+        solver->step(x, v);
+        if (moves) solver->visit([](at::Tensor& tensor) { tensor = tensor.clone(); });
+      }
+      expect(x.sizes() == noise.sizes() && x.scalar_type() == at::kFloat, "solver '", spec.name,
+             "' changes the shape or the dtype of latents");
+      return x;
+    };
+    const at::Tensor end = walk(/*moves=*/false);
+    expect(at::isfinite(end).all().item<bool>(), "solver '", spec.name,
+           "' gives values that are not finite");
+    expect(at::equal(v, kept), "solver '", spec.name, "' changes the velocity that it is given");
+    expect(at::equal(end, walk(/*moves=*/true)), "solver '", spec.name,
+           "' does not visit all that it remembers, or draws noise of its own");
+  }
+
   Detail check_schedules() const {
     expect(!family().schedules().empty(), "there is no schedule");
+    check_solvers();
     std::set<std::array<std::string_view, 3>> names;
     for (const ScheduleDefaults& schedule : family().schedules()) {
       const bool is_new = names.insert({schedule.name, schedule.variants, schedule.solver}).second;
@@ -134,10 +219,8 @@ class DeclarationChecks : Checks {
       const SigmaGrid& grid = schedule.grid;
       expect(grid.low >= 0 && grid.low < grid.high && grid.high <= 1, "schedule '", schedule.name,
              "' falls from ", grid.high, " to ", grid.low);
-      const bool is_known = std::ranges::any_of(
-          sampling::solvers_of(family()), [&](const auto& solver) { return solver.name == schedule.solver; });
-      expect(is_known, "schedule '", schedule.name, "' names solver '", schedule.solver,
-             "', which there is not");
+      expect(is_solver(schedule.solver), "schedule '", schedule.name, "' names solver '",
+             schedule.solver, "', which there is not");
       expect(schedule.num_inference_steps >= 1, "schedule '", schedule.name, "' has no steps");
       expect(schedule.terminal_sigma >= 0 && schedule.terminal_sigma < 1, "schedule '",
              schedule.name, "' ends at ", schedule.terminal_sigma);

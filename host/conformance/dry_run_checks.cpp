@@ -97,7 +97,9 @@ class DryRunChecks : Checks {
             EncodeInputs in = {.stage = stage.name, .values = {{"prompt", std::string("a")}}};
             const int64_t side = 2 * model.latent_spec().pixel_multiple;
             if (is_target)
-              in = model::stages_of(family(), {}).target_inputs(at::rand({3, 1, side, side}));
+              in =
+                  model::stages_of(family(), {})
+                      .target_inputs(at::rand({model.latent_spec().pixel_channels, 1, side, side}));
             return shapes_of(model::encode(model, in, runner, on));
           },
           "stage '" + std::string(stage.name) + "': ");

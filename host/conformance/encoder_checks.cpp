@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "host/conformance/checks.h"
+#include "host/inputs/parse.h"
 #include "host/model/stages.h"
 
 namespace atelier::conformance {
@@ -35,23 +36,21 @@ class EncoderChecks : Checks {
   }
 
  private:
+  // What the stage is given for pixels [channels, T, H, W].
+  EncodeInputs target_inputs(const at::Tensor& pixels) const {
+    return model::stages_of(family(), {}).target_inputs(pixels.to(device()));
+  }
+
   at::Tensor encode_target(Model& model, const at::Tensor& pixels, BlockRunner& runner) const {
-    const InputSpec& input = *model::target_input(family().inputs());
-    const bool is_clip = input.kind == InputKind::kVideo;
-    return model
-        .encode({.stage = subject_.target_stage->name,
-                 .values = {{std::string(input.name),
-                             (is_clip ? pixels : pixels.select(1, 0)).to(device())}},
-                 .target = {pixels.size(1), pixels.size(2), pixels.size(3)}},
-                runner)
-        .at("latents");
+    return model.encode(target_inputs(pixels), runner).at("latents");
   }
 
   // All frames, however many calls they come in.
   static at::Tensor decode(Model& model, const at::Tensor& latents, BlockRunner& runner) {
+    const int64_t channels = model.latent_spec().pixel_channels;
     std::vector<at::Tensor> frames;
     model.decode(latents, runner, [&](const at::Tensor& pixels) {
-      expect(pixels.dim() == 5 && pixels.size(0) == latents.size(0) && pixels.size(1) == 3 &&
+      expect(pixels.dim() == 5 && pixels.size(0) == latents.size(0) && pixels.size(1) == channels &&
                  pixels.size(2) > 0,
              "the sink is given ", pixels.sizes());
       frames.push_back(pixels);
@@ -81,11 +80,8 @@ class EncoderChecks : Checks {
     for (const EncodeStage& stage : model::encode_stages(family())) {
       const bool is_target = subject_.target_stage && stage.name == subject_.target_stage->name;
       if (is_target && part_of_role(Role::kVae) != nullptr) {
-        const InputSpec& input = *model::target_input(family().inputs());
-        const std::vector<int64_t> size = input.kind == InputKind::kVideo
-                                              ? std::vector<int64_t>{3, 1, side, side}
-                                              : std::vector<int64_t>{3, side, side};
-        compare(stage, {{std::string(input.name), at::rand(size) * 2 - 1}});
+        const int64_t channels = model->latent_spec().pixel_channels;
+        compare(stage, target_inputs(at::rand({channels, 1, side, side}) * 2 - 1).values);
       }
       if (model::is_prompted(stage) && !has_tokenizer() && stage.inputs.size() == 1)
         compare(stage, {{"prompt", std::string("a")}});
@@ -101,9 +97,11 @@ class EncoderChecks : Checks {
     for (const auto& [rows, columns] :
          {std::pair<int64_t, int64_t>(2, 3), std::pair<int64_t, int64_t>(3, 1)}) {
       const int64_t height = rows * spec.pixel_multiple, width = columns * spec.pixel_multiple;
-      const bool is_clip = model::target_input(family().inputs())->kind == InputKind::kVideo;
-      const int64_t frames = is_clip ? 1 + rows * spec.temporal_stride : 1;
-      const at::Tensor image = at::rand({3, frames, height, width}) * 2 - 1;
+      const InputSpec& target = *model::target_input(family().inputs());
+      int64_t frames = target.min_count;
+      if (inputs::is_list(target)) frames = std::min<int64_t>(target.max_count, frames + 1);
+      if (target.kind == InputKind::kVideo) frames = 1 + rows * spec.temporal_stride;
+      const at::Tensor image = at::rand({spec.pixel_channels, frames, height, width}) * 2 - 1;
       const at::Tensor latents = encode_target(*model, image, runner);
       const std::vector<int64_t> size = model->latent_shape({frames, height, width}, {});
       expect(latents.sizes() == at::IntArrayRef(size), "an image of ", image.sizes(),
@@ -117,7 +115,7 @@ class EncoderChecks : Checks {
       const at::Tensor two = decode(*model, at::stack({latents, latents * 0.5}), runner);
       expect(two.size(0) == 2 && difference(two.narrow(0, 0, 1), pixels) <= kTolerance,
              "a batch of two decodes to something else");
-      if (!spec.takes_clips) continue;
+      if (target.kind != InputKind::kVideo) continue;
       const at::Tensor first = latents.narrow(1, 0, 1);
       const at::Tensor clip = decode(*model, at::cat({first, first}, 1).unsqueeze(0), runner);
       expect(clip.size(2) == 1 + spec.temporal_stride, "two latent frames decode to ",
@@ -134,8 +132,9 @@ class EncoderChecks : Checks {
     DirectRunner runner;
     const at::Tensor latents = at::randn(model->latent_shape({1, side, side}, {})).to(device());
     const at::Tensor pixels = decode(*model, latents.unsqueeze(0), runner);
-    expect(pixels.sizes() == at::IntArrayRef({1, 3, 1, side, side}), "latents ", latents.sizes(),
-           " give pixels ", pixels.sizes());
+    const int64_t channels = model->latent_spec().pixel_channels;
+    expect(pixels.sizes() == at::IntArrayRef({1, channels, 1, side, side}), "latents ",
+           latents.sizes(), " give pixels ", pixels.sizes());
     return {};
   }
 
@@ -146,7 +145,9 @@ class EncoderChecks : Checks {
     const std::vector<Block*> blocks = model->blocks(part_of_role(Role::kVae)->component);
     CountingRunner encoding, decoding;
     const at::Tensor latents = encode_target(
-        *model, at::rand({3, 1, 2 * spec.pixel_multiple, 2 * spec.pixel_multiple}) * 2 - 1,
+        *model,
+        at::rand({spec.pixel_channels, 1, 2 * spec.pixel_multiple, 2 * spec.pixel_multiple}) * 2 -
+            1,
         encoding);
     decode(*model, latents.unsqueeze(0), decoding);
     std::vector<Block*> both = encoding.order;
@@ -163,8 +164,10 @@ class EncoderChecks : Checks {
     if (spec.spatial_stride == 1) return "every size fits";
     DirectRunner runner;
     expect_error(ErrorCode::kInvalidArgument, "an image whose width does not fit", [&] {
-      encode_target(*model, at::rand({3, 1, 2 * spec.pixel_multiple, spec.pixel_multiple + 1}),
-                    runner);
+      encode_target(
+          *model,
+          at::rand({spec.pixel_channels, 1, 2 * spec.pixel_multiple, spec.pixel_multiple + 1}),
+          runner);
     });
     return {};
   }

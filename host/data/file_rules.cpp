@@ -104,7 +104,18 @@ bool FileRules::check_size(Item& item) {
         "take the row out, or give --height and --width to enlarge every image");
     return false;
   }
-  item.target = {1, size.height, size.width};
+  const std::vector<std::string>& pictures = item.files.at(columns_.target_input());
+  for (const std::string& path : pictures) {
+    const media::ImageInfo& other = file(path).info;
+    if (other.height == info.height && other.width == info.width) continue;
+    problems_.add("pictures of several sizes",
+                  place + report::size_text(info.height, info.width) + ", and " +
+                      files::display_path(path) + " is " +
+                      report::size_text(other.height, other.width),
+                  "the pictures of a row lie on each other: give them one size");
+    return false;
+  }
+  item.target = {std::ssize(pictures), size.height, size.width};
   const double scale = std::max(static_cast<double>(size.height) / info.height,
                                 static_cast<double>(size.width) / info.width);
   if (scale > kMuchEnlarged) {

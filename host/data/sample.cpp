@@ -91,7 +91,9 @@ Sample Dataset::load(const Item& item) const {
       sample.inputs.emplace(input.name, read(input, item, paths->second));
     }
   }
-  const at::Tensor& target = std::get<at::Tensor>(sample.inputs.at(target_input_));
+  const InputValue& learnt = sample.inputs.at(target_input_);
+  const auto* const pictures = std::get_if<std::vector<at::Tensor>>(&learnt);
+  const at::Tensor target = pictures ? pictures->front() : std::get<at::Tensor>(learnt);
   for (const InputSpec& input : inputs_) {
     if (!sample.inputs.contains(input.name))
       sample.inputs.emplace(input.name, inputs::when_absent(input, target));

@@ -74,6 +74,23 @@ class CountingRunner final : public BlockRunner {
   progress::Step& step_;
 };
 
+// The last frames of a piece, as they are decoded.
+struct SharedFrames {
+  // `frames`: [C, T, H, W], to be filled with the last T of so many.
+  SharedFrames(at::Tensor frames_CTHW, int64_t of)
+      : frames(std::move(frames_CTHW)), begin(of - frames.size(1)) {}
+
+  // pixels: [C, frames, H, W], the first of which is the piece's frame of that number.
+  void add(int64_t first, const at::Tensor& pixels) {
+    const int64_t from = std::max(first, begin), to = first + pixels.size(1);
+    if (from < to && from < begin + frames.size(1))
+      frames.narrow(1, from - begin, to - from).copy_(pixels.narrow(1, from - first, to - from));
+  }
+
+  at::Tensor frames;
+  int64_t begin;
+};
+
 // Keeps the host at most one step ahead of the device: otherwise progress would show launches, and
 // Ctrl-C would be heard when everything is queued already.
 class Pacer {
@@ -113,11 +130,14 @@ void Generator::begin_phase(std::string_view phase, int64_t number) const {
 
 Conditioning Generator::encode(const EncodeStage& stage, const EncodeInputs& in,
                                const std::string& encoder_state) {
-  std::string key = encoder_state + std::string(stage.name) + (in.is_negative ? "-" : "+");
-  if (stage.sees_target)
-    key += c10::str(in.target.frames, "x", in.target.height, "x", in.target.width, ":");
-  key += inputs::content_of(in.values);
-  if (const auto found = cache_.find(key); found != cache_.end()) return found->second;
+  std::string key;  // empty: what is made of a piece is not asked for again
+  if (!in.piece) {
+    key = encoder_state + std::string(stage.name) + (in.is_negative ? "-" : "+");
+    if (stage.sees_target)
+      key += c10::str(in.target.frames, "x", in.target.height, "x", in.target.width, ":");
+    key += inputs::content_of(in.values);
+    if (const auto found = cache_.find(key); found != cache_.end()) return found->second;
+  }
   residents_.encode(stage, check());
   begin_phase("encode");
   check_cancelled();
@@ -132,7 +152,7 @@ Conditioning Generator::encode(const EncodeStage& stage, const EncodeInputs& in,
   Conditioning cond = model::encode(engine_.model, in, counting, engine_.device);
   for (auto& [name, tensor] : cond) tensor = tensor.to(engine_.device);
   step.finish();
-  keep(key, cond);
+  if (!key.empty()) keep(key, cond);
   return cond;
 }
 
@@ -148,19 +168,29 @@ void Generator::keep(const std::string& key, const Conditioning& cond) {
   }
 }
 
-// All of the prompt first, then all of the negative one.
-Generator::Conditionings Generator::encode_conditions(const Request& request) {
+// All of the prompt first, then all of the negative one. Where there are pieces, stages run either
+// for all of them, without a `piece`, or for each.
+Generator::Conditionings Generator::encode_conditions(const Request& request,
+                                                      const PieceInputs* piece) {
   Conditionings cond;
+  Inputs given = piece ? piece->beside : Inputs();
+  given.insert(request.inputs.begin(), request.inputs.end());
   for (const bool is_negative : {false, true}) {
     if (is_negative && !is_guided(request, engine_.stages)) break;
     for (const EncodeStage& stage : engine_.stages.encoding) {
-      if (engine_.stages.is_target(stage)) continue;
-      EncodeInputs in = {.stage = stage.name,
-                         .values = model::inputs_of(stage, request.inputs),
-                         .target = request.target};
+      const bool is_of_piece = stage.per_piece && !request.pieces.empty();
+      if (engine_.stages.is_target(stage) || is_of_piece != (piece != nullptr)) continue;
+      EncodeInputs in = {
+          .stage = stage.name, .values = model::inputs_of(stage, given), .target = request.target};
       if (in.values.empty()) continue;
-      if (is_negative && model::is_prompted(stage))
-        in = model::negative_of(std::move(in), request.negative_prompt);
+      if (piece) {
+        in.target.frames = piece->piece.frames;
+        in.piece = piece->piece;
+        in.before_CTHW = piece->before_CTHW;
+      }
+      if (is_negative && model::runs_per_branch(stage))
+        in = model::negative_of(std::move(in), request.negative_prompt, given,
+                                engine_.stages.inputs);
       Conditioning part = encode(stage, in, request.encoder_state);
       (is_negative ? cond.without : cond.with).merge(part);
     }
@@ -191,10 +221,11 @@ at::Tensor Generator::encode_start(const Request& request) {
                       progress::Unit::kParts);
   CountingRunner counting(runner(), step);
   BlockRunner& blocks = request.tiling ? runner() : counting;
+  const Inputs beside = model::inputs_of(*stage, request.inputs);
   const TileFunction encode = through_vae([&](const at::Tensor& pixels) {
-    return model::encode(engine_.model, engine_.stages.target_inputs(pixels), blocks,
-                         engine_.device)
-        .at("latents");
+    EncodeInputs in = engine_.stages.target_inputs(pixels);
+    in.values.insert(beside.begin(), beside.end());
+    return model::encode(engine_.model, in, blocks, engine_.device).at("latents");
   });
   const at::Tensor pixels = request.input_pixels.to(engine_.device);
   const auto on_tile = [&](int64_t done, int64_t total) {
@@ -202,7 +233,7 @@ at::Tensor Generator::encode_start(const Request& request) {
     check_cancelled();
   };
   const at::Tensor latents =
-      request.tiling
+      request.tiling && beside.empty()  // which no tile has a part of
           ? encode_tiled(pixels, *request.tiling, engine_.model.latent_spec().spatial_stride,
                          encode, on_tile, tile_ranks())
           : encode(pixels);
@@ -210,12 +241,17 @@ at::Tensor Generator::encode_start(const Request& request) {
   return latents.to(at::kFloat);
 }
 
-at::Tensor Generator::initial_noise(const Request& request, size_t first, size_t count) const {
+at::Tensor Generator::initial_noise(const Request& request, const Conditioning& cond, size_t first,
+                                    size_t count) const {
   if (request.latents.defined()) {
     return request.latents.narrow(0, static_cast<int64_t>(first), static_cast<int64_t>(count))
         .to(engine_.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   }
-  const std::vector<int64_t> shape = engine_.model.latent_shape(request.target, {});
+  std::vector<int64_t> shape = engine_.model.latent_shape(request.target, cond);
+  if (engine_.device.is_meta()) {
+    shape.insert(shape.begin(), static_cast<int64_t>(count));
+    return at::empty(shape, at::TensorOptions(at::kMeta).dtype(at::kFloat));
+  }
   std::vector<at::Tensor> samples;
   for (size_t i = first; i < first + count; ++i) {
     samples.push_back(random::normal_noise({.seed = request.seeds[i]}, shape));
@@ -271,7 +307,9 @@ class Generator::Guided {
                                   .cond = cond,
                                   .level = step - generator_.first_step_,
                                   .denoiser = generator_.denoiser_->name(),
-                                  .next_sigma_B = sigmas_[step + 1].narrow(0, 0, n)};
+                                  .next_sigma_B = sigmas_[step + 1].narrow(0, 0, n),
+                                  .step = step,
+                                  .steps = std::ssize(request_.sigmas) - 1};
     std::optional<SequenceScope> shares_rows;
     if (SequenceGroup* const rows = generator_.engine_.ranks.sequence.get())
       shares_rows.emplace(*rows);
@@ -363,7 +401,8 @@ std::vector<Generator::Steps> Generator::parts_of(const Request& request) const 
 Generator::Batch Generator::begin_batch(const Request& request, const Conditionings& cond,
                                         const at::Tensor& clean, size_t first) const {
   const auto batch_size = static_cast<size_t>(std::max<int64_t>(request.batch_size, 1));
-  at::Tensor x = initial_noise(request, first, std::min(batch_size, request.seeds.size() - first));
+  const size_t count = std::min(batch_size, request.seeds.size() - first);
+  at::Tensor x = initial_noise(request, cond.with, first, count);
   const float sigma = request.sigmas.front();
   Batch batch = {.first = first,
                  .x = x,
@@ -481,7 +520,7 @@ void Generator::take_back() {
   engine_.load(denoiser_->name());
 }
 
-void Generator::decode(const Request& request, const at::Tensor& latents_CTHW,
+void Generator::decode(const Request& request, const at::Tensor& latents_1CTHW,
                        const model::SampleSink& sink) {
   residents_.decode(check());
   begin_phase("decode");
@@ -496,7 +535,7 @@ void Generator::decode(const Request& request, const at::Tensor& latents_CTHW,
                   "compute in another --dtype, and check the model's files");
     sink(pixels);
   };
-  const at::Tensor latents = latents_CTHW.unsqueeze(0).to(engine_.decoder_dtype);
+  const at::Tensor latents = latents_1CTHW.to(engine_.decoder_dtype);
   if (request.tiling) {
     const TileFunction tile = through_vae([&](const at::Tensor& of_tile) {
       return model::decode_whole(engine_.model, of_tile, blocks, host);
@@ -535,11 +574,12 @@ void Generator::run(const Request& request, const OnFrames& on_frames) {
   const at::NoGradGuard no_grad;
   const ops::FastSums fast;
   const ops::StopScope stops([this] { check_cancelled(); });
-  const size_t num_images = request.seeds.size();
-  const std::vector<int64_t> shape = engine_.model.latent_shape(request.target, {});
+  const Conditionings cond = encode_conditions(request);
+  if (!request.pieces.empty()) return make_pieces(request, cond, on_frames);
+  const std::vector<int64_t> shape = engine_.model.latent_shape(request.target, cond.with);
   if (request.latents.defined()) {
     std::vector<int64_t> wanted = shape;
-    wanted.insert(wanted.begin(), static_cast<int64_t>(num_images));
+    wanted.insert(wanted.begin(), std::ssize(request.seeds));
     if (request.latents.sizes() != wanted) {
       throw Error(ErrorCode::kInvalidArgument,
                   "tensor \"latents\": shape " + c10::str(request.latents.sizes()) + ", " +
@@ -547,7 +587,6 @@ void Generator::run(const Request& request, const OnFrames& on_frames) {
                   "that is [images, channels, frames, height, width] at this size");
     }
   }
-  const Conditionings cond = encode_conditions(request);
   at::Tensor clean;
   if (request.input_pixels.defined()) {
     clean = encode_start(request);
@@ -557,10 +596,59 @@ void Generator::run(const Request& request, const OnFrames& on_frames) {
                                                    c10::str(at::IntArrayRef(shape)) + " expected");
     }
   }
+  make(request, cond, clean, on_frames);
+}
+
+// What is encoded becomes frames.
+void Generator::make(const Request& request, const Conditionings& cond, const at::Tensor& clean,
+                     const OnFrames& on_frames) {
   residents_.end_encoding();
   use_denoiser(request, 0);
   const auto forgets = c10::make_scope_exit([this] { forget_denoiser(); });
   sample(request, cond, clean, on_frames);
+}
+
+// Each clip piece by piece, with the noise of its seed and the number of the piece. Of what is made
+// no more is kept than the frames that the next piece shares.
+void Generator::make_pieces(const Request& request, const Conditionings& of_clip,
+                            const OnFrames& on_frames) {
+  const int64_t channels = engine_.model.latent_spec().pixel_channels;
+  const at::Device host = engine_.device.is_meta() ? at::kMeta : at::kCPU;
+  for (size_t image = 0; image < request.seeds.size(); ++image) {
+    at::Tensor before;
+    for (size_t p = 0; p < request.pieces.size(); ++p) {
+      if (engine_.makes_piece && !engine_.makes_piece(p)) continue;
+      const Piece& piece = request.pieces[p];
+      const PieceInputs inputs = {
+          piece, request.read_beside ? request.read_beside(piece) : Inputs(), before};
+      Conditionings cond = encode_conditions(request, &inputs);
+      for (const auto& [mine, clip] :
+           {std::pair(&cond.with, &of_clip.with), std::pair(&cond.without, &of_clip.without)})
+        mine->insert(clip->begin(), clip->end());
+      Request part = request;
+      part.target.frames = piece.frames;
+      part.seeds = {request.seeds[image] + p};
+      const int64_t shared = p + 1 < request.pieces.size() ? request.pieces[p + 1].shared : 0;
+      SharedFrames last(at::zeros({channels, shared, request.target.height, request.target.width},
+                                  at::TensorOptions(host).dtype(at::kFloat)),
+                        piece.frames);
+      make(part, cond, {}, [&](size_t, int64_t first, const at::Tensor& pixels) {
+        last.add(first, pixels);
+        const int64_t begin = std::max(first, piece.shared);
+        const int64_t end = std::min(first + pixels.size(1), request.target.frames - piece.first);
+        if (begin < end)
+          on_frames(image, piece.first + begin, pixels.narrow(1, begin - first, end - begin));
+      });
+      share_frames(last.frames);
+      before = shared > 0 ? last.frames.to(engine_.device) : at::Tensor();
+    }
+  }
+}
+
+// The first rank has decoded them.
+void Generator::share_frames(const at::Tensor& frames_CTHW) const {
+  if (!engine_.ranks.is_alone() && frames_CTHW.numel() > 0)
+    engine_.ranks.all->broadcast(frames_CTHW, 0).wait();
 }
 
 // Brings all batches through one part of the steps after the other, and decodes each at the end of
@@ -574,7 +662,7 @@ void Generator::sample(const Request& request, const Conditionings& cond, const 
   const auto make_part = [&](Batch batch, size_t part, bool is_last) {
     hands_over_ = is_last;
     denoise(request, cond, batch, parts[part]);
-    if (part + 1 == parts.size()) return decode(request, batch, on_frames);
+    if (part + 1 == parts.size()) return decode(request, cond, batch, on_frames);
     batch.visit([&](at::Tensor& tensor) {
       const memory::HostScope on_host;
       if (!tensor.is_meta()) tensor = copied_to(at::kCPU, tensor);
@@ -600,17 +688,23 @@ void Generator::sample(const Request& request, const Conditionings& cond, const 
   }
 }
 
-void Generator::decode(const Request& request, const Batch& batch, const OnFrames& on_frames) {
+void Generator::decode(const Request& request, const Conditionings& cond, const Batch& batch,
+                       const OnFrames& on_frames) {
   const auto count = static_cast<size_t>(batch.x.size(0));
   // Decoding may need the room.
   if (batch.first + count == request.seeds.size()) forget_denoiser();
   if (!engine_.ranks.is_first() && !request.tiling) return;  // nothing is shared out
   for (size_t i = 0; i < count; ++i) {
-    int64_t done = 0;
-    decode(request, batch.x[static_cast<int64_t>(i)], [&](const at::Tensor& pixels) {
+    const FinishedLatents finished =
+        engine_.model.to_decode(batch.x.narrow(0, static_cast<int64_t>(i), 1), cond.with);
+    int64_t done = -finished.skipped_frames;
+    decode(request, finished.latents_BCTHW, [&](const at::Tensor& pixels) {
       const int64_t before = std::exchange(done, done + pixels.size(1));
       if (done > request.target.frames) throw wrong_frames(done, request.target.frames);
-      on_frames(batch.first + i, before, pixels);
+      const int64_t skipped = std::max<int64_t>(-before, 0);
+      if (done > 0)
+        on_frames(batch.first + i, before + skipped,
+                  pixels.narrow(1, skipped, pixels.size(1) - skipped));
     });
     const bool decodes_all = !engine_.through_vae;  // a dry run decodes what is alike once
     if (decodes_all && done < request.target.frames)

@@ -39,9 +39,10 @@ struct Engine {
   PictureRanks ranks = {};                        // all of them run the same requests
   // Is told what is done from now on: "encode", "denoise" with the step's number, "decode".
   std::function<void(std::string_view phase, int64_t number)> on_phase = {};
-  // What a dry run makes only once of what is alike: steps that are left out, and what the VAE is
-  // called through with a tile or a whole image. Empty: everything is made.
+  // What a dry run makes only once of what is alike: steps and pieces that are left out, and what
+  // the VAE is called through with a tile or a whole image. Empty: everything is made.
   std::function<bool(int64_t step)> makes_step = {};
+  std::function<bool(size_t piece)> makes_piece = {};
   std::function<at::Tensor(const TileFunction& run, const at::Tensor& in)> through_vae = {};
 };
 
@@ -69,9 +70,13 @@ struct Request {
   // Where the second of two denoisers takes over, in place of their own border.
   std::optional<double> switch_boundary = {};
   SolverSpec solver = sampling::solvers().front();
-  MediaTarget target = {};       // of each image
-  std::vector<uint64_t> seeds;   // the same
-  int64_t batch_size = 1;        // images that are denoised together
+  MediaTarget target = {};  // of each image
+  // The pieces that each clip is made in, see Model::pieces(); empty: it is made at once.
+  std::vector<Piece> pieces = {};
+  // Reads what runs beside a piece, which `inputs` are without where there are pieces.
+  std::function<Inputs(const Piece& piece)> read_beside = {};
+  std::vector<uint64_t> seeds;  // the same
+  int64_t batch_size = 1;       // images that are denoised together
   at::Tensor
       latents;  // float32 [N, C, T, H, W]: initial noise in place of the seeds'; may be undefined
   at::Tensor input_pixels;  // float32 [3, T, H, W] in [-1, 1], or a clip's bytes; may be undefined
@@ -124,12 +129,21 @@ class Generator {
     Conditioning with, without;
   };
 
-  Conditionings encode_conditions(const Request& request);
+  // A piece that is being made: what runs beside it, and the frames that it shares with the one
+  // before, see EncodeInputs::before_CTHW.
+  struct PieceInputs {
+    Piece piece;
+    Inputs beside;
+    at::Tensor before_CTHW;
+  };
+
+  Conditionings encode_conditions(const Request& request, const PieceInputs* piece = nullptr);
   Conditioning encode(const EncodeStage& stage, const EncodeInputs& in,
                       const std::string& encoder_state);
   void keep(const std::string& key, const Conditioning& cond);
   at::Tensor encode_start(const Request& request);
-  at::Tensor initial_noise(const Request& request, size_t first, size_t count) const;
+  at::Tensor initial_noise(const Request& request, const Conditioning& cond, size_t first,
+                           size_t count) const;
   class Guided;
   struct Batch;
   struct Steps {
@@ -138,6 +152,10 @@ class Generator {
   std::vector<Steps> parts_of(const Request& request) const;
   Batch begin_batch(const Request& request, const Conditionings& cond, const at::Tensor& clean,
                     size_t first) const;
+  void make(const Request& request, const Conditionings& cond, const at::Tensor& clean,
+            const OnFrames& on_frames);
+  void make_pieces(const Request& request, const Conditionings& of_clip, const OnFrames& on_frames);
+  void share_frames(const at::Tensor& frames_CTHW) const;
   void sample(const Request& request, const Conditionings& cond, const at::Tensor& clean,
               const OnFrames& on_frames);
   void denoise(const Request& request, const Conditionings& cond, Batch& batch, const Steps& steps);
@@ -145,9 +163,10 @@ class Generator {
   void forget_denoiser();
   void hand_over(const Request& request, int64_t step);
   void take_back();
-  void decode(const Request& request, const at::Tensor& latents_CTHW,
+  void decode(const Request& request, const at::Tensor& latents_1CTHW,
               const model::SampleSink& sink);
-  void decode(const Request& request, const Batch& batch, const OnFrames& on_frames);
+  void decode(const Request& request, const Conditionings& cond, const Batch& batch,
+              const OnFrames& on_frames);
   TileFunction through_vae(TileFunction run) const;
   TileRanks tile_ranks() const;
   void begin_phase(std::string_view phase, int64_t number = 0) const;

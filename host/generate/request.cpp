@@ -91,7 +91,8 @@ Request make_request(const order::Settings& s, InputFiles files, const ModelFami
   request.cfg_renorm_ratio = s.cfg_renorm_ratio.value_or(schedule.cfg_renorm_ratio);
   set_levels(request, s, schedule, spec, family.inputs());
   request.switch_boundary = s.switch_boundary;
-  request.solver = sampling::find_solver(family, s.solver.empty() ? schedule.solver : s.solver);
+  request.solver =
+      sampling::find_solver(s.solver.empty() ? schedule.solver : s.solver, family.solvers());
   for (int64_t i = 0; i < s.num_images; ++i)
     request.seeds.push_back(seed + static_cast<uint64_t>(i));
   request.batch_size = s.batch_size;

@@ -18,7 +18,6 @@
 #include "host/generate/request.h"
 #include "host/media/jpeg.h"
 #include "host/media/pixels.h"
-#include "host/media/png.h"
 #include "host/model/graphs.h"
 #include "host/model/stages.h"
 #include "host/order/output_paths.h"
@@ -116,7 +115,8 @@ void Session::run(const order::Settings& settings, JobResult& result) {
   const Request request = request_of(settings, *result.seed);
   loras_.use(settings);
   const auto batches = (std::ssize(request.seeds) + request.batch_size - 1) / request.batch_size;
-  steps_ = batches * (std::ssize(request.sigmas) - 1);
+  const auto in_a_clip = std::max<int64_t>(std::ssize(request.pieces), 1);
+  steps_ = batches * in_a_clip * (std::ssize(request.sigmas) - 1);
   if (!hooks_.ranks.is_first())
     return make_images(request, [](size_t, int64_t, const at::Tensor&) {});
   const std::vector<std::string> paths = order::written_files(settings);
@@ -135,14 +135,16 @@ void Session::run(const order::Settings& settings, JobResult& result) {
   const auto write_images = [&](size_t index, int64_t first, const at::Tensor& pixels) {
     for (int64_t t = 0; t < pixels.size(1); ++t) {
       const std::string& path = paths.at(index * static_cast<size_t>(frames) + first + t);
-      const media::Image image = media::to_image(pixels.select(1, t));
+      const at::Tensor image = pixels.select(1, t);
       const media::Text text = text_of(settings, request, index);
-      files::write_file(path, order::is_jpeg(path) ? media::encode_jpeg(image, text)
-                                                   : media::encode_png(image, text));
+      files::write_file(path, order::is_jpeg(path)
+                                  ? media::encode_jpeg(media::to_image(image), text)
+                                  : media::png_of(image, text));
       finished(path, index);
     }
   };
   std::optional<ClipFile> clip;  // that is being decoded
+  size_t clips_done = 0;
   const auto write_clip = [&](size_t index, int64_t first, const at::Tensor& pixels) {
     if (first == 0)
       clip.emplace(paths.at(index), request.target, settings.fps.value(),
@@ -150,9 +152,20 @@ void Session::run(const order::Settings& settings, JobResult& result) {
     clip->add(pixels);
     if (first + pixels.size(1) < frames) return;
     clip->finish();
+    clip.reset();
+    ++clips_done;
     finished(paths.at(index), index);
   };
-  make_images(request, is_clip ? Generator::OnFrames(write_clip) : write_images);
+  try {
+    make_images(request, is_clip ? Generator::OnFrames(write_clip) : write_images);
+  } catch (...) {
+    // Pieces that are finished are kept.
+    if (clip && !request.pieces.empty()) {
+      clip->finish();
+      progress_.warn(paths.at(clips_done) + ": the frames of the pieces that were finished");
+    }
+    throw;
+  }
 }
 
 void Session::make_images(const Request& request, const Generator::OnFrames& on_frames) {

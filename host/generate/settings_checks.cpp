@@ -13,8 +13,11 @@
 #include "host/inputs/frame_count.h"
 #include "host/inputs/image_file.h"
 #include "host/inputs/parse.h"
+#include "host/media/clip_writer.h"
 #include "host/model/encoder_check.h"
+#include "host/model/media_defaults.h"
 #include "host/model/stages.h"
+#include "host/order/output_paths.h"
 #include "host/report/text.h"
 #include "host/sampling/sigma_schedule.h"
 #include "host/sampling/solvers.h"
@@ -90,8 +93,8 @@ void check_schedule(const order::Settings& s, const ModelFamily* family, std::st
   const ScheduleDefaults* schedule = &any;
   if (family != nullptr) collect([&] { schedule = &schedule_of(s, *family, variant); });
   try {
-    if (family != nullptr)
-      sampling::find_solver(*family, s.solver.empty() ? schedule->solver : s.solver);
+    sampling::find_solver(s.solver.empty() ? schedule->solver : s.solver,
+                          family ? family->solvers() : std::span<const SolverSpec>());
   } catch (const Error& error) {
     problems.add(error.at(place.of("solver")));
   }
@@ -179,6 +182,18 @@ void check_size(int64_t size, int64_t multiple, const std::string& place,
       "use " + nearest_sizes(size, multiple));
 }
 
+// Whether latents of a file may be a run's. Conditions may add frames, which are known when they
+// are encoded; the generator looks again.
+bool may_be_noise(const std::vector<int64_t>& shape, const std::vector<int64_t>& wanted,
+                  bool has_conditions) {
+  if (!has_conditions || shape.size() != wanted.size()) return shape == wanted;
+  constexpr size_t kFrames = 2;
+  for (size_t axis = 0; axis < shape.size(); ++axis)
+    if (shape[axis] != wanted[axis] && (axis != kFrames || shape[axis] < wanted[axis]))
+      return false;
+  return true;
+}
+
 std::vector<int64_t> latents_shape(const order::Settings& settings, const Model& model) {
   std::vector<int64_t> shape = model.latent_shape(order::target_of(settings), {});
   shape.insert(shape.begin(), settings.num_images);
@@ -191,7 +206,7 @@ void check_latents(const order::Settings& s, const Model& model, bool knows_size
     const files::Checkpoint file = open_latents(s.latents);
     const std::vector<int64_t>& shape = file.index().find("latents")->shape;
     const std::vector<int64_t> wanted = latents_shape(s, model);
-    if (shape != wanted && knows_size)
+    if (knows_size && !may_be_noise(shape, wanted, !s.family_inputs.empty()))
       problems.add(place + ": " + s.latents + ": tensor \"latents\": shape " +
                        c10::str(at::IntArrayRef(shape)) + ", " + c10::str(at::IntArrayRef(wanted)) +
                        " expected",
@@ -313,6 +328,18 @@ void check_against_model(const order::Settings& s, const ModelFamily& family, co
   if (!s.latents.empty())
     check_latents(s, model, /*knows_size=*/problems.size() == before, place.of("latents"),
                   problems);
+}
+
+void check_form(const order::Settings& s, const model::LoadedModel& model,
+                const order::Origin& place, report::Problems& problems) {
+  const std::string name = place.of("output") + ": " + formats::quote_and_escape(s.output);
+  const bool is_clip = media::find_clip_format(s.output) != nullptr;
+  const bool has_alpha = model.model().latent_spec().pixel_channels == 4;
+  if (has_alpha && (is_clip || order::is_jpeg(s.output)))
+    problems.add(name + " holds no transparency, and the model's pictures have it",
+                 "end the name in .png");
+  else if (is_clip && model::media_defaults(model).frames_are_pictures)
+    problems.add(name + " is a clip's file, and the model makes pictures", "end the name in .png");
 }
 
 void check_encoders(const order::Settings& s, const model::LoadedModel& model,

@@ -34,6 +34,10 @@ void check_against_model(const order::Settings& settings, const ModelFamily& fam
                          const Model& model, std::string_view variant, const order::Origin& place,
                          report::Problems& problems);
 
+// Whether the file of --output can hold what the model makes: transparency, pictures of one result.
+void check_form(const order::Settings& settings, const model::LoadedModel& model,
+                const order::Origin& place, report::Problems& problems);
+
 // Whether what encodes the given inputs is there, and the denoisers that settings speak of.
 void check_encoders(const order::Settings& s, const model::LoadedModel& model,
                     const order::Origin& place, report::Problems& problems);

@@ -43,9 +43,9 @@ void TextLengths::check(const order::Settings& settings, const ModelFamily& fami
     // It is told elsewhere.
   }
   if (!is_guided) return;
-  if (const auto error =
-          check(model::negative_of(in, settings.negative_prompt), place.of("negative_prompt")))
-    problems.add(*error);
+  const EncodeInputs negative =
+      model::negative_of(in, settings.negative_prompt, in.values, family.inputs());
+  if (const auto error = check(negative, place.of("negative_prompt"))) problems.add(*error);
 }
 
 std::string TextLengths::note() const {

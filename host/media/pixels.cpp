@@ -4,6 +4,8 @@
 
 #include "atelier/error.h"
 
+#include "host/media/png.h"
+
 namespace atelier::media {
 
 at::Tensor to_pixels(const Image& image) {
@@ -24,7 +26,8 @@ at::Tensor to_mask(const Image& image) {
 }
 
 Image to_image(const at::Tensor& pixels) {
-  TORCH_CHECK(pixels.dim() == 3 && pixels.size(0) == 3, "pixels are [3, H, W]");
+  TORCH_CHECK(pixels.dim() == 3 && (pixels.size(0) == 3 || pixels.size(0) == 1),
+              "pixels are [3, H, W] or [1, H, W]");
   const at::Tensor values = pixels.detach().to(at::kCPU, at::kFloat);
   if (at::isnan(values).any().item<bool>()) {
     throw Error(ErrorCode::kNumerics, "the image holds values that are not numbers",
@@ -35,6 +38,13 @@ Image to_image(const at::Tensor& pixels) {
   at::from_blob(image.rgb.data(), {image.height, image.width, 3}, at::kByte)
       .copy_(bytes.permute({1, 2, 0}));
   return image;
+}
+
+std::string png_of(const at::Tensor& pixels, const Text& text) {
+  const Image image = to_image(pixels.narrow(0, 0, 3));
+  if (pixels.size(0) == 3) return encode_png(image, text);
+  const Image alpha = to_image(pixels.narrow(0, 3, 1));
+  return encode_png(image, text, &alpha);
 }
 
 }  // namespace atelier::media

@@ -113,11 +113,11 @@ class PngWriter {
   PngWriter(const PngWriter&) = delete;
   PngWriter& operator=(const PngWriter&) = delete;
 
-  bool write(int width, int height, png_bytepp rows, png_textp text, int num_text) {
+  bool write(int width, int height, int color_type, png_bytepp rows, png_textp text, int num_text) {
     if (setjmp(png_jmpbuf(png_))) return false;
     png_set_write_fn(png_, &output_, write_bytes, flush_bytes);
     png_set_IHDR(png_, info_, static_cast<png_uint_32>(width), static_cast<png_uint_32>(height), 8,
-                 PNG_COLOR_TYPE_RGB, PNG_INTERLACE_NONE, PNG_COMPRESSION_TYPE_DEFAULT,
+                 color_type, PNG_INTERLACE_NONE, PNG_COMPRESSION_TYPE_DEFAULT,
                  PNG_FILTER_TYPE_DEFAULT);
     png_set_text(png_, info_, text, num_text);
     png_write_info(png_, info_);
@@ -148,6 +148,16 @@ std::string utf8_of_latin1(std::string_view text) {
     }
   }
   return utf8;
+}
+
+// RGBA, four bytes a pixel.
+std::vector<uint8_t> interleaved(const Image& image, const Image& alpha) {
+  std::vector<uint8_t> rgba(image.rgb.size() / 3 * 4);
+  for (size_t i = 0; i < image.rgb.size() / 3; ++i) {
+    std::copy_n(image.rgb.data() + 3 * i, 3, rgba.data() + 4 * i);
+    rgba[4 * i + 3] = alpha.rgb[3 * i];
+  }
+  return rgba;
 }
 
 bool is_ascii(std::string_view text) {
@@ -187,7 +197,7 @@ Raster read_png(std::span<const uint8_t> bytes, bool pixels, const CheckSize& ch
   return raster;
 }
 
-std::string encode_png(const Image& image, const Text& text) {
+std::string encode_png(const Image& image, const Text& text, const Image* alpha) {
   std::vector<::png_text> chunks(text.size());
   for (size_t i = 0; i < text.size(); ++i) {
     const auto& [keyword, value] = text[i];
@@ -198,10 +208,15 @@ std::string encode_png(const Image& image, const Text& text) {
     (is_ascii(value) ? chunks[i].text_length : chunks[i].itxt_length) = value.size();
   }
   std::vector<png_bytep> rows(image.height);
-  for (int y = 0; y < image.height; ++y) rows[y] = const_cast<uint8_t*>(image.row(y));
+  std::vector<uint8_t> rgba;
+  if (alpha != nullptr) rgba = interleaved(image, *alpha);
+  for (int y = 0; y < image.height; ++y)
+    rows[y] = alpha != nullptr ? rgba.data() + static_cast<size_t>(y) * image.width * 4
+                               : const_cast<uint8_t*>(image.row(y));
   PngWriter writer;
-  if (!writer.write(image.width, image.height, rows.data(), chunks.data(),
-                    static_cast<int>(chunks.size())))
+  if (!writer.write(image.width, image.height,
+                    alpha != nullptr ? PNG_COLOR_TYPE_RGB_ALPHA : PNG_COLOR_TYPE_RGB, rows.data(),
+                    chunks.data(), static_cast<int>(chunks.size())))
     throw Error(ErrorCode::kInvalidArgument, std::string("cannot encode a PNG: ") + writer.error());
   return writer.take();
 }

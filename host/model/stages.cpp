@@ -56,10 +56,14 @@ bool Stages::is_target(const EncodeStage& stage) const {
 }
 
 EncodeInputs Stages::target_inputs(const at::Tensor& pixels_CTHW) const {
-  const bool is_clip = target_input->kind == InputKind::kVideo;
+  InputValue value = pixels_CTHW;
+  if (target_input->max_count != 1) {
+    value = pixels_CTHW.unbind(1);
+  } else if (target_input->kind != InputKind::kVideo) {
+    value = pixels_CTHW.select(1, 0);
+  }
   return {.stage = target_stage()->name,
-          .values = {{std::string(target_input->name),
-                      is_clip ? pixels_CTHW : pixels_CTHW.select(1, 0)}},
+          .values = {{std::string(target_input->name), std::move(value)}},
           .target = {pixels_CTHW.size(1), pixels_CTHW.size(2), pixels_CTHW.size(3)}};
 }
 
@@ -116,7 +120,8 @@ Stages stages_of(const ModelFamily& family, std::span<const LoadedPart> parts) {
       stages.components.push_back(component);
   }
   stages.encoding = encode_stages(family, stages.variant);
-  stages.target_input = target_input(family.inputs());
+  stages.inputs = family.inputs();
+  stages.target_input = target_input(stages.inputs);
   return stages;
 }
 
@@ -156,6 +161,10 @@ bool is_prompted(const EncodeStage& stage) {
   return reads(stage, kPrompt);
 }
 
+bool runs_per_branch(const EncodeStage& stage) {
+  return stage.per_branch || is_prompted(stage);
+}
+
 const InputSpec* target_input(std::span<const InputSpec> inputs) {
   return find_role(inputs, InputRole::kTarget);
 }
@@ -182,8 +191,15 @@ Inputs inputs_of(const EncodeStage& stage, const Inputs& inputs) {
   return read;
 }
 
-EncodeInputs negative_of(EncodeInputs in, const std::string& prompt) {
-  in.values.insert_or_assign(std::string(kPrompt), prompt);
+EncodeInputs negative_of(EncodeInputs in, const std::string& prompt, const Inputs& given,
+                         std::span<const InputSpec> inputs) {
+  if (const auto own = in.values.find(kPrompt); own != in.values.end()) own->second = prompt;
+  for (const InputSpec& input : inputs) {
+    const auto positive = in.values.find(input.negative_of);
+    if (input.negative_of.empty() || positive == in.values.end()) continue;
+    const auto negative = given.find(input.name);
+    positive->second = negative != given.end() ? negative->second : InputValue(std::string());
+  }
   in.is_negative = true;
   return in;
 }

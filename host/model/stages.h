@@ -28,14 +28,15 @@ struct Stages {
   // Components that the model was made with, tokenizers included.
   std::vector<ComponentSpec> components;
   std::vector<EncodeStage> encoding;           // of the variant, in the order of the table
+  std::span<const InputSpec> inputs;           // of the family
   const InputSpec* target_input = nullptr;     // that training makes; null: there is none
   std::vector<RangedDenoiser> denoisers = {};  // that of the noisiest levels first
 
   // The stage that makes the latents of target_input; null: there is none.
   const EncodeStage* target_stage() const;
   bool is_target(const EncodeStage& stage) const;
-  // What that stage is given for the frames of one sample, [3, T, H, W]; there is one. An image has
-  // no axis of frames.
+  // What that stage is given for the frames of one sample, [channels, T, H, W]; there is one. An
+  // image has no axis of frames, and of a list of images each frame is one.
   EncodeInputs target_inputs(const at::Tensor& pixels_CTHW) const;
   // The first denoiser, for what all have in common; null: there is none.
   const RangedDenoiser* first() const { return denoisers.empty() ? nullptr : &denoisers.front(); }
@@ -57,8 +58,9 @@ bool reads(const EncodeStage& stage, std::string_view input);
 bool uses(const EncodeStage& stage, std::string_view component);
 // Whether any stage of a family uses it.
 bool encodes(const ModelFamily& family, std::string_view component);
-// Whether it reads the prompt, and so runs for the negative one, too.
-bool is_prompted(const EncodeStage& stage);
+bool is_prompted(const EncodeStage& stage);  // whether it reads the prompt
+// Whether it runs for the negative branch of guidance, too.
+bool runs_per_branch(const EncodeStage& stage);
 
 // The input that training makes; null when the family has none.
 const InputSpec* target_input(std::span<const InputSpec> inputs);
@@ -74,8 +76,10 @@ std::string encoded_by(const EncodeStage& stage, std::span<const InputSpec> inpu
 // What of `inputs` a stage reads.
 Inputs inputs_of(const EncodeStage& stage, const Inputs& inputs);
 
-// Returns `in` with `prompt` as its prompt, marked as the negative one of guidance.
-EncodeInputs negative_of(EncodeInputs in, const std::string& prompt);
+// Returns `in` as the negative branch of guidance has it: with `prompt` as its prompt, and with
+// those of `given` that stand for others there, see InputSpec::negative_of.
+EncodeInputs negative_of(EncodeInputs in, const std::string& prompt, const Inputs& given,
+                         std::span<const InputSpec> inputs);
 
 // Runs a stage on `device`, with the caller's grad mode.
 Conditioning encode(Model& model, EncodeInputs in, BlockRunner& runner, at::Device device);

@@ -30,6 +30,11 @@ Engine DryGeneration::make_engine() {
   engine.stays.insert(stays_.begin(), stays_.end());
   engine.on_phase = [this](std::string_view phase, int64_t number) { begin(phase, number - 1); };
   engine.makes_step = [this](int64_t step) { return steps_.contains(step); };
+  // The first piece has none before it; all others are alike.
+  engine.makes_piece = [this](size_t piece) {
+    like_piece_ = piece == 0 ? 1.0 : pieces_ - 1.0;
+    return piece < 2;
+  };
   engine.through_vae = [this](const generate::TileFunction& run, const at::Tensor& in) {
     return dry_.once(run, in);
   };
@@ -51,9 +56,9 @@ void DryGeneration::choose_steps(const Request& request) {
 
 std::vector<DryPhase> DryGeneration::run(Request request, bool is_next) {
   choose_steps(request);
-  std::vector<int64_t> shape = dry_.model().latent_shape(request.target, {});
-  shape.insert(shape.begin(), std::ssize(request.seeds));
-  request.latents = dry_.tensor(shape, at::kFloat);
+  like_piece_ = 1.0;
+  request.latents = at::Tensor();
+  pieces_ = static_cast<double>(request.pieces.size());
   if (!is_next) there_ = stays_;
   has_encoded_ = has_more_to_encode_with_ = false;
   phases_.clear();
@@ -96,7 +101,7 @@ void DryGeneration::switch_to(const std::string& name, const std::string& denois
   now_ = static_cast<size_t>(found - phases_.begin());
   if (found == phases_.end()) phases_.push_back({.name = name, .denoiser = denoiser});
   phases_[now_].components.insert(there_.begin(), there_.end());
-  times_ = times;
+  times_ = times * like_piece_;
 }
 
 void DryGeneration::end_lap() {

@@ -58,8 +58,9 @@ class DryGeneration {
   std::string denoiser_;             // the one that came last
   std::map<int64_t, double> steps_;  // that are made, and how many are like each
   std::vector<DryPhase> phases_;
-  size_t now_ = SIZE_MAX;  // which of them goes on
-  double times_ = 0.0;     // how many passes the one that goes on stands for
+  size_t now_ = SIZE_MAX;                   // which of them goes on
+  double times_ = 0.0;                      // how many passes the one that goes on stands for
+  double pieces_ = 0.0, like_piece_ = 1.0;  // of a clip, and how many are like the one that is made
   bool has_encoded_ = false, has_more_to_encode_with_ = false;
 };
 

@@ -27,7 +27,9 @@ class GenerationSizes {
         basis_(basis),
         dry_(model, basis.like, basis.counts_scratch),
         generator_(dry_, model, /*stays=*/{}, generation.layout),
-        count_(std::clamp<int64_t>(generation.request.batch_size, 1, generation.images)) {}
+        count_(generation.request.pieces.empty()
+                   ? std::clamp<int64_t>(generation.request.batch_size, 1, generation.images)
+                   : 1) {}
 
   SizedRun sized() {
     const at::NoGradGuard no_grad;
@@ -119,7 +121,9 @@ class GenerationSizes {
   }
 
   double passes_of(const DryPhase& phase) const {
-    if (phase.name == "decode") return static_cast<double>(generation_.images);
+    const auto in_a_clip =
+        static_cast<double>(std::max<size_t>(generation_.request.pieces.size(), 1));
+    if (phase.name == "decode") return static_cast<double>(generation_.images) * in_a_clip;
     const int64_t batches = (generation_.images + count_ - 1) / count_;
     return phase.passes * (phase.is_denoising() ? static_cast<double>(batches) : 1.0);
   }

@@ -150,9 +150,11 @@ class TrainingSizes {
     const MediaTarget& target = training_.target;
     if (stages_.target_stage() == nullptr) return values;
     const at::ScalarType dtype = target.frames > 1 ? at::kByte : at::kFloat;  // clips are bytes
-    values.merge(
-        stages_.target_inputs(dry_.tensor({3, target.frames, target.height, target.width}, dtype))
-            .values);
+    values.merge(stages_
+                     .target_inputs(dry_.tensor({stages_.target_input->channels, target.frames,
+                                                 target.height, target.width},
+                                                dtype))
+                     .values);
     return values;
   }
 
@@ -198,8 +200,8 @@ class TrainingSizes {
     if (sample.cond.empty() && !has_text)
       sample.cond = example_text(dry_, model_, denoiser, kUnknownTokens);
     if (target == nullptr || is_cached(*target))
-      sample.cond["latents"] =
-          dry_.tensor(model_.model().latent_shape(training_.target, {}), model_.decoder_dtype());
+      sample.cond["latents"] = dry_.tensor(
+          model_.model().latent_shape(training_.target, sample.cond), model_.decoder_dtype());
     return sample;
   }
 

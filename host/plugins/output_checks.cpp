@@ -217,8 +217,8 @@ void FrameCheck::add(const at::Tensor& pixels_BCTHW) {
   expect_tensor(place_, "frames", pixels_BCTHW);
   const bool is_clip = pixels_BCTHW.dim() == 5;
   done_ += is_clip ? pixels_BCTHW.size(2) : 0;
-  const std::vector<int64_t> wanted = {batch_, channels_, is_clip ? pixels_BCTHW.size(2) : frames_, height_,
-                                       width_};
+  const std::vector<int64_t> wanted = {batch_, channels_, is_clip ? pixels_BCTHW.size(2) : frames_,
+                                       height_, width_};
   expect_output(pixels_BCTHW.scalar_type() == at::kFloat && pixels_BCTHW.sizes() == wanted &&
                     done_ <= frames_,
                 place_,

@@ -181,18 +181,13 @@ std::span<const SolverSpec> solvers() {
   return kSolvers;
 }
 
-std::vector<SolverSpec> solvers_of(const ModelFamily& family) {
-  std::vector<SolverSpec> all(std::begin(kSolvers), std::end(kSolvers));
-  const std::span<const SolverSpec> own = family.solvers();
-  all.insert(all.end(), own.begin(), own.end());
-  return all;
-}
-
-SolverSpec find_solver(const ModelFamily& family, std::string_view name) {
+const SolverSpec& find_solver(std::string_view name, std::span<const SolverSpec> own) {
   std::vector<std::string> known;
-  for (const SolverSpec& solver : solvers_of(family)) {
-    if (solver.name == name) return solver;
-    known.emplace_back(solver.name);
+  for (const auto& table : {solvers(), own}) {
+    for (const SolverSpec& solver : table) {
+      if (solver.name == name) return solver;
+      known.emplace_back(solver.name);
+    }
   }
   const std::string nearest = report::nearest_name(name, known);
   throw Error(ErrorCode::kNotFound,

@@ -3,19 +3,16 @@
 
 #include <span>
 #include <string_view>
-#include <vector>
 
-#include "atelier/model_family.h"
+#include "atelier/solver.h"
 
 namespace atelier::sampling {
 
 // Those of every family.
 std::span<const SolverSpec> solvers();
 
-// All that a family's images may be made with: those, then its own.
-std::vector<SolverSpec> solvers_of(const ModelFamily& family);
-
-// Throws Error{kNotFound} naming the solvers there are.
-SolverSpec find_solver(const ModelFamily& family, std::string_view name);
+// The solver of that name, among those and a family's own. Throws Error{kNotFound} naming the
+// solvers there are.
+const SolverSpec& find_solver(std::string_view name, std::span<const SolverSpec> own = {});
 
 }  // namespace atelier::sampling

@@ -10,8 +10,9 @@
 #include "host/generate/engine.h"
 #include "host/generate/request.h"
 #include "host/media/pixels.h"
-#include "host/media/png.h"
+#include "host/model/media_defaults.h"
 #include "host/model/stages.h"
+#include "host/order/output_paths.h"
 #include "host/run/stop.h"
 
 namespace atelier::train {
@@ -39,6 +40,7 @@ struct Preview::State {
   std::string folder;
   std::set<std::string> stays;
   PreviewShare share;
+  bool makes_pictures;  // see MediaDefaults
   std::unique_ptr<Generator> generator;
 
   generate::Engine engine() {
@@ -62,7 +64,7 @@ struct Preview::State {
 Preview::Preview(model::LoadedModel& model, std::vector<Settings> prompts, std::string folder,
                  std::set<std::string> stays, progress::Progress& progress, PreviewShare share)
     : state_(new State{model, std::move(prompts), std::move(folder), std::move(stays), share,
-                       nullptr}) {
+                       model::media_defaults(model).frames_are_pictures, nullptr}) {
   state_->generator = std::make_unique<Generator>(
       state_->engine(), progress,
       [lockstep = share.in_lockstep] { return !lockstep && run::StopSignals::is_requested(); });
@@ -109,29 +111,30 @@ void Preview::draw(int64_t step, const std::function<void(const Shown&)>& shown)
     const Settings& settings = state_->prompts[number];
     const Request request = state_->request_of(settings, step);
     const MediaTarget& target = request.target;
-    const bool is_clip = target.frames > 1;
+    const bool is_clip = target.frames > 1 && !state_->makes_pictures;
     const std::string_view extension =
         is_clip ? media::preferred_clip_format().extension : std::string_view(".png");
     const std::string path =
         (fs::path(state_->folder) / (name + std::to_string(number) + std::string(extension)))
             .string();
+    const std::vector<std::string> paths = order::frame_paths(path, is_clip ? 1 : target.frames);
     const media::Text text = {{"prompt", settings.prompt.value_or("")}};
     std::optional<generate::ClipFile> clip;
     if (is_clip) write([&] { clip.emplace(path, target, settings.fps.value(), text); });
     std::string png;  // of the first frame
     state_->generator->run(request, [&](size_t, int64_t first, const at::Tensor& pixels) {
       write([&] {
-        if (first == 0) png = media::encode_png(media::to_image(pixels.select(1, 0)), text);
-        if (clip) clip->add(pixels);
+        if (first == 0) png = media::png_of(pixels.select(1, 0), text);
+        if (clip) return clip->add(pixels);
+        for (int64_t t = 0; t < pixels.size(1); ++t)
+          files::write_file(paths.at(static_cast<size_t>(first + t)),
+                            media::png_of(pixels.select(1, t), text));
       });
     });
     write([&] {
-      if (clip) {
-        clip->finish();
-      } else {
-        files::write_file(path, png);
-      }
-      shown({png, settings.prompt.value_or(""), path, number, target.height, target.width});
+      if (clip) clip->finish();
+      shown(
+          {png, settings.prompt.value_or(""), paths.front(), number, target.height, target.width});
     });
   }
   if (failure) throw Error(*failure);

@@ -375,9 +375,9 @@ NamedTensors ComponentModel::probe_media(Autoencoder& autoencoder, const NamedTe
   const int64_t channels = autoencoder.pixel_channels();
   if (pixels.size(1) != channels || pixels.numel() == 0 || pixels.size(-2) % stride != 0 ||
       pixels.size(-1) % stride != 0) {
-    invalid("tensor '" + name + "': shape " + shape_text(pixels) +
-            ", [B, " + number(channels) + (is_clip ? ", T, H, W]" : ", H, W]") +
-            " with multiples of " + number(stride) + " expected");
+    invalid("tensor '" + name + "': shape " + shape_text(pixels) + ", [B, " + number(channels) +
+            (is_clip ? ", T, H, W]" : ", H, W]") + " with multiples of " + number(stride) +
+            " expected");
   }
   if (!is_clip) return {{"latents", autoencoder.encode(pixels.unsqueeze(2), runner)}};
   check_frames(pixels.size(2), latents_.takes_clips);

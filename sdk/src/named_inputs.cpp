@@ -88,9 +88,9 @@ namespace {
 at::Tensor stacked(const std::vector<at::Tensor>& images, std::string_view name) {
   for (const at::Tensor& image : images) {
     if (image.sizes() == images.front().sizes()) continue;
-    throw Error(ErrorCode::kInvalidArgument,
-                std::string(name) + ": images of shapes " + shape_text(images.front()) + " and " +
-                    shape_text(image) + ", one size expected");
+    throw Error(ErrorCode::kInvalidArgument, std::string(name) + ": images of shapes " +
+                                                 shape_text(images.front()) + " and " +
+                                                 shape_text(image) + ", one size expected");
   }
   return at::stack(images, 1);
 }
@@ -106,9 +106,9 @@ at::Tensor clip_input(const Inputs& inputs, std::string_view name, int64_t chann
     throw Error(ErrorCode::kInvalidArgument, std::string(name) + ": missing, or not an image");
   const at::Tensor clip = pixels.dim() == 3 ? pixels.unsqueeze(1) : pixels;
   if (clip.dim() != 4 || clip.size(0) != channels) {
-    throw Error(ErrorCode::kInvalidArgument,
-                std::string(name) + ": image of shape " + shape_text(pixels) + ", [" +
-                    std::to_string(channels) + ", T, H, W] expected");
+    throw Error(ErrorCode::kInvalidArgument, std::string(name) + ": image of shape " +
+                                                 shape_text(pixels) + ", [" +
+                                                 std::to_string(channels) + ", T, H, W] expected");
   }
   return clip;
 }

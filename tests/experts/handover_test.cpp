@@ -65,7 +65,7 @@ struct HandoverScene {
     request.cfg_scale = 3.0;
     request.batches_cfg = batches_cfg;
     request.sigmas = {1.0F, 0.75F, 0.25F, 0.0F};
-    request.solver = "unipc";
+    request.solver = sampling::find_solver("unipc");
     request.target = {1, 16, 24};
     request.seeds = {3, 4};
     return request;

@@ -117,8 +117,9 @@ class ATELIER_API ComponentModel : public Model {
   void forget_levels() override;
 
   // A text encoder: "input_ids" [B, L] and "lengths" to "hidden". An autoencoder: "image"
-  // [B, 3, H, W] or "clip" [B, 3, T, H, W], of pixel_channels(), to "latents" [B, C, T', H', W'], or back. A denoiser:
-  // "latents", "sigma" and its entries, rows padded and with their lengths, to "velocity".
+  // [B, 3, H, W] or "clip" [B, 3, T, H, W], of pixel_channels(), to "latents" [B, C, T', H', W'],
+  // or back. A denoiser: "latents", "sigma" and its entries, rows padded and with their lengths, to
+  // "velocity".
   NamedTensors probe(std::string_view component, const NamedTensors& inputs,
                      BlockRunner& runner) override;
 

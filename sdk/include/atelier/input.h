@@ -95,7 +95,7 @@ struct InputSpec {
   // It runs beside what is made, frame by frame: where that is made in pieces, a stage that runs
   // for each piece is given what lies beside the piece.
   bool along_clip = false;
-  Tail tail = Tail::kRefuse;  // behind the end of what runs beside
+  Tail tail = Tail::kRefuse;    // behind the end of what runs beside
   int64_t sample_rate = 16000;  // of a sound, samples per second to which it is brought
   bool is_soundtrack = false;   // the sound is written into the file of the clip that is made
 };

@@ -24,7 +24,7 @@ struct LatentSpec {
   int64_t pixel_multiple = 16;  // height and width in pixels are multiples of this
   int64_t token_stride =
       16;                    // pixels per denoiser token along each side; the schedule counts these
-  bool takes_clips = false;    // of more than one frame
+  bool takes_clips = false;  // of more than one frame
   int64_t pixel_channels = 3;  // of what is decoded: 3, or 4 with transparency
 };
 

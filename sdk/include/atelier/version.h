@@ -9,8 +9,8 @@
 // sdk/version_hashes.txt has the hash of each version's headers; a test compares them.
 #pragma once
 
-#define ATELIER_SDK_MAJOR 1
-#define ATELIER_SDK_MINOR 0
+#define ATELIER_SDK_MAJOR 0
+#define ATELIER_SDK_MINOR 3
 
 #define ATELIER_STRING_(x) #x
 #define ATELIER_STRING(x) ATELIER_STRING_(x)

@@ -20,7 +20,7 @@ Request request_of(std::string_view solver, std::vector<uint64_t> seeds) {
   Request request;
   request.inputs["prompt"] = std::string("four");
   request.sigmas = {1.0F, 0.9F, 0.75F, 0.6F, 0.45F, 0.3F, 0.2F, 0.1F, 0.0F};
-  request.solver = solver;
+  request.solver = sampling::find_solver(solver);
   request.target = {1, 32, 48};
   request.seeds = std::move(seeds);
   return request;
@@ -44,11 +44,11 @@ std::vector<at::Tensor> seen_by_both(const Request& request, bool both_stay) {
 std::vector<at::Tensor> walked(const Request& request, uint64_t seed, bool restarts = false) {
   at::Tensor x = random::normal_noise({.seed = seed}, {1, 4, 1, 4, 6});
   const std::vector<float>& sigmas = request.sigmas;
-  auto solver = find_solver(request.solver).make(sigmas, x);
+  auto solver = request.solver.make(sigmas, x);
   std::vector<at::Tensor> seen;
   for (size_t i = 0; i + 1 < sigmas.size(); ++i) {
     if (restarts && i == kSwitch)
-      solver = find_solver(request.solver).make(std::span(sigmas).subspan(kSwitch), x);
+      solver = request.solver.make(std::span(sigmas).subspan(kSwitch), x);
     seen.push_back(x.clone());
     solver->step(x, x * (i < kSwitch ? kHighRate : kLowRate) + kLetters);
   }

@@ -515,7 +515,7 @@ TEST_CASE("All images pass the first denoiser before the second one is loaded", 
     const auto run = [&](Bench& bench, Engine engine, std::vector<uint64_t> of) {
       bench.model.known = GivenLatents{at::full({4, 1, 4, 6}, 0.75), free, /*is_noised=*/true};
       Request request = request_of("four", 4, std::move(of));  // 1, 0.75, 0.5, 0.25
-      request.solver = solver.name;
+      request.solver = solver;
       Generator generator(std::move(engine), bench.progress);
       std::vector<at::Tensor> images;
       generator.run(request, [&](size_t index, int64_t, const at::Tensor& pixels) {
@@ -557,7 +557,7 @@ TEST_CASE("Every solver goes on over guidance, starts, batches and denoisers", "
   for (const SolverSpec& solver : solvers()) {
     INFO(solver.name);
     Request request = request_of("four", 6, {7, 8, 9});
-    request.solver = solver.name;
+    request.solver = solver;
     const std::vector<at::Tensor> alone = Bench().run(request);
     const at::Tensor noise = random::normal_noise({.seed = 7}, {4, 1, 4, 6});
     CHECK(at::allclose(
@@ -576,7 +576,7 @@ TEST_CASE("Every solver goes on over guidance, starts, batches and denoisers", "
     });
 
     Request start = request_of("four", 6, {7});
-    start.solver = solver.name;
+    start.solver = solver;
     start.sigmas = keep_last_steps(start.sigmas, 0.5);
     start.input_pixels = at::zeros({3, 1, 32, 48});
     CHECK(at::allclose(

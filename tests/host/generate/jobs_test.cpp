@@ -492,9 +492,9 @@ TEST_CASE("The solver is the schedule's unless a line names one", "[settings]") 
       "{\"prompt\": \"c\", \"schedule\": \"fast\", \"num_inference_steps\": 2}",
       good_settings());
   REQUIRE(message.empty());
-  REQUIRE(request_of(jobs[0].settings).solver == "euler");
-  REQUIRE(request_of(jobs[1].settings).solver == "dpm++");
-  REQUIRE(request_of(jobs[2].settings).solver == "unipc");
+  REQUIRE(request_of(jobs[0].settings).solver.name == "euler");
+  REQUIRE(request_of(jobs[1].settings).solver.name == "dpm++");
+  REQUIRE(request_of(jobs[2].settings).solver.name == "unipc");
   Settings settings = good_settings();
   settings.solver = "dpm+";
   REQUIRE_THAT(check(settings, {"jobs.jsonl", 3}),

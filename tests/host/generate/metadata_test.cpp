@@ -36,7 +36,7 @@ TEST_CASE("Metadata tells every setting, in two forms", "[metadata]") {
   request.target = {1, 64, 96};
   request.seeds = {7, 8};
   request.tiling = Tiling{};
-  request.solver = "dpm++";
+  request.solver = sampling::find_solver("dpm++");
   const media::Text text = metadata_of(model, settings, request, 1);
   REQUIRE(text.size() == 2);
   REQUIRE(text[0].first == "parameters");

@@ -152,7 +152,7 @@ TEST_CASE("A stage gets what it reads, and the negative prompt in place of the o
   const EncodeStage stage = encode_stages(toy, "base").front();
   const Inputs read = inputs_of(stage, {{"prompt", "a"}, {"strength", 0.5}});
   REQUIRE(read.size() == 1);
-  const EncodeInputs negative = negative_of({.stage = stage.name, .values = read}, "b");
+  const EncodeInputs negative = negative_of({.stage = stage.name, .values = read}, "b", {}, {});
   CHECK(std::get<std::string>(negative.values.at("prompt")) == "b");
   CHECK(negative.is_negative);
 }

@@ -25,7 +25,7 @@ struct ThrowingModel final : Model {
   MediaTarget target(const Inputs&, const MediaTarget&) const override {
     return act(), MediaTarget{7, 7, 7};
   }
-  std::vector<int64_t> latent_shape(const MediaTarget&) const override {
+  std::vector<int64_t> latent_shape(const MediaTarget&, const Conditioning&) const override {
     return act(), std::vector<int64_t>{7, 1, 7, 7};
   }
   Conditioning encode(const EncodeInputs&, BlockRunner&) override { return act(), Conditioning(); }
