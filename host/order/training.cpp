@@ -220,7 +220,8 @@ Training parse(const Words& words, const ModelFamily* family, report::Problems& 
   const ParsedFlags flags =
       flags::parse_flags(spec, words.command_line(), choose(below.values, spec), problems);
   check_utf8(spec, flags, problems);
-  Training config = {.family = family};
+  Training config;
+  config.family = family;
   const flags::Table table = config_table(config, family, command);
   config.model = model::load_request(flags, problems);
   table.read(flags, problems);

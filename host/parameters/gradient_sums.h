@@ -90,8 +90,8 @@ class GradientSums {
   struct Sending {
     size_t bucket;
     std::vector<distributed::FlatLayout::Position>
-        positions;                    // of the leaves whose gradients are sent
-    at::Tensor values;                // the bucket; undefined once a part of the sum is all of it
+        positions = {};               // of the leaves whose gradients are sent
+    at::Tensor values = {};           // the bucket; undefined once a part of the sum is all of it
     at::Tensor host = {}, part = {};  // what is sent, and the part of the sum that comes
     distributed::Ticket sent = {};
   };

@@ -228,18 +228,7 @@ struct Reels final : ComponentModel {
   MediaTarget target(const Inputs& inputs, const MediaTarget& asked) const override {
     const auto* layers = find_input<int64_t>(inputs, "layer_num");
     if (layers == nullptr || asked.frames > 0) return asked;
-    return {*layers, asked.height, asked.width};
-  }
-  // Layers are denoised beside the picture of them all, which comes first and is not shown.
-  std::vector<int64_t> latent_shape(const MediaTarget& target,
-                                    const Conditioning& cond) const override {
-    std::vector<int64_t> shape = ComponentModel::latent_shape(target, cond);
-    if (are_layers && !cond.contains("latents")) ++shape[1];
-    return shape;
-  }
-  FinishedLatents to_decode(const at::Tensor& latents, const Conditioning&) const override {
-    if (!are_layers) return {.latents_BCTHW = latents};
-    return {.latents_BCTHW = latents.narrow(2, 1, latents.size(2) - 1)};
+    return {*layers + 1, asked.height, asked.width};  // the picture of them all comes first
   }
   std::vector<Piece> pieces(const Inputs&, const MediaTarget& target) const override {
     std::vector<Piece> pieces;
@@ -293,11 +282,16 @@ std::optional<Detection> detect_vae(const TensorIndex& in) {
   if (!in.contains("in.weight") || in.dim("in.weight", 0) != kChannels) return std::nullopt;
   return detection_of("vae", "plain", VaeConfig{in.dim("in.weight", 1) / (kStride * kStride)});
 }
-// The tensors do not say which variant it is: the hint does.
+// Two blocks make layers, more of them long clips.
+std::string variant_of(int64_t layers) {
+  return layers == 2 ? "layers" : "long";
+}
 std::optional<Detection> detect_dit(const TensorIndex& in) {
   const int64_t layers = in.block_count("blocks.{}.qkv.weight");
   if (layers == 0 || !in.contains("sound.weight")) return std::nullopt;
-  return detection_of("dit", "plain", DitConfig{in.dim("embed.weight", 0), layers});
+  Detection part = detection_of("dit", "plain", DitConfig{in.dim("embed.weight", 0), layers});
+  part.variant = variant_of(layers);
+  return part;
 }
 ConfigFields told_fields(const Detection& part) {
   ConfigFields fields;
@@ -311,7 +305,7 @@ WeightMap map_of(const Detection& part) {
 
 Detection tiny_dit() {
   Detection part = detection_of("", "plain", DitConfig{32, 2});
-  part.variant = "layers";
+  part.variant = variant_of(2);
   return part;
 }
 

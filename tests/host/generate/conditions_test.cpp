@@ -11,7 +11,7 @@
 #include "host/random/noise.h"
 #include "support/errors.h"
 
-namespace atelier::generate {
+namespace atelier::generate::of_conditions {
 namespace {
 
 using Words = std::vector<std::string>;
@@ -253,4 +253,4 @@ TEST_CASE("A clip that is stopped leaves the pieces that are finished", "[genera
 }
 
 }  // namespace
-}  // namespace atelier::generate
+}  // namespace atelier::generate::of_conditions
