@@ -143,13 +143,14 @@ class Workload {
       output = model::decode_whole(loaded_.model(), latents_, loaded_.runner(), latents_.device());
     } else {
       const Conditioning* conditions[] = {&cond_, &uncond_};
-      output = loaded_.model().denoise(
-          {.x_BCTHW = at::cat({latents_, latents_}),
-           .sigma_B = sigma_.expand({2}),
-           .cond = conditions,
-           .level = prepares_levels_ ? std::optional<int64_t>(0) : std::nullopt},
-          loaded_.runner());
-      loaded_.model().guide(output.narrow(0, 0, 1), output.narrow(0, 1, 1), 4.0);
+      const DenoiseInputs step = {
+          .x_BCTHW = at::cat({latents_, latents_}),
+          .sigma_B = sigma_.expand({2}),
+          .cond = conditions,
+          .level = prepares_levels_ ? std::optional<int64_t>(0) : std::nullopt};
+      output = loaded_.model().denoise(step, loaded_.runner());
+      loaded_.model().guide({output.narrow(0, 0, 1), output.narrow(0, 1, 1), 4.0, step},
+                            loaded_.runner());
     }
     synchronize();
     return output;

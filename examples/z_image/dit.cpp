@@ -101,7 +101,7 @@ Dit::Dit(const DitConfig& c)
           [scale = c.time_scale](const at::Tensor& sigma_B) {
             return nn::time_channels((1.0 - sigma_B) * scale, kTimeChannels);
           },
-          time_in_, time_out_, final_modulation_) {
+          time_in_, time_out_, {&final_modulation_}) {
   const auto stack = [&](auto& blocks, const char* name, int64_t count, bool is_modulated) {
     for (int64_t i = 0; i < count; ++i)
       blocks.push_back(

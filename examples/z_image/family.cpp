@@ -171,9 +171,8 @@ struct ZImage final : ComponentModel {
     cut_to_limit(ids, {.tokens = std::ssize(ids), .limit = kMaxTokens});
     return {{kPromptEmbeds, encode_ids("text_encoder", ids, runner)}};
   }
-  at::Tensor guide(const at::Tensor& with_BCTHW, const at::Tensor& without_BCTHW,
-                   double scale) const override {
-    return with_BCTHW + scale * (with_BCTHW - without_BCTHW);
+  at::Tensor guide(const GuideInputs& in, BlockRunner&) override {
+    return in.with_BCTHW + in.scale * (in.with_BCTHW - in.without_BCTHW);
   }
 };
 

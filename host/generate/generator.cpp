@@ -134,7 +134,8 @@ Conditioning Generator::encode(const EncodeStage& stage, const EncodeInputs& in,
   if (!in.piece) {
     key = encoder_state + std::string(stage.name) + (in.is_negative ? "-" : "+");
     if (stage.sees_target)
-      key += c10::str(in.target.frames, "x", in.target.height, "x", in.target.width, ":");
+      key +=
+          c10::str(in.target.frames, "x", in.target.height, "x", in.target.width, "@", in.fps, ":");
     key += inputs::content_of(in.values);
     if (const auto found = cache_.find(key); found != cache_.end()) return found->second;
   }
@@ -180,8 +181,10 @@ Generator::Conditionings Generator::encode_conditions(const Request& request,
     for (const EncodeStage& stage : engine_.stages.encoding) {
       const bool is_of_piece = stage.per_piece && !request.pieces.empty();
       if (engine_.stages.is_target(stage) || is_of_piece != (piece != nullptr)) continue;
-      EncodeInputs in = {
-          .stage = stage.name, .values = model::inputs_of(stage, given), .target = request.target};
+      EncodeInputs in = {.stage = stage.name,
+                         .values = model::inputs_of(stage, given),
+                         .target = request.target,
+                         .fps = request.fps};
       if (in.values.empty()) continue;
       if (piece) {
         in.target.frames = piece->piece.frames;
@@ -225,6 +228,7 @@ at::Tensor Generator::encode_start(const Request& request) {
   const TileFunction encode = through_vae([&](const at::Tensor& pixels) {
     EncodeInputs in = engine_.stages.target_inputs(pixels);
     in.values.insert(beside.begin(), beside.end());
+    in.fps = request.fps;
     return model::encode(engine_.model, in, blocks, engine_.device).at("latents");
   });
   const at::Tensor pixels = request.input_pixels.to(engine_.device);
@@ -300,20 +304,25 @@ class Generator::Guided {
  private:
   int64_t rows() const { return batched_ ? 2 * x_.size(0) : x_.size(0); }
 
-  at::Tensor call(int64_t step, std::span<const Conditioning* const> cond) {
+  // What the denoiser is given of the first samples, as many as there are conditionings.
+  DenoiseInputs inputs_of(int64_t step, std::span<const Conditioning* const> cond) const {
     const auto n = std::ssize(cond);
-    const DenoiseInputs inputs = {.x_BCTHW = input_.narrow(0, 0, n),
-                                  .sigma_B = sigmas_[step].narrow(0, 0, n),
-                                  .cond = cond,
-                                  .level = step - generator_.first_step_,
-                                  .denoiser = generator_.denoiser_->name(),
-                                  .next_sigma_B = sigmas_[step + 1].narrow(0, 0, n),
-                                  .step = step,
-                                  .steps = std::ssize(request_.sigmas) - 1};
+    return {.x_BCTHW = input_.narrow(0, 0, n),
+            .sigma_B = sigmas_[step].narrow(0, 0, n),
+            .cond = cond,
+            .level = step - generator_.first_step_,
+            .denoiser = generator_.denoiser_->name(),
+            .next_sigma_B = sigmas_[step + 1].narrow(0, 0, n),
+            .step = step,
+            .steps = std::ssize(request_.sigmas) - 1};
+  }
+
+  at::Tensor call(int64_t step, std::span<const Conditioning* const> cond) {
     std::optional<SequenceScope> shares_rows;
     if (SequenceGroup* const rows = generator_.engine_.ranks.sequence.get())
       shares_rows.emplace(*rows);
-    return generator_.engine_.model.denoise(inputs, generator_.runner()).to(at::kFloat);
+    return generator_.engine_.model.denoise(inputs_of(step, cond), generator_.runner())
+        .to(at::kFloat);
   }
 
   at::Tensor guided(int64_t step) {
@@ -348,7 +357,8 @@ class Generator::Guided {
 
   at::Tensor combine(int64_t step, const at::Tensor& with, const at::Tensor& without) const {
     const double scale = cfg_scale_at(request_, generator_.engine_.stages, step);
-    const at::Tensor guided = generator_.engine_.model.guide(with, without, scale);
+    const GuideInputs in = {with, without, scale, inputs_of(step, with_)};
+    const at::Tensor guided = generator_.engine_.model.guide(in, generator_.runner());
     return renormed(guided, with, request_.cfg_renorm, request_.cfg_renorm_ratio);
   }
 
@@ -406,7 +416,7 @@ Generator::Batch Generator::begin_batch(const Request& request, const Conditioni
   const float sigma = request.sigmas.front();
   Batch batch = {.first = first,
                  .x = x,
-                 .known = KnownLatents(engine_.model.given(cond.with), x),
+                 .known = KnownLatents(engine_.model.given(cond.with, x.sizes().slice(1)), x),
                  .kept = KnownLatents(kept_by(request.inpaint_mask, clean), x)};
   if (clean.defined()) x.mul_(sigma).add_(clean, 1.0 - static_cast<double>(sigma));
   batch.keep_known(sigma);

@@ -71,6 +71,7 @@ struct Request {
   std::optional<double> switch_boundary = {};
   SolverSpec solver = sampling::solvers().front();
   MediaTarget target = {};  // of each image
+  double fps = 0.0;         // frames per second of a clip; 0: it has no rate
   // The pieces that each clip is made in, see Model::pieces(); empty: it is made at once.
   std::vector<Piece> pieces = {};
   // Reads what runs beside a piece, which `inputs` are without where there are pieces.

@@ -77,6 +77,7 @@ Request make_request(const order::Settings& s, InputFiles files, const ModelFami
   const ScheduleDefaults& schedule = schedule_of(s, family, variant);
   Request request;
   request.target = order::target_of(s);
+  request.fps = s.fps.value_or(0.0);
   request.inputs = std::move(files.inputs);
   request.input_pixels = std::move(files.start_pixels);
   request.inpaint_mask = std::move(files.inpaint_mask);

@@ -64,7 +64,8 @@ EncodeInputs Stages::target_inputs(const at::Tensor& pixels_CTHW) const {
   }
   return {.stage = target_stage()->name,
           .values = {{std::string(target_input->name), std::move(value)}},
-          .target = {pixels_CTHW.size(1), pixels_CTHW.size(2), pixels_CTHW.size(3)}};
+          .target = {pixels_CTHW.size(1), pixels_CTHW.size(2), pixels_CTHW.size(3)},
+          .fps = fps};
 }
 
 namespace {
@@ -105,6 +106,8 @@ Stages stages_of(const ModelFamily& family, std::span<const LoadedPart> parts) {
   std::ranges::stable_sort(stages.denoisers, std::greater(),
                            [](const RangedDenoiser& denoiser) { return denoiser.range.high; });
   take_boundary(parts, stages.denoisers);
+  if (!stages.denoisers.empty())
+    stages.fps = family.media_defaults(stages.denoisers.front().part).fps;
   if (stages.first() != nullptr) {
     stages.variant = stages.first()->part.variant;
   } else {

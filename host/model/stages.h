@@ -27,8 +27,9 @@ struct Stages {
   std::string variant;  // of the denoisers; without any what a hint says; empty: unknown
   // Components that the model was made with, tokenizers included.
   std::vector<ComponentSpec> components;
-  std::vector<EncodeStage> encoding;           // of the variant, in the order of the table
-  std::span<const InputSpec> inputs;           // of the family
+  std::vector<EncodeStage> encoding;  // of the variant, in the order of the table
+  std::span<const InputSpec> inputs;  // of the family
+  double fps = 0.0;  // frames per second that the variant is made for; 0: it has no rate
   const InputSpec* target_input = nullptr;     // that training makes; null: there is none
   std::vector<RangedDenoiser> denoisers = {};  // that of the noisiest levels first
 

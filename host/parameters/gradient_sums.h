@@ -89,8 +89,8 @@ class GradientSums {
   // A bucket on its way.
   struct Sending {
     size_t bucket;
-    std::vector<distributed::FlatLayout::Position>
-        positions = {};               // of the leaves whose gradients are sent
+    std::vector<distributed::FlatLayout::Position> positions =
+        {};                           // of the leaves whose gradients are sent
     at::Tensor values = {};           // the bucket; undefined once a part of the sum is all of it
     at::Tensor host = {}, part = {};  // what is sent, and the part of the sum that comes
     distributed::Ticket sent = {};

@@ -170,7 +170,8 @@ class TrainingSizes {
       if (!is_cached(stage) || values.empty() || components.empty()) continue;
       Conditioning made;
       const DryPass pass = dry_.measure([&](BlockRunner& runner) {
-        const EncodeInputs in = {.stage = stage.name, .values = values, .target = training_.target};
+        const EncodeInputs in = {
+            .stage = stage.name, .values = values, .target = training_.target, .fps = stages_.fps};
         made = model::encode(model_.model(), in, runner, at::kMeta);
       });
       if (!stages_.is_target(stage)) encoded_.merge(made);

@@ -86,12 +86,17 @@ class GuardedModel final : public Model {
     compute("prepare_levels", &Model::prepare_levels, denoiser, sigmas, runner);
   }
   void forget_levels() override { call("forget_levels", &Model::forget_levels); }
-  at::Tensor guide(const at::Tensor& with_BCTHW, const at::Tensor& without_BCTHW,
-                   double scale) const override {
+  at::Tensor guide(const GuideInputs& in, BlockRunner& runner) override {
     return checked_call(
-        plugin_, "guide", CallKind::kComputes,
-        [&] { return model_->guide(with_BCTHW, without_BCTHW, scale); },
-        [&](const at::Tensor& velocity) { check_like(plugin_.place, velocity, with_BCTHW); });
+        plugin_, "guide", CallKind::kComputes, [&] { return model_->guide(in, runner); },
+        [&](const at::Tensor& velocity) { check_like(plugin_.place, velocity, in.with_BCTHW); });
+  }
+  Sound decode_sound(const at::Tensor& latents_1CTHW, const Conditioning& cond,
+                     BlockRunner& runner) override {
+    return checked_call(
+        plugin_, "decode_sound", CallKind::kComputes,
+        [&] { return model_->decode_sound(latents_1CTHW, cond, runner); },
+        [&](const Sound& sound) { check_sound(plugin_.place, sound); });
   }
   void decode(const at::Tensor& latents_BCTHW, BlockRunner& runner,
               const FrameSink& sink) override {
@@ -116,8 +121,9 @@ class GuardedModel final : public Model {
     }
     guard(plugin_.family + ".decode", [&] { check.end(); });
   }
-  std::optional<GivenLatents> given(const Conditioning& cond) const override {
-    return checked("given", &Model::given, cond);
+  std::optional<GivenLatents> given(const Conditioning& cond,
+                                    at::IntArrayRef latents_CTHW) const override {
+    return checked("given", &Model::given, cond, latents_CTHW);
   }
   NamedTensors probe(std::string_view component, const NamedTensors& inputs,
                      BlockRunner& runner) override {

@@ -184,6 +184,16 @@ void check_finished(const std::string& place, const FinishedLatents& finished,
                 std::to_string(finished.skipped_frames) + " skipped frames");
 }
 
+void check_sound(const std::string& place, const Sound& sound) {
+  if (!sound.samples_CN.defined()) return;
+  const at::Tensor& samples = sound.samples_CN;
+  expect_output(samples.scalar_type() == at::kFloat && samples.dim() == 2 &&
+                    (samples.size(0) == 1 || samples.size(0) == 2) && sound.sample_rate > 0,
+                place,
+                "a sound " + described(samples) + " at " + std::to_string(sound.sample_rate) +
+                    " samples per second, Float[1 or 2, samples] expected");
+}
+
 void check_pieces(const std::string& place, const std::vector<Piece>& pieces,
                   const MediaTarget& target) {
   int64_t end = 0;

@@ -47,6 +47,9 @@ void check_latents(const std::string& place, const NamedTensors& encoded, at::In
 void check_finished(const std::string& place, const FinishedLatents& finished,
                     const at::Tensor& like);
 
+// Float samples at a rate, or no sound.
+void check_sound(const std::string& place, const Sound& sound);
+
 // Pieces that follow on each other to the target's end; none are a whole clip.
 void check_pieces(const std::string& place, const std::vector<Piece>& pieces,
                   const MediaTarget& target);

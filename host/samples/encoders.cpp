@@ -92,9 +92,10 @@ Encoders::~Encoders() {
 
 Conditioning Encoders::encode(const Inputs& values, const MediaTarget& target) {
   const at::NoGradGuard no_grad;
-  Conditioning cond =
-      model::encode(model_.model(), {.stage = stage_.name, .values = values, .target = target},
-                    model_.runner(), model_.device());
+  Conditioning cond = model::encode(
+      model_.model(),
+      {.stage = stage_.name, .values = values, .target = target, .fps = model_.stages().fps},
+      model_.runner(), model_.device());
   for (auto& [name, tensor] : cond) tensor = checked(tensor, "the encoding '" + name + "'");
   return cond;
 }

@@ -73,12 +73,13 @@ Objective::Prepared Objective::prepare(const TrainSample& sample) {
   for (const auto& [name, tensor] : sample.cond)
     prepared.cond.emplace(name, ops::upload(tensor, device_));
   for (const auto& [stage, values] : sample.inputs) {
-    const EncodeInputs in = {.stage = stage, .values = values, .target = sample.target};
+    const EncodeInputs in = {
+        .stage = stage, .values = values, .target = sample.target, .fps = model_.stages().fps};
     for (auto& [name, tensor] : model::encode(model_.model(), in, runner_, device_))
       prepared.cond.insert_or_assign(name, tensor);
   }
   prepared.clean = prepared.cond.at("latents").to(at::kFloat);
-  prepared.given = model_.model().given(prepared.cond);
+  prepared.given = model_.model().given(prepared.cond, prepared.clean.sizes());
   if (const auto& given = prepared.given) {
     prepared.mask = given->free_1THW.to(device_, at::kFloat);
     prepared.counted = prepared.mask.mean();

@@ -144,7 +144,7 @@ Dit::Dit(const DitConfig& c)
       layers_(make_blocks("layers.", c.layers, /*is_modulated=*/true)),
       final_modulation_(this, "final_layer.adaLN_modulation.1", c.time_width, c.width),
       final_linear_(this, "final_layer.linear", c.width, c.channels * c.patch * c.patch),
-      levels_(time_channels, time_in_, time_out_, final_modulation_) {
+      levels_(time_channels, time_in_, time_out_, {&final_modulation_}) {
   for (const auto* part : {&noise_refiner_, &layers_}) {
     for (const auto& block : *part) levels_.add(*block, {block->modulation()});
   }

@@ -193,7 +193,7 @@ Dit::Dit(const DitConfig& c)
       txt_in_(this, "txt_in", c.text_width, c.width),
       norm_out_(this, "norm_out.linear", c.width, 2 * c.width),
       proj_out_(this, "proj_out", c.width, c.channels * kPatch * kPatch),
-      levels_(time_channels, time_in_, time_out_, norm_out_) {
+      levels_(time_channels, time_in_, time_out_, {&norm_out_}) {
   for (int64_t i = 0; i < kMaxReferences; ++i) reference_names_.push_back(reference_name(i));
   entries_ = {{.width = c.text_width},
               {.name = kStretchedPlaces},

@@ -170,10 +170,9 @@ void QwenImage::prepare_levels(std::string_view denoiser, std::span<const float>
   dit.set_clean_level(std::ssize(sigmas));
 }
 
-at::Tensor QwenImage::guide(const at::Tensor& with_BCTHW, const at::Tensor& without_BCTHW,
-                            double scale) const {
-  const at::Tensor with = with_BCTHW.to(at::kFloat), without = without_BCTHW.to(at::kFloat);
-  const at::Tensor combined = without + (with - without) * scale;
+at::Tensor QwenImage::guide(const atelier::GuideInputs& in, atelier::BlockRunner&) {
+  const at::Tensor with = in.with_BCTHW.to(at::kFloat), without = in.without_BCTHW.to(at::kFloat);
+  const at::Tensor combined = without + (with - without) * in.scale;
   const int64_t B = with.size(0), T = with.size(2), H = with.size(3) / kPatch,
                 W = with.size(4) / kPatch;
   const auto tokens = [&](const at::Tensor& v) { return v.view({B, -1, T, H, kPatch, W, kPatch}); };
@@ -182,7 +181,7 @@ at::Tensor QwenImage::guide(const at::Tensor& with_BCTHW, const at::Tensor& with
     return tokens(v).square().sum({1, 4, 6}, /*keepdim=*/true);
   };
   const at::Tensor ratio = at::sqrt(squares(with) / squares(combined).clamp_min(1e-30));
-  return (tokens(combined) * ratio).view(with.sizes()).to(with_BCTHW.scalar_type());
+  return (tokens(combined) * ratio).view(with.sizes()).to(in.with_BCTHW.scalar_type());
 }
 
 atelier::NamedTensors QwenImage::probe(std::string_view component,

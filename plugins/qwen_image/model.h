@@ -37,8 +37,7 @@ class QwenImage final : public atelier::ComponentModel {
 
   // Keeps each token's length: the combined velocity is scaled to the norm of `with`, over the
   // values of a token.
-  at::Tensor guide(const at::Tensor& with_BCTHW, const at::Tensor& without_BCTHW,
-                   double scale) const override;
+  at::Tensor guide(const atelier::GuideInputs& in, atelier::BlockRunner& runner) override;
 
   // In the vision tower "image" [3, H, W] in [-1, 1] becomes "pixel_values" [N, 1176] and "grid"
   // [1, 3], and these become "picture_embeds" [L, D]. The text encoder takes "picture_embeds",

@@ -87,7 +87,8 @@ atelier::Conditioning Wan::encode_first(const atelier::EncodeInputs& in,
   return {{kFirstFrame, first}, {kFreeFrames, free}};
 }
 
-std::optional<atelier::GivenLatents> Wan::given(const atelier::Conditioning& cond) const {
+std::optional<atelier::GivenLatents> Wan::given(const atelier::Conditioning& cond,
+                                                at::IntArrayRef) const {
   const auto first = cond.find(kFirstFrame);
   if (first == cond.end()) return std::nullopt;
   const at::Tensor& values = first->second;

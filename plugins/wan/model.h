@@ -22,7 +22,8 @@ class Wan final : public atelier::ComponentModel {
   std::vector<int64_t> tokenize(std::string_view text) const override;
 
   // The first frame, where the latents begin with it; it is clean.
-  std::optional<atelier::GivenLatents> given(const atelier::Conditioning& cond) const override;
+  std::optional<atelier::GivenLatents> given(const atelier::Conditioning& cond,
+                                             at::IntArrayRef latents_CTHW) const override;
 
   // In the image encoder "image" [B, 3, H, W] becomes "image_embeds" [B, L, image_width].
   atelier::NamedTensors probe(std::string_view component, const atelier::NamedTensors& inputs,

@@ -6,9 +6,8 @@ namespace atelier {
 
 Model::~Model() = default;
 
-at::Tensor Model::guide(const at::Tensor& with_BCTHW, const at::Tensor& without_BCTHW,
-                        double scale) const {
-  return without_BCTHW + scale * (with_BCTHW - without_BCTHW);
+at::Tensor Model::guide(const GuideInputs& in, BlockRunner&) {
+  return in.without_BCTHW + in.scale * (in.with_BCTHW - in.without_BCTHW);
 }
 
 MediaTarget Model::target(const Inputs&, const MediaTarget& asked) const {
@@ -37,7 +36,11 @@ void Model::prepare_levels(std::string_view, std::span<const float>, BlockRunner
 
 void Model::forget_levels() {}
 
-std::optional<GivenLatents> Model::given(const Conditioning&) const {
+Sound Model::decode_sound(const at::Tensor&, const Conditioning&, BlockRunner&) {
+  return {};
+}
+
+std::optional<GivenLatents> Model::given(const Conditioning&, at::IntArrayRef) const {
   return std::nullopt;
 }
 

@@ -148,7 +148,7 @@ struct Expert final : Denoiser {
         time_out(this, "time_out", c.width, c.width),
         end(this, "end", c.width, 2 * c.width),
         unembed(this, "unembed", c.width, kChannels),
-        noise_levels(time_of, time_in, time_out, end) {
+        noise_levels(time_of, time_in, time_out, {&end}) {
     for (int64_t i = 0; i < c.layers; ++i) {
       layers.push_back(std::make_unique<ExpertBlock>(this, "blocks." + std::to_string(i), c.width));
       noise_levels.add(*layers.back(), {&layers.back()->modulation});

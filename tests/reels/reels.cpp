@@ -262,15 +262,16 @@ struct Reels final : ComponentModel {
     if (in.before_CTHW.defined()) made[kBefore] = latents_of(in.before_CTHW);
     return made;
   }
-  std::optional<GivenLatents> given(const Conditioning& cond) const override {
+  std::optional<GivenLatents> given(const Conditioning& cond,
+                                    at::IntArrayRef latents_CTHW) const override {
     const auto before = cond.find(kBefore);
     if (before == cond.end()) return std::nullopt;
-    const at::Tensor& first = before->second;  // [C, shared, h, w]
-    const at::Tensor rest =
-        at::zeros_like(first.narrow(1, 0, 1)).expand({-1, kPieceFrames - first.size(1), -1, -1});
-    const at::Tensor free = at::ones_like(rest.narrow(0, 0, 1));
-    return GivenLatents{at::cat({first, rest}, 1),
-                        at::cat({at::zeros_like(first.narrow(0, 0, 1)), free}, 1)};
+    const at::Tensor& shared = before->second;  // [C, shared, h, w]
+    GivenLatents given = {at::zeros(latents_CTHW, shared.options()), {}};
+    given.free_1THW = at::ones_like(given.values_CTHW.narrow(0, 0, 1));
+    given.values_CTHW.narrow(1, 0, shared.size(1)).copy_(shared);
+    given.free_1THW.narrow(1, 0, shared.size(1)).zero_();
+    return given;
   }
 };
 

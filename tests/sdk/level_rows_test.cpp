@@ -18,13 +18,14 @@ struct Modulated final : Block {
 
 // Two blocks that read time, the first one behind SiLU, and a layer behind them.
 struct Net : Module {
-  Linear in{this, "in", 8, 16}, out{this, "out", 16, 32}, end{this, "end", 32, 16};
+  Linear in{this, "in", 8, 16}, out{this, "out", 16, 32}, end{this, "end", 32, 16},
+      last{this, "last", 32, 24};
   Modulated first{this, "first"}, second{this, "second"};
   NoiseLevels levels;
   explicit Net(TimeActivation of_end, double factor = 1000.0)
       : Module(nullptr, ""),
         levels([factor](const at::Tensor& sigma_B) { return time_channels(sigma_B * factor, 8); },
-               in, out, end, of_end) {
+               in, out, {&end, &last}, of_end) {
     levels.add(first, {&first.scale, &first.shift});
     levels.add(second, {&second.scale}, TimeActivation::kNone);
     at::manual_seed(6);
@@ -52,6 +53,7 @@ TEST_CASE("Each reader of time has its activation, in a step and ahead of it", "
     CHECK(test::error(plain, net.second.scale.forward(time).expand({2, -1})) < 1e-6);
     const at::Tensor end = of_end == TimeActivation::kSilu ? at::silu(time) : time;
     CHECK(test::error(step.of_end(), net.end.forward(end).expand({2, -1})) < 1e-6);
+    CHECK(test::error(step.of_end(1), net.last.forward(end).expand({2, -1})) < 1e-6);
 
     DirectRunner runner;
     net.levels.prepare(sigmas, runner);
@@ -61,6 +63,7 @@ TEST_CASE("Each reader of time has its activation, in a step and ahead of it", "
                     of_levels(net.first.shift, step.of_block(0), 2)));
     CHECK(at::equal(ahead.of_block(1), plain));
     CHECK(at::equal(ahead.of_end(), step.of_end()));
+    CHECK(at::equal(ahead.of_end(1), step.of_end(1)));
     CHECK(test::error_of([&] { net.levels.step(sigma_B, at::kFloat, 3); }).code() ==
           ErrorCode::kInvalidArgument);
     CHECK(net.levels.weights().size() == 6);

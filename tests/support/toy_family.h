@@ -33,7 +33,7 @@ struct ToyMistakes {
   bool sees_the_size = false;     // a stage that is said not to
   bool covers_half = false;       // of the noise levels
   bool confuses_levels = false;   // one that is prepared gives something else
-  bool gives_fractions = false;   // of latents that are known
+  bool gives_negatives = false;   // of latents that are known
   bool reads_values = false;      // of the levels, while it denoises
   bool picks_rows = false;        // as many as have a value, while it denoises
   bool stays_on_cpu = false;      // makes a tensor there, whatever the device, while it decodes
@@ -178,9 +178,9 @@ class ToyModel : public Model {
         .permute({0, 4, 1, 2, 3})
         .contiguous();
   }
-  std::optional<GivenLatents> given(const Conditioning&) const override {
-    if (!mistakes_.gives_fractions) return std::nullopt;
-    const at::Tensor free = at::full({1, 1, 4, 6}, 0.5);
+  std::optional<GivenLatents> given(const Conditioning&, at::IntArrayRef) const override {
+    if (!mistakes_.gives_negatives) return std::nullopt;
+    const at::Tensor free = at::full({1, 1, 4, 6}, -0.5);
     return GivenLatents{at::zeros({kToyChannels, 1, 4, 6}), free};
   }
   NamedTensors probe(std::string_view name, const NamedTensors& in, BlockRunner& runner) override {

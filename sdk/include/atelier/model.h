@@ -53,6 +53,7 @@ struct EncodeInputs {
   std::string_view stage;  // of ModelFamily::encode_stages()
   Inputs values;           // those that the stage reads and that are given, on the compute device
   MediaTarget target = {};
+  double fps = 0.0;          // frames per second of what is made or learnt; 0: it has no rate
   bool is_negative = false;  // "prompt" is the one that guidance moves away from
   // Of a stage that runs for each piece: the piece, and its shared frames as they were made before,
   // float32 [channels, shared, H, W] in [-1, 1], on the compute device; undefined: there are none.
@@ -80,8 +81,23 @@ struct DenoiseInputs {
 // Latents that are known already: a first frame, the surroundings of a hole.
 struct GivenLatents {
   at::Tensor values_CTHW;
-  at::Tensor free_1THW;    // 1 where latents are made, 0 where they are given; or [C, T, H, W]
+  // 1 where latents are made, 0 where they are given; or [C, T, H, W]. Where it is another number,
+  // above 0, they are made and count so much in the loss.
+  at::Tensor free_1THW;
   bool is_noised = false;  // the denoiser sees them with the noise of its level, else clean
+};
+
+// What the two branches of guidance predict.
+struct GuideInputs {
+  at::Tensor with_BCTHW, without_BCTHW;  // the velocities with and without the prompt
+  double scale = 1.0;
+  DenoiseInputs step;  // the call that gave the one with the prompt
+};
+
+// A sound that is made beside a clip, and written into its file.
+struct Sound {
+  at::Tensor samples_CN;    // float32 [channels, samples] in [-1, 1]; undefined: there is none
+  int64_t sample_rate = 0;  // samples per second
 };
 
 // What Model::decode() is given of finished latents.
@@ -171,18 +187,23 @@ class ATELIER_API Model {
                               BlockRunner& runner);
   virtual void forget_levels();
 
-  // Combines the velocities with and without the prompt. By default without + scale * (with -
-  // without).
-  virtual at::Tensor guide(const at::Tensor& with_BCTHW, const at::Tensor& without_BCTHW,
-                           double scale) const;
+  // Combines the velocities with and without the prompt, and may call denoise() for what else
+  // guides. By default without + scale * (with - without).
+  virtual at::Tensor guide(const GuideInputs& in, BlockRunner& runner);
 
   // Latents [B, C, T, H, W] to pixels: `sink` gets all frames, in one call or several.
   virtual void decode(const at::Tensor& latents_BCTHW, BlockRunner& runner,
                       const FrameSink& sink) = 0;
 
-  // What is known of the latents beforehand; sampler and loss leave it as it is. By default
-  // nothing.
-  virtual std::optional<GivenLatents> given(const Conditioning& cond) const;
+  // The sound of a clip whose latents, [1, C, T, H, W] before to_decode(), are finished. It is
+  // asked for before the frames. By default there is none.
+  virtual Sound decode_sound(const at::Tensor& latents_1CTHW, const Conditioning& cond,
+                             BlockRunner& runner);
+
+  // What is known of latents of these sizes beforehand; sampler and loss leave it as it is. By
+  // default nothing.
+  virtual std::optional<GivenLatents> given(const Conditioning& cond,
+                                            at::IntArrayRef latents_CTHW) const;
 
   // Runs one component on named tensors and names what it gives: how numerics are compared with
   // other implementations. Names and shapes are documented in the plugin's README. Differentiable

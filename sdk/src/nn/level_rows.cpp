@@ -56,12 +56,12 @@ at::Tensor of_all_levels(const Linear& layer, const at::Tensor& groups, int64_t 
   return at::cat(parts, 0).narrow(0, 0, levels);
 }
 
-NoiseLevels::NoiseLevels(Channels channels, const Linear& in, const Linear& out, const Linear& end,
-                         TimeActivation end_activation)
+NoiseLevels::NoiseLevels(Channels channels, const Linear& in, const Linear& out,
+                         std::vector<const Linear*> ends, TimeActivation end_activation)
     : channels_(std::move(channels)),
       in_(in),
       out_(out),
-      end_(end),
+      ends_(std::move(ends)),
       end_activation_(end_activation) {}
 
 void NoiseLevels::add(Block& block, std::vector<const Linear*> layers, TimeActivation activation) {
@@ -111,8 +111,9 @@ void NoiseLevels::prepare(std::span<const float> sigmas, BlockRunner& runner) {
   const auto count = static_cast<int64_t>(sigmas.size());
   const Step all =
       time_rows(ops::upload(at::tensor(sigmas, at::kFloat), weight.device()), weight.scalar_type());
-  Prepared prepared{
-      .count = count, .blocks = {}, .end = of_levels(end_, all.time(end_activation_), count)};
+  Prepared prepared{.count = count, .blocks = {}, .ends = {}};
+  for (const Linear* end : ends_)
+    prepared.ends.push_back(of_levels(*end, all.time(end_activation_), count));
   for (const Reader& reader : blocks_) {
     const std::shared_ptr<void> held = runner.hold(*reader.block);
     Tensors rows;
@@ -146,9 +147,9 @@ at::Tensor NoiseLevels::Step::of_block(size_t i) const {
   return levels_->prepared_.blocks[i].narrow(0, *level_, 1).expand({samples_, -1}).contiguous();
 }
 
-at::Tensor NoiseLevels::Step::of_end() const {
-  if (!level_) return nn::of_levels(levels_->end_, time(levels_->end_activation_), samples_);
-  return levels_->prepared_.end.narrow(0, *level_, 1).expand({samples_, -1}).contiguous();
+at::Tensor NoiseLevels::Step::of_end(size_t i) const {
+  if (!level_) return nn::of_levels(*levels_->ends_[i], time(levels_->end_activation_), samples_);
+  return levels_->prepared_.ends[i].narrow(0, *level_, 1).expand({samples_, -1}).contiguous();
 }
 
 }  // namespace atelier::nn

@@ -85,7 +85,9 @@ class FakeModel final : public Model {
     }
     return v;
   }
-  std::optional<GivenLatents> given(const Conditioning&) const override { return known; }
+  std::optional<GivenLatents> given(const Conditioning&, at::IntArrayRef) const override {
+    return known;
+  }
   void decode(const at::Tensor& latents, BlockRunner&, const FrameSink& sink) override {
     const at::Tensor cells = frames_more > 0 ? at::cat({latents, latents.narrow(2, 0, 1)}, 2)
                                              : latents.narrow(2, 0, latents.size(2) + frames_more);

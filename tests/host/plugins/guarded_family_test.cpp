@@ -36,14 +36,21 @@ struct ThrowingModel final : Model {
   }
   void prepare_levels(std::string_view, std::span<const float>, BlockRunner&) override { act(); }
   void forget_levels() override { act(); }
-  at::Tensor guide(const at::Tensor& with, const at::Tensor&, double) const override {
-    return act(), with;
+  at::Tensor guide(const GuideInputs& in, BlockRunner&) override { return act(), in.with_BCTHW; }
+  FinishedLatents to_decode(const at::Tensor& latents, const Conditioning&) const override {
+    return act(), FinishedLatents{latents, 0};
+  }
+  std::vector<Piece> pieces(const Inputs&, const MediaTarget&) const override {
+    return act(), std::vector<Piece>{{0, 7, 0}, {6, 7, 1}};
+  }
+  Sound decode_sound(const at::Tensor&, const Conditioning&, BlockRunner&) override {
+    return act(), Sound{at::zeros({1, 7}), 70};
   }
   void decode(const at::Tensor&, BlockRunner&, const FrameSink& sink) override {
     act();
     sink(at::ones({1, 3, 1, 8, 8}));  // what LatentSpec says by default
   }
-  std::optional<GivenLatents> given(const Conditioning&) const override {
+  std::optional<GivenLatents> given(const Conditioning&, at::IntArrayRef) const override {
     return act(), GivenLatents{at::ones({1, 1, 1, 1}), at::ones({1, 1, 1, 1})};
   }
   NamedTensors probe(std::string_view, const NamedTensors&, BlockRunner&) override {
@@ -144,12 +151,15 @@ struct Liar {
             {"level_weights", [&] { model->level_weights("dit"); }},
             {"prepare_levels", [&] { model->prepare_levels("dit", {}, runner); }},
             {"forget_levels", [&] { model->forget_levels(); }},
-            {"guide", [&] { model->guide({}, {}, 1.0); }},
+            {"guide", [&] { model->guide({}, runner); }},
             {"decode",
              [&] {
                model->decode(at::ones({1, 1, 1, 1, 1}), runner, {});
              }},
-            {"given", [&] { model->given(cond); }},
+            {"decode_sound", [&] { model->decode_sound({}, {}, runner); }},
+            {"to_decode", [&] { model->to_decode({}, {}); }},
+            {"pieces", [&] { model->pieces({}, {}); }},
+            {"given", [&] { model->given(cond, {}); }},
             {"probe", [&] { model->probe("dit", {}, runner); }},
             {"tokenize", [&] { model->tokenize(""); }}};
   }
@@ -195,9 +205,12 @@ TEST_CASE("A guarded family answers as the family does, defaults of the SDK asid
   CHECK(liar.model->target({}, {}).frames == 7);
   CHECK(liar.model->latent_shape({}, {}) == std::vector<int64_t>{7, 1, 7, 7});
   CHECK(liar.model->level_weights("dit").size() == 2);
-  CHECK(liar.model->given(liar.cond).has_value());
-  const at::Tensor with = at::ones({1});
-  CHECK(liar.model->guide(with, at::zeros({1}), 3.0).is_same(with));
+  CHECK(liar.model->given(liar.cond, {}).has_value());
+  CHECK(liar.model->pieces({}, {13, 1, 1}).size() == 2);
+  CHECK(liar.model->decode_sound({}, {}, liar.runner).sample_rate == 70);
+  const at::Tensor with = at::ones({1}), latents = at::ones({1, 1, 1, 1, 1});
+  CHECK(liar.model->to_decode(latents, {}).latents_BCTHW.is_same(latents));
+  CHECK(liar.model->guide({with, at::zeros({1}), 3.0, {}}, liar.runner).is_same(with));
 }
 
 TEST_CASE("What the host does with frames is not the plugin's mistake", "[plugins]") {

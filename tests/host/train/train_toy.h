@@ -37,7 +37,7 @@ class HookedToy final : public ImageToy {
         const at::Tensor velocity = ToyModel::denoise(in, runner);
         return velocity_hook ? velocity_hook(velocity) : velocity;
       }
-      std::optional<GivenLatents> given(const Conditioning& cond) const override {
+      std::optional<GivenLatents> given(const Conditioning& cond, at::IntArrayRef) const override {
         return given_hook ? given_hook(cond) : std::nullopt;
       }
     };

@@ -36,8 +36,10 @@ class ATELIER_API NoiseLevels {
   // Time in channels, [B, K] float32, of noise levels [B]: see time_channels() in waves.h.
   using Channels = std::function<at::Tensor(const at::Tensor& sigma_B)>;
 
-  // time is out(silu(in(channels))). `end` is what reads it behind the last block.
-  NoiseLevels(Channels channels, const Linear& in, const Linear& out, const Linear& end,
+  // time is out(silu(in(channels))). `ends` are what reads it outside of the blocks: behind the
+  // last one, or for all of them.
+  NoiseLevels(Channels channels, const Linear& in, const Linear& out,
+              std::vector<const Linear*> ends,
               TimeActivation end_activation = TimeActivation::kSilu);
 
   // `layers` of `block` read nothing but time behind `activation`. Blocks are added in running
@@ -57,7 +59,7 @@ class ATELIER_API NoiseLevels {
     // in groups (see level_groups()), or where levels are prepared what its layers make of it, side
     // by side, [B, sum of N].
     at::Tensor of_block(size_t i) const;
-    at::Tensor of_end() const;  // [B, N]
+    at::Tensor of_end(size_t i = 0) const;  // what end number `i` makes of time, [B, N]
 
    private:
     friend class NoiseLevels;
@@ -78,7 +80,7 @@ class ATELIER_API NoiseLevels {
   struct Prepared {
     int64_t count = 0;
     std::vector<at::Tensor> blocks;  // [count, sum of N]
-    at::Tensor end;                  // [count, N]
+    std::vector<at::Tensor> ends;    // [count, N]
   };
   struct Reader {
     Block* block;
@@ -89,7 +91,8 @@ class ATELIER_API NoiseLevels {
   Step time_rows(const at::Tensor& sigma_B, at::ScalarType dtype) const;
 
   Channels channels_;
-  const Linear &in_, &out_, &end_;
+  const Linear &in_, &out_;
+  std::vector<const Linear*> ends_;
   TimeActivation end_activation_;
   std::vector<Reader> blocks_;
   Prepared prepared_;
