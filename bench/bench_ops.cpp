@@ -249,6 +249,66 @@ Row first_attention_row(const Shape& s, const std::string& name, const Attention
   return row;
 }
 
+// Texts of a picture, of which its rows see the prompt and that of one region.
+struct Regions {
+  int64_t picture, entity, prompt;  // rows
+  static constexpr int64_t kEntities = 3;
+  int64_t texts() const { return kEntities * entity + prompt; }
+
+  Tensor sees(at::Device device) const {
+    const Tensor region = at::arange(picture, device).mul_(kEntities).floor_divide_(picture);
+    return at::bitwise_left_shift(at::full_like(region, 2), region).add_(1);
+  }
+  Tensor groups(at::Device device) const {
+    const Tensor region = at::arange(texts(), device).sub_(prompt).floor_divide_(entity);
+    return at::bitwise_left_shift(at::full_like(region, 2), region.clamp_min(0))
+        .masked_fill_(region < 0, 1);
+  }
+};
+
+// Attention of a picture to itself and its texts: as one set of keys that it all sees, or as two of
+// which texts have regions.
+Row regions_row(const Shape& s, const Regions& regions, bool has_regions, bool with_backward) {
+  const Segments picture({regions.picture}), texts({regions.texts()}),
+      all({regions.picture + regions.texts()});
+  const int64_t keys = all.total();
+  const auto make = [=](const Bench& bench) {
+    Tensors in;
+    const auto add = [&](int64_t rows, int64_t heads) {
+      in.push_back(bench.noise({rows, heads, s.head_width}).set_requires_grad(with_backward));
+    };
+    add(picture.total(), s.heads);
+    for (const Segments& rows : has_regions ? std::vector{picture, texts} : std::vector{all}) {
+      add(rows.total(), s.key_heads);
+      add(rows.total(), s.key_heads);
+    }
+    return in;
+  };
+  const auto attended = [=](const Tensors& in, const Tensor& sees, const Tensor& groups) {
+    if (!has_regions) return ops::attention(in[0], in[1], in[2], picture, all, {});
+    const std::vector<ops::KeySet> sets = {{in[1], in[2], picture},
+                                           {in[3], in[4], texts, sees, groups}};
+    return ops::attention(in[0], picture, sets);
+  };
+  const double pairs = static_cast<double>(picture.total() * keys);
+  return {"attention, " + s.name + (has_regions ? ", texts by regions" : ", texts for all") +
+              (with_backward ? ", with backward" : ""),
+          2.0 * static_cast<double>((picture.total() * s.heads + 2 * keys * s.key_heads) *
+                                    s.head_width),
+          4.0 * pairs * static_cast<double>(s.heads * s.head_width) * (with_backward ? 3.5 : 1.0),
+          [=](const Bench& bench, int sets) {
+            const Tensor sees = regions.sees(bench.device), groups = regions.groups(bench.device);
+            return with_sets(
+                sets, [&] { return make(bench); },
+                [=](const Tensors& in) {
+                  ops::set_attention_backend(ops::AttentionBackend::kAuto);
+                  const at::AutoGradMode grad(with_backward);
+                  const Tensor y = attended(in, sees, groups);
+                  if (with_backward) torch::autograd::grad({y}, in, {y.detach()});
+                });
+          }};
+}
+
 void add_attention(std::vector<Row>& rows, bool is_small) {
   for (const Shape& s : shapes(is_small)) {
     for (const bool is_even : {true, false}) {
@@ -266,6 +326,11 @@ void add_attention(std::vector<Row>& rows, bool is_small) {
     rows.push_back(first_attention_row(s, ", another length", kCudnn, [s](int run) {
       return Segments::uniform(s.samples, s.length + 8 * (run + 1));
     }));
+  }
+  const Regions regions = is_small ? Regions{48, 4, 8} : Regions{4096, 64, 128};
+  for (const bool with_backward : {false, true}) {
+    for (const bool has_regions : {false, true})
+      rows.push_back(regions_row(shapes(is_small).back(), regions, has_regions, with_backward));
   }
   const Shape clip = is_small ? Shape{"width 5120", 160, 5, 5, 32, 320, 1, 90}
                               : Shape{"width 5120", 5120, 40, 40, 128, 13824, 1, 32760};

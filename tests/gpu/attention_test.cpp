@@ -148,4 +148,24 @@ TEST_CASE("Caps, windows, biases and groups of keys equal float64 on the CPU", "
                            {.query_sees = groups(rows.queries), .key_groups = groups(rows.keys)}));
 }
 
+TEST_CASE("Sets of keys under one softmax equal float64 on the CPU", "[gpu][attention]") {
+  at::manual_seed(4);
+  for (const Heads& heads : some_heads()) {
+    const Rows rows = kinds_of_rows()[1];
+    const int64_t nq = rows.queries.total(), nk = rows.keys.total();
+    const Tensor sees = at::randint(0, 4, {nq}, at::kLong),
+                 groups = at::randint(1, 4, {nk}, at::kLong);
+    Operator merged = attention_of(rows, heads, {});
+    for (int i = 0; i < 2; ++i) merged.inputs.push_back(noise({nk, heads.keys, heads.width}));
+    merged.run = [=](const Tensors& in) {
+      const at::Device device = in[0].device();
+      const std::vector<KeySet> sets = {
+          {in[1], in[2], rows.keys},
+          {in[3], in[4], rows.keys, sees.to(device), groups.to(device), 0.5}};
+      return Traced{{attention(in[0], rows.queries, sets)}, in};
+    };
+    test::check(merged);
+  }
+}
+
 }  // namespace atelier::ops

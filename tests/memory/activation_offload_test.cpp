@@ -120,6 +120,29 @@ TEST_CASE("Offloaded, kept and recomputed outputs give the same bits", "[offload
   }
 }
 
+TEST_CASE("What sets of keys gave leaves as one item, and comes back with its bits", "[offload]") {
+  struct Sets final : Block {
+    Segments rows{{7, 5}}, texts{{3, 6}};
+    Tensor sees = at::randint(0, 4, {12}, at::kLong), groups = at::randint(1, 4, {9}, at::kLong);
+    Sets() : Block(nullptr, "sets") {}
+    std::string_view kind() const override { return "sets"; }
+    Tensors forward(const Tensors& in) override {
+      const std::vector<ops::KeySet> sets = {{in[0], in[0], rows},
+                                             {in[1], in[1], texts, sees, groups, 0.5}};
+      return {ops::attention(in[0], rows, sets).square()};
+    }
+  };
+  at::manual_seed(6);
+  Sets block;
+  const Tensors inputs = {test::trained(at::randn({12, 2, 4})),
+                          test::trained(at::randn({9, 2, 4}))};
+  const Tensors want = test::gradients(direct.run(block, inputs), inputs);
+  Host host;
+  RecomputeRunner runner = host.runner({Action::kOffload});
+  CHECK(test::same_bits(test::gradients(runner.run(block, inputs), inputs), want));
+  CHECK(host.offloader->stats().brought_bytes == 12 * (8 + 2) * 4);
+}
+
 TEST_CASE("Offloaded bytes are not on the device", "[offload]") {
   Net net(Train::kAdapters, 0, 4);
   Host host;

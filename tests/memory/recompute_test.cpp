@@ -60,8 +60,9 @@ TEST_CASE("Recomputed gradients equal kept ones to the bit, for every plan", "[r
   }
 }
 
-TEST_CASE("Cross attention, its bias and convolutions over time are recomputed to the bit",
-          "[recompute]") {
+TEST_CASE(
+    "Cross attention, its bias, sets of keys and convolutions over time are recomputed to the bit",
+    "[recompute]") {
   at::manual_seed(5);
   const Segments q_rows({7, 5}), k_rows({3, 6});
   const ops::AttentionOptions regions{.query_sees = at::randint(1, 4, {12}, at::kLong),
@@ -77,12 +78,15 @@ TEST_CASE("Cross attention, its bias and convolutions over time are recomputed t
     Tensor x = ops::attention(q, k, k, q_rows, k_rows, biased);
     x = x + ops::attention(q, k, k, q_rows, k_rows, regions);
     x = x + ops::attention(q, k, k, q_rows, k_rows, {});
+    const std::vector<ops::KeySet> sets = {
+        {k, k, k_rows}, {q, q, q_rows, regions.query_sees, regions.query_sees, 0.5}};
+    x = x + ops::attention(q, q_rows, sets);
     return {conv.forward(x.view({1, 4, 3, 4, 2})).square()};
   });
   const Tensors inputs = {test::trained(at::randn({12, 8})), test::trained(at::randn({9, 8})),
                           test::trained(at::randn({2, 12})), test::trained(at::randn({8}))};
   const Tensors want = test::gradients(direct.run(block, inputs), inputs);
-  for (unsigned mask = 0; mask < 1u << 4; ++mask) {
+  for (unsigned mask = 0; mask < 1u << 6; ++mask) {
     RecomputeRunner runner = runner_with(plan_of(mask));
     CHECK(test::same_bits(test::gradients(runner.run(block, inputs), inputs), want));
   }

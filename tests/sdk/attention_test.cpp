@@ -3,6 +3,7 @@
 #include "atelier/host/dry_run.h"
 
 #include "support/tensors.h"
+#include "support/use_backend.h"
 
 namespace atelier::ops {
 namespace {
@@ -10,6 +11,7 @@ namespace {
 using at::Tensor;
 using test::error;
 using test::Tensors;
+using test::UseBackend;
 
 // What a bias by offset adds to the scores of one sample: [H, L, S].
 Tensor bias_of(const Tensor& by_offset, int64_t longest, int64_t rows, int64_t keys) {
@@ -54,11 +56,6 @@ Tensor reference(const Tensor& q, const Tensor& k, const Tensor& v, const Segmen
                  const AttentionOptions& options) {
   return reference(q, k, v, rows, rows, options);
 }
-
-struct UseBackend {
-  explicit UseBackend(AttentionBackend backend) { set_attention_backend(backend); }
-  ~UseBackend() { set_attention_backend(AttentionBackend::kAuto); }
-};
 
 // Queries and keys of several samples, some without one or the other.
 const std::vector<std::pair<Segments, Segments>> kCrossed = {

@@ -6,6 +6,7 @@
 
 #include "support/rank_threads.h"
 #include "support/tensors.h"
+#include "support/use_backend.h"
 
 namespace atelier::ops {
 namespace {
@@ -14,11 +15,7 @@ using at::Tensor;
 using test::error;
 using test::RankThreads;
 using test::Tensors;
-
-struct UseBackend {
-  explicit UseBackend(AttentionBackend backend) { set_attention_backend(backend); }
-  ~UseBackend() { set_attention_backend(AttentionBackend::kAuto); }
-};
+using test::UseBackend;
 
 struct RingCase {
   Segments rows;
@@ -102,6 +99,78 @@ TEST_CASE("Keys go around for kernels that are composed, too", "[ring]") {
   for (const RingCase& in : kRingCases) check(in, at::kDouble, 1e-12, {.softcap = 2.0});
   const UseBackend math(AttentionBackend::kMath);
   for (const RingCase& in : kRingCases) check(in, at::kFloat, 1e-5, {});
+}
+
+// A picture and texts, of which each row of the picture sees some, whole for all ranks or shared
+// out.
+struct SetsCase {
+  Segments picture, text;
+  int64_t heads, key_heads;
+  bool shares_text;
+};
+
+// Output, and gradients of q and of the keys and values of both sets; `P` 1: of all rows.
+Tensors with_sets(const SetsCase& in, at::ScalarType dtype) {
+  at::manual_seed(9);
+  const int64_t nq = in.picture.total(), nk = in.text.total();
+  Tensors leaves;
+  for (const auto& [rows, heads] :
+       {std::pair(nq, in.heads), std::pair(nq, in.key_heads), std::pair(nq, in.key_heads),
+        std::pair(nk, in.key_heads), std::pair(nk, in.key_heads)})
+    leaves.push_back(test::trained(at::randn({rows, heads, 8}, at::kDouble).to(dtype)));
+  const Tensor sees = at::randint(0, 4, {nq}, at::kLong),
+               groups = at::randint(1, 4, {nk}, at::kLong);
+  const SharedRows picture(in.picture), text(in.text);
+  const auto of_text = [&](const Tensor& t) { return in.shares_text ? text.take(t) : t; };
+  const std::vector<KeySet> sets = {
+      {picture.take(leaves[1]), picture.take(leaves[2]), picture.rows()},
+      {of_text(leaves[3]), of_text(leaves[4]), in.shares_text ? text.rows() : in.text,
+       picture.take(sees), of_text(groups), 0.6}};
+  const Tensor out = picture.gather(attention(picture.take(leaves[0]), picture.rows(), sets, 0.5));
+  Tensors result = test::gradients({out}, leaves);
+  result.insert(result.begin(), out.detach());
+  return result;
+}
+
+TEST_CASE("Sets of keys go around, and whole ones stay", "[ring]") {
+  for (const bool shares_text : {true, false}) {
+    for (const SetsCase& in :
+         {SetsCase{Segments({24}), Segments({7}), 3, 1, shares_text},
+          SetsCase{Segments({9, 0, 14}), Segments({2, 3, 0}), 4, 2, shares_text}}) {
+      for (auto [dtype, bound] : {std::pair(at::kDouble, 1e-12), std::pair(at::kFloat, 1e-5),
+                                  std::pair(at::kBFloat16, 0.03)}) {
+        const Tensors want = with_sets(in, dtype);
+        for (const int64_t P : {2, 3, 4}) {
+          INFO(in.picture.tensor() << in.text.tensor() << toString(dtype) << ", " << P << " ranks");
+          RankThreads threads(P);
+          const auto ranks = threads.run([&] { return with_sets(in, dtype); });
+          CHECK(error(ranks[0][0], want[0]) < bound);
+          for (size_t i = 1; i < want.size(); ++i) {
+            Tensor sum = at::zeros_like(want[i]);
+            for (const Tensors& rank : ranks) sum += rank[i];
+            CHECK(error(sum, want[i]) < bound);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("Groups of keys go around for as many ranks as there are key heads, too", "[ring]") {
+  at::manual_seed(4);
+  const Segments rows({5, 8});
+  const Tensor q = at::randn({13, 2, 8}), sees = at::randint(0, 4, {13}, at::kLong),
+               groups = at::randint(1, 4, {13}, at::kLong);
+  const Tensor want = attention(q, q, q, rows, {.query_sees = sees, .key_groups = groups});
+  RankThreads threads(2);
+  const auto ranks = threads.run([&]() -> Tensors {
+    const SharedRows shared(rows);
+    const Tensor own = shared.take(q);
+    return {shared.gather(
+        attention(own, own, own, shared.rows(),
+                  {.query_sees = shared.take(sees), .key_groups = shared.take(groups)}))};
+  });
+  for (const Tensors& rank : ranks) CHECK(error(rank[0], want) < 1e-6);
 }
 
 // What each rank's keys give is rounded, of which the mean is as far off as one rounding, and then

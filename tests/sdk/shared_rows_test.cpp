@@ -138,16 +138,19 @@ TEST_CASE("What shared rows cannot do is refused", "[shared_rows]") {
     };
     hear([&] { ops::attention(odd, even, even, rows.rows()); });
     hear([&] { ops::attention(even, even, even, rows.rows(), {.causal = true}); });
+    hear([&] { ops::attention(even, even, even, Segments({2, 3}), rows.rows(), {}); });
     hear([&] { join(rows, others).gather(at::zeros({7, 2})); });
     hear([&] { join(rows.rows(), Segments({1, 1})); });
     hear([&] { rows.take(at::zeros({9, 2})); });
     return {};
   });
   const std::vector<std::string> expected = {
-      "attention: q [5, 3, 4], k [5, 2, 4] and v [5, 2, 4] do not fit 5 and 5 rows that are shared "
-      "out",
-      "attention: causal, window, bias and groups are not for rows that are shared out",
-      "joined rows are not gathered", "join: rows that are shared out beside whole ones",
+      "attention: q [5, 3, 4], k [5, 2, 4] and v [5, 2, 4] do not fit 2 and 2 segments of 5 and 5 "
+      "rows",
+      "attention: causal, window and bias are not for rows that are shared out",
+      "attention: keys that are shared out among ranks, and queries that are not",
+      "joined rows are not gathered",
+      "join: rows that are shared out beside whole ones",
       "a tensor of shape [9, 2] has not the 10 rows that are shared out"};
   REQUIRE(said == std::vector{expected, expected});
 }

@@ -1,5 +1,7 @@
 #include "atelier/ops/attention.h"
 
+#include <cmath>
+
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "atelier/error.h"
@@ -9,6 +11,7 @@
 
 #include "ops/attention_kernels.h"
 #include "ops/autograd_support.h"
+#include "ops/merged_attention.h"
 #include "ops/shared_attention.h"
 
 namespace atelier::ops {
@@ -18,15 +21,6 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using AttentionCallPtr = c10::intrusive_ptr<AttentionCall>;
-
-// The operations of one forward pass.
-double flops_of(const AttentionCall& call, const Tensor& q) {
-  double pairs = 0;
-  for (int64_t s = 0; s < call.q_rows.count(); ++s)
-    pairs +=
-        static_cast<double>(call.q_rows.length(s)) * static_cast<double>(call.k_rows.length(s));
-  return (call.options.causal ? 2.0 : 4.0) * pairs * static_cast<double>(q.size(1) * q.size(2));
-}
 
 // One operator of a recompute scope.
 std::vector<Tensor> attend_once(const AttentionCall& call, const Tensor& q, const Tensor& k,
@@ -61,17 +55,23 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionCal
   if (options.causal && !at::equal(q_rows.tensor(), k_rows.tensor()))
     throw Error(ErrorCode::kInvalidArgument, "attention: causal between rows of two kinds",
                 "causal needs as many keys as queries in each sample");
+  if (k_rows.is_shared() && !q_rows.is_shared())
+    throw Error(ErrorCode::kUnsupported,
+                "attention: keys that are shared out among ranks, and queries that are not",
+                "take the queries' rows of the same SharedRows");
 }
 
-void check_masks(const Tensor& q, const Tensor& k, const AttentionCall& call) {
-  const Tensor &bias = call.options.offset_bias, &sees = call.options.query_sees,
-               &groups = call.options.key_groups;
+void check_bias(const Tensor& q, const AttentionCall& call) {
+  const Tensor& bias = call.options.offset_bias;
   const std::array<int64_t, 2> wanted = {
       q.size(1), std::max<int64_t>(0, call.q_rows.longest() + call.k_rows.longest() - 1)};
   if (bias.defined() && (bias.sizes() != wanted || !at::isFloatingType(bias.scalar_type())))
     throw Error(ErrorCode::kInvalidArgument,
                 c10::str("attention: offset_bias is ", toString(bias.scalar_type()), bias.sizes(),
                          ", expected ", at::IntArrayRef(wanted), ", heads by offsets"));
+}
+
+void check_groups(const Tensor& q, const Tensor& k, const Tensor& sees, const Tensor& groups) {
   const auto is_of = [](const Tensor& sets, const Tensor& rows) {
     return sets.defined() && sets.sizes() == at::IntArrayRef(rows.size(0)) &&
            sets.scalar_type() == at::kLong;
@@ -81,6 +81,15 @@ void check_masks(const Tensor& q, const Tensor& k, const AttentionCall& call) {
                 c10::str("attention: query_sees and key_groups are not int64 [", q.size(0),
                          "] and [", k.size(0), "]"),
                 "give both, one set a row");
+}
+
+void check_set(const Tensor& q, const Segments& q_rows, const KeySet& set) {
+  check(q, set.k, set.v, AttentionCall(q_rows, set.rows, {}));
+  check_groups(q, set.k, set.query_sees, set.key_groups);
+  if (!std::isfinite(set.score_bias))
+    throw Error(ErrorCode::kInvalidArgument,
+                c10::str("attention: a score_bias of ", set.score_bias),
+                "query_sees and key_groups are for keys that are not seen");
 }
 
 struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
@@ -125,10 +134,11 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Segmen
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Segments& q_rows,
                  const Segments& k_rows, AttentionOptions options) {
-  if (k_rows.is_shared()) return shared_attention(q, k, v, q_rows, k_rows, options);
   auto call = c10::make_intrusive<AttentionCall>(q_rows, k_rows, std::move(options));
   check(q, k, v, *call);
-  check_masks(q, k, *call);
+  check_groups(q, k, call->options.query_sees, call->options.key_groups);
+  if (k_rows.is_shared()) return shared_attention(q, k, v, q_rows, k_rows, call->options);
+  check_bias(q, *call);
   // The kernels read whole head vectors.
   auto dense = [](const Tensor& t) { return t.stride(2) == 1 ? t : t.contiguous(); };
   const Tensor dense_q = dense(q), dense_k = dense(k), dense_v = dense(v);
@@ -137,6 +147,17 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Segmen
   if (!needs_graph({q, k, v, bias})) return attend_once(*call, dense_q, dense_k, dense_v, bias)[0];
   return AttentionFunction::apply(dense_q, dense_k, dense_v,
                                   bias.defined() ? std::optional(bias) : std::nullopt, call);
+}
+
+Tensor attention(const Tensor& q, const Segments& q_rows, std::span<const KeySet> sets,
+                 double scale) {
+  if (sets.empty())
+    throw Error(ErrorCode::kInvalidArgument, "attention: no set of keys", "give one or more");
+  for (const KeySet& set : sets) check_set(q, q_rows, set);
+  if (sets.size() > 1) return merged_attention(q, q_rows, sets, {.scale = scale});
+  const KeySet& set = sets.front();  // its bias is added to all scores, which changes no weight
+  return attention(q, set.k, set.v, q_rows, set.rows,
+                   {.scale = scale, .query_sees = set.query_sees, .key_groups = set.key_groups});
 }
 
 }  // namespace atelier::ops

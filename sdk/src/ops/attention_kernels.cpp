@@ -178,7 +178,7 @@ std::vector<Tensor> dense_forward(const AttentionCall& call, const AttentionOpti
     case Kernel::kDry: {
       const Tensor buffer = dry_buffer(q, k, 1);
       return {empty_heads(q),
-              at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kFloat))};
+              at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(at::kFloat))};
     }
     default:
       return {math(call, q, k, v)};
@@ -241,22 +241,32 @@ Tensor device_offsets(const Segments& rows, const Tensor& like) {
   return offsets_on(rows, like.device(), at::kInt);
 }
 
-// Puts the gradient of a piece, [B, H, L, d], to its rows of `whole`, that of `of`, which is made
-// where it is not there yet.
-void put_rows(Tensor& whole, const Rows& rows, const Tensor& part, const Tensor& of) {
-  const Tensor packed = part.transpose(1, 2).flatten(0, 1);
-  if (rows.total() == of.size(0)) {
-    whole = packed;
-    return;
-  }
-  if (!whole.defined()) whole = at::zeros(of.sizes(), of.options());
-  whole.narrow(0, rows.first, rows.total()).copy_(packed);
+// Puts the gradient of a piece, [B, H, L, d], to its rows of `whole`, that of `of`.
+void put_piece(Tensor& whole, const Rows& rows, const Tensor& part, const Tensor& of) {
+  put_rows(whole, rows.first, part.transpose(1, 2).flatten(0, 1), of);
 }
 
 }  // namespace
 
 void set_attention_backend(AttentionBackend backend) {
   forced_backend = backend;
+}
+
+double flops_of(const AttentionCall& call, const Tensor& q) {
+  double pairs = 0;
+  for (int64_t s = 0; s < call.q_rows.count(); ++s)
+    pairs +=
+        static_cast<double>(call.q_rows.length(s)) * static_cast<double>(call.k_rows.length(s));
+  return (call.options.causal ? 2.0 : 4.0) * pairs * static_cast<double>(q.size(1) * q.size(2));
+}
+
+void put_rows(Tensor& whole, int64_t first, const Tensor& part, const Tensor& of) {
+  if (part.size(0) == of.size(0)) {
+    whole = part;
+    return;
+  }
+  if (!whole.defined()) whole = at::zeros(of.sizes(), of.options());
+  whole.narrow(0, first, part.size(0)).copy_(part);
 }
 
 void refuse_backend(const char* backend, const char* needs) {
@@ -332,9 +342,9 @@ std::tuple<Tensor, Tensor, Tensor> attend_backward(const AttentionCall& call, co
         call, options_of(call, bias, piece), queries.heads_of(grad), queries.heads_of(q),
         keys.heads_of(k), keys.heads_of(v), queries.heads_of(out), extras, &grad_columns);
     extras += extras_count(call.kernel);
-    put_rows(std::get<0>(result), queries, grad_q, q);
-    put_rows(std::get<1>(result), keys, grad_k, k);
-    put_rows(std::get<2>(result), keys, grad_v, v);
+    put_piece(std::get<0>(result), queries, grad_q, q);
+    put_piece(std::get<1>(result), keys, grad_k, k);
+    put_piece(std::get<2>(result), keys, grad_v, v);
   }
   return result;
 }

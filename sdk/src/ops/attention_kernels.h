@@ -26,6 +26,9 @@ struct AttentionCall : torch::CustomClassHolder {
   }
 };
 
+// The operations of one forward pass.
+double flops_of(const AttentionCall& call, const at::Tensor& q);
+
 // Throws Error{kUnsupported} where the back end that is forced cannot run.
 AttentionKernel choose_kernel(const at::Tensor& q, const AttentionCall& call);
 [[noreturn]] void refuse_backend(const char* backend, const char* needs);
@@ -43,9 +46,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_backward(
     const at::Tensor& v, const at::Tensor& bias, const at::Tensor& out, const at::Tensor* extras,
     const at::Tensor& grad_bias);
 
+// Puts `part`, gradients of the rows from `first` on, to those of all rows of `of`: `whole`, which
+// is made where it is not there yet.
+void put_rows(at::Tensor& whole, int64_t first, const at::Tensor& part, const at::Tensor& of);
+
 // The log-sum-exp of each row and head, [Nq, H] in float32 or float64, of what attend() gave, and
 // the inverse: what attend_backward() takes for it, which may be that of more keys than those at
-// hand. All samples have queries and keys. Neither for kMath, which has none, nor for kCudnn.
+// hand; infinite for rows that see no key. All samples have queries and keys. Neither for kMath,
+// which has none, nor for kCudnn.
 at::Tensor log_sum_exp_of(const AttentionCall& call, const std::vector<at::Tensor>& attended);
 std::vector<at::Tensor> extras_of(const AttentionCall& call, const at::Tensor& log_sum_exp);
 

@@ -10,7 +10,7 @@
 #include "atelier/error.h"
 
 #include "ops/autograd_support.h"
-#include "ops/ring_attention.h"
+#include "ops/merged_attention.h"
 
 namespace atelier::ops {
 
@@ -147,29 +147,20 @@ Segments whole(const Segments& rows) {
   return Segments(lengths);
 }
 
-void check(const Tensor& q, const Tensor& k, const Tensor& v, const Segments& q_rows,
-           const Segments& k_rows, const AttentionOptions& options) {
-  const bool fits = q.dim() == 3 && k.dim() == 3 && v.sizes() == k.sizes() &&
-                    q.size(0) == q_rows.total() && k.size(0) == q.size(0) &&
-                    q.size(2) == k.size(2) && k.size(1) > 0 && q.size(1) % k.size(1) == 0 &&
-                    at::equal(q_rows.tensor(), k_rows.tensor());
-  if (!fits)
-    throw Error(ErrorCode::kInvalidArgument,
-                c10::str("attention: q ", q.sizes(), ", k ", k.sizes(), " and v ", v.sizes(),
-                         " do not fit ", q_rows.total(), " and ", k_rows.total(),
-                         " rows that are shared out"));
-  if (options.causal || options.window > 0 || options.offset_bias.defined() ||
-      options.query_sees.defined())
-    throw Error(ErrorCode::kUnsupported,
-                "attention: causal, window, bias and groups are not for rows that are shared out");
-}
-
 }  // namespace
 
 Tensor shared_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Segments& q_rows,
                         const Segments& k_rows, const AttentionOptions& options) {
-  check(q, k, v, q_rows, k_rows, options);
-  if (k.size(1) % q_rows.ranks() != 0) return ring_attention(q, k, v, q_rows, options);
+  if (options.causal || options.window > 0 || options.offset_bias.defined())
+    throw Error(ErrorCode::kUnsupported,
+                "attention: causal, window and bias are not for rows that are shared out");
+  const bool has_groups = options.query_sees.defined();
+  if (has_groups || k.size(1) % q_rows.ranks() != 0 ||
+      !at::equal(q_rows.tensor(), k_rows.tensor())) {
+    const KeySet keys{k, v, k_rows, options.query_sees, options.key_groups};
+    return merged_attention(q, q_rows, {&keys, 1},
+                            {.scale = options.scale, .softcap = options.softcap});
+  }
   const bool has_graph = needs_graph({q, k, v});
   const variable_list all =
       has_graph ? ToHeads::apply(q, k, v, q_rows.tensor()) : rows_to_heads({q, k, v}, q_rows);
@@ -180,7 +171,7 @@ Tensor shared_attention(const Tensor& q, const Tensor& k, const Tensor& v, const
   return own.flatten(1, 2);
 }
 
-Tensor gather_rows(const Tensor& own, const Segments& rows) {
+Tensor gather_ranks(const Tensor& own, const Segments& rows) {
   std::vector<int64_t> sizes = own.sizes().vec();
   sizes[0] = most_rows(rows);
   Tensor part = own;
@@ -188,7 +179,11 @@ Tensor gather_rows(const Tensor& own, const Segments& rows) {
     part = at::empty(sizes, own.options());
     part.narrow(0, 0, own.size(0)).copy_(own);
   }
-  return in_order(group_of(rows).gather(part), rows);
+  return group_of(rows).gather(part);
+}
+
+Tensor gather_rows(const Tensor& own, const Segments& rows) {
+  return in_order(gather_ranks(own, rows), rows);
 }
 
 }  // namespace atelier::ops

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 
 #include "atelier/segments.h"
 
@@ -44,11 +45,12 @@ struct AttentionOptions {
 //
 // Where the keys' rows are shared out among ranks, so are the queries', and each sees the keys of
 // all ranks; queries that are shared out see whole keys as they are. Shared keys have none of
-// causal, window, bias and groups.
+// causal, window and bias.
 //
 // Returns [Nq, H * d], contiguous, in q's dtype.
 // Throws Error{kInvalidArgument} when shapes do not fit, and for `causal` where a sample has not as
-// many keys as queries; Error{kUnsupported} when the forced back end cannot run.
+// many keys as queries; Error{kUnsupported} when the forced back end cannot run, for what shared
+// keys have not, and for shared keys of queries that are not shared out.
 ATELIER_API at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const Segments& q_rows, const Segments& k_rows,
                                  AttentionOptions options);
@@ -56,5 +58,33 @@ ATELIER_API at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const
 // Attention among the rows of each sample: q, k and v are packed alike.
 ATELIER_API at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const Segments& rows, AttentionOptions options = {});
+
+// Keys that queries see beside others: one of several sets under one softmax.
+struct KeySet {
+  at::Tensor k, v;  // [Nk, K, d], packed by `rows`
+  Segments rows;    // as many samples as the queries have; a sample may have no keys in a set
+  // Which of them each query sees, as AttentionOptions has it: both or neither.
+  at::Tensor query_sees = {}, key_groups = {};
+  // Added to every scaled score of this set, finite. Sums of exponentials are float32 logarithms,
+  // so a bias of thousands costs digits; groups are for keys that are not seen.
+  double score_bias = 0.0;
+};
+
+// Attention to the keys of all sets together, as if their rows were joined sample by sample.
+//
+// q: [Nq, H, d], packed by `q_rows`. K divides H, and may differ from set to set. A set without
+// groups runs on the kernels that attention() chooses, one with groups tile by tile; what the sets
+// give is weighed by the log-sum-exp of their scores in float32, or in float64 of that, and
+// rounded once. One set gives what attention() gives, to the bit. A query that sees no key of any
+// set gives zeros. Under a recompute scope the output and its log-sum-exp are one item.
+//
+// Rows that are shared out among ranks are as in attention(), set by set: the keys of a shared set
+// go around all ranks, whole sets are seen by each rank as they are.
+//
+// scale: of q kᵀ; 0 means 1 / sqrt(d). Returns [Nq, H * d], contiguous, in q's dtype.
+// Throws Error{kInvalidArgument} when shapes do not fit, there is no set, or a bias is not finite;
+// Error{kUnsupported} as attention() does, and for several sets where cuDNN is forced.
+ATELIER_API at::Tensor attention(const at::Tensor& q, const Segments& q_rows,
+                                 std::span<const KeySet> sets, double scale = 0.0);
 
 }  // namespace atelier::ops
