@@ -1,16 +1,8 @@
-// Shape letters: N packed rows, D width, H heads, K heads of keys, d head width.
 #include "gemma2.h"
 
-#include <algorithm>
-#include <cmath>
-
-#include <ATen/ATen.h>
-
 #include "atelier/error.h"
-#include "atelier/nn/waves.h"
-#include "atelier/ops/attention.h"
-#include "atelier/ops/pointwise.h"
 #include "atelier/part_view.h"
+#include "atelier/parts/language_model.h"
 
 namespace lumina2 {
 
@@ -19,12 +11,9 @@ using atelier::Error;
 using atelier::ErrorCode;
 using atelier::kOwnConfig;
 using atelier::PartView;
-using atelier::Segments;
 using atelier::TensorIndex;
-using atelier::Tensors;
-using atelier::nn::Linear;
-using atelier::nn::Module;
-namespace ops = atelier::ops;
+using atelier::parts::LanguageModel;
+using atelier::parts::LanguageModelConfig;
 
 namespace {
 
@@ -109,23 +98,6 @@ Gemma2Config read_config(const PartView& view) {
   return c;
 }
 
-// x / rms(x) * (1 + weight), in float32 to the end.
-class Norm final : public Module {
- public:
-  Norm(Module* parent, std::string name, const Gemma2Config& c)
-      : Module(parent, std::move(name)), weight_(declare("weight", {c.width})), eps_(c.eps) {}
-  ~Norm() override = default;
-
-  at::Tensor forward(const at::Tensor& x) const {
-    const at::ScalarType wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    return ops::rms_norm(x.to(wide), weight_->draw().to(wide) + 1, eps_).to(x.scalar_type());
-  }
-
- private:
-  atelier::WeightPtr weight_;
-  double eps_;
-};
-
 }  // namespace
 
 std::vector<bool> every_second(int64_t layers) {
@@ -167,80 +139,29 @@ atelier::WeightMap gemma2_map(const Detection& part) {
   return map;
 }
 
-// Inputs: rows [N, D], cosines and sines [N, d / 2], offsets of the samples. Outputs: rows.
-class Gemma2Layer final : public atelier::Block {
- public:
-  Gemma2Layer(Module* parent, int64_t number, const Gemma2Config& c)
-      : Block(parent, "layers." + std::to_string(number)),
-        options_{.causal = true,
-                 .scale = 1.0 / std::sqrt(c.query_scalar),
-                 .softcap = c.softcap,
-                 .window = c.windowed[static_cast<size_t>(number)] ? c.window : 0},
-        head_dim_(c.head_dim),
-        input_norm_(this, "input_layernorm", c),
-        q_(this, "self_attn.q_proj", c.width, c.heads * c.head_dim, c.attention_bias),
-        k_(this, "self_attn.k_proj", c.width, c.kv_heads * c.head_dim, c.attention_bias),
-        v_(this, "self_attn.v_proj", c.width, c.kv_heads * c.head_dim, c.attention_bias),
-        o_(this, "self_attn.o_proj", c.heads * c.head_dim, c.width, c.attention_bias),
-        attention_norm_(this, "post_attention_layernorm", c),
-        mlp_norm_(this, "pre_feedforward_layernorm", c),
-        gate_(this, "mlp.gate_proj", c.width, c.mlp_width, /*bias=*/false),
-        up_(this, "mlp.up_proj", c.width, c.mlp_width, /*bias=*/false),
-        down_(this, "mlp.down_proj", c.mlp_width, c.width, /*bias=*/false),
-        post_norm_(this, "post_feedforward_layernorm", c) {}
-
-  std::string_view kind() const override { return options_.window ? "gemma2.sliding" : "gemma2"; }
-
-  Tensors forward(const Tensors& in) override {
-    const at::Tensor x = in[0] + attention_norm_.forward(attend(input_norm_.forward(in[0]), in));
-    const at::Tensor h = mlp_norm_.forward(x);
-    const at::Tensor y = down_.forward(ops::gelu_tanh(gate_.forward(h)) * up_.forward(h));
-    return {x + post_norm_.forward(y)};
-  }
-
- private:
-  at::Tensor attend(const at::Tensor& h, const Tensors& in) const {
-    const auto heads = [&](const Linear& layer) {
-      const at::Tensor y = layer.forward(h);
-      return y.view({y.size(0), y.size(1) / head_dim_, head_dim_});
-    };
-    const auto turn = [&](const at::Tensor& y) {
-      return ops::norm_rope(y, at::Tensor(), in[1], in[2], ops::RopeLayout::kHalves);
-    };
-    const at::Tensor q = turn(heads(q_)), k = turn(heads(k_));
-    return o_.forward(ops::attention(q, k, heads(v_), Segments::from_tensor(in[3]), options_));
-  }
-
-  ops::AttentionOptions options_;
-  int64_t head_dim_;
-  Norm input_norm_;
-  Linear q_, k_, v_, o_;
-  Norm attention_norm_, mlp_norm_;
-  Linear gate_, up_, down_;
-  Norm post_norm_;
-};
-
-Gemma2::Gemma2(const Gemma2Config& c)
-    : TextEncoder(nullptr, "text_encoder"),
-      config_(c),
-      embed_tokens_(this, "embed_tokens", c.vocabulary, c.width) {
-  for (int64_t i = 0; i + 1 < c.layers; ++i) {
-    layers_.push_back(std::make_unique<Gemma2Layer>(this, i, c));
-  }
-}
-
-Gemma2::~Gemma2() = default;
-
-at::Tensor Gemma2::forward(const at::Tensor& ids_N, const Segments& rows,
-                           atelier::BlockRunner& runner) {
-  at::Tensor x = embed_tokens_.forward(ids_N);
-  // The published model rounds this factor to the weights' dtype.
-  const double factor = std::sqrt(static_cast<double>(config_.width));
-  x = x * at::full({}, factor, at::TensorOptions(x.scalar_type())).item<double>();
-  const auto [cos, sin] =
-      atelier::nn::row_waves(rows, config_.head_dim, config_.rope_theta, x.device());
-  for (const auto& layer : layers_) x = runner.run(*layer, {x, cos, sin, rows.tensor()})[0];
-  return x;
+std::unique_ptr<atelier::nn::Module> make_gemma2(const Detection& part) {
+  const auto c = atelier::config_of<Gemma2Config>(part);
+  return std::make_unique<LanguageModel>(LanguageModelConfig{.layers = c.layers,
+                                                             .width = c.width,
+                                                             .heads = c.heads,
+                                                             .kv_heads = c.kv_heads,
+                                                             .head_dim = c.head_dim,
+                                                             .mlp_width = c.mlp_width,
+                                                             .vocabulary = c.vocabulary,
+                                                             .qkv_bias = c.attention_bias,
+                                                             .head_norms = false,
+                                                             .window = c.window,
+                                                             .windowed = c.windowed,
+                                                             .rope_theta = c.rope_theta,
+                                                             .eps = c.eps,
+                                                             .states = {-2},
+                                                             .norms_add_one = true,
+                                                             .has_outer_norms = true,
+                                                             .has_gelu_gate = true,
+                                                             .scales_embeddings = true,
+                                                             .out_bias = c.attention_bias,
+                                                             .query_scalar = c.query_scalar,
+                                                             .softcap = c.softcap});
 }
 
 std::vector<int64_t> prompt_ids(const atelier::text::Tokenizer& tokenizer, std::string_view text) {

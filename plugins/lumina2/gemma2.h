@@ -1,5 +1,6 @@
 // The language model that reads the prompt: Gemma 2, of which the hidden state before the last
-// layer is used. The last layer and the norm behind it are neither loaded nor run.
+// layer is used. The last layer and the norm behind it are neither loaded nor run. Its detection is
+// what caches of this family know; what computes it is the SDK's part.
 #pragma once
 
 #include <memory>
@@ -9,7 +10,6 @@
 
 #include "atelier/architecture.h"
 #include "atelier/component_model.h"
-#include "atelier/nn/layers.h"
 #include "atelier/text/tokenizer.h"
 
 namespace lumina2 {
@@ -49,25 +49,8 @@ std::vector<bool> every_second(int64_t layers);
 // The weight table of a detection, by its spelling; see ModelFamily::weight_map.
 atelier::WeightMap gemma2_map(const atelier::Detection& part);
 
-class Gemma2Layer;
-
-class Gemma2 final : public atelier::TextEncoder {
- public:
-  explicit Gemma2(const Gemma2Config& config);
-  ~Gemma2() override;
-
-  // The residual stream before the last published layer.
-  at::Tensor forward(const at::Tensor& ids_N, const atelier::Segments& rows,
-                     atelier::BlockRunner& runner) override;
-
-  int64_t vocabulary() const override { return config_.vocabulary; }
-  int64_t width() const override { return config_.width; }
-
- private:
-  Gemma2Config config_;
-  atelier::nn::Embedding embed_tokens_;
-  std::vector<std::unique_ptr<Gemma2Layer>> layers_;
-};
+// See ComponentRow: a parts::LanguageModel.
+std::unique_ptr<atelier::nn::Module> make_gemma2(const atelier::Detection& part);
 
 // <bos> and the tokens of the whole text that is encoded; an empty text is <bos> alone.
 // Throws Error{kInvalidArgument} when the tokenizer has no <bos>.

@@ -1,45 +1,30 @@
 // The language model that reads the prompt. Its head is not used.
 #pragma once
 
-#include <memory>
 #include <span>
-#include <vector>
 
-#include "atelier/component_model.h"
-#include "atelier/nn/layers.h"
+#include "atelier/parts/language_model.h"
 
 #include "config.h"
 
 namespace qwen_image {
 
-class TextLayer;
 struct PictureRows;
 
-class TextEncoder final : public atelier::TextEncoder {
+// What forward() gives of tokens alone is behind the last norm.
+class TextEncoder final : public atelier::parts::LanguageModel {
  public:
   explicit TextEncoder(const TextEncoderConfig& config);
   ~TextEncoder() override;
-
-  // Behind the last norm.
-  at::Tensor forward(const at::Tensor& ids_N, const atelier::Segments& rows,
-                     atelier::BlockRunner& runner) override;
 
   // Encodes one sample with pictures: their rows take the place of the tokens that stand for
   // them. picture_LD: [L, width()], of all pictures, in the order of `pictures`.
   at::Tensor forward(const at::Tensor& ids_N, std::span<const PictureRows> pictures,
                      const at::Tensor& picture_LD, atelier::BlockRunner& runner);
-
-  int64_t vocabulary() const override { return config_.vocabulary; }
-  int64_t width() const override { return config_.width; }
+  using LanguageModel::forward;
 
  private:
-  at::Tensor run(at::Tensor x, const at::Tensor& cos, const at::Tensor& sin,
-                 const atelier::Segments& rows, atelier::BlockRunner& runner);
-
   TextEncoderConfig config_;
-  atelier::nn::Embedding embed_tokens_;
-  std::vector<std::unique_ptr<TextLayer>> layers_;
-  atelier::nn::RMSNorm norm_;
 };
 
 // Where a picture stands among the tokens of a prompt.

@@ -12,16 +12,23 @@ std::string stem_of(std::string_view spelling) {
   return spelling == "causal_lm" ? "model." : "";
 }
 
+constexpr std::string_view kGemma2 = "gemma2", kGemma3 = "gemma3_text";
+
+bool is_gemma(std::string_view model_type) {
+  return model_type.starts_with("gemma");
+}
+
 // The model_type that a checkpoint's tensors have; Mistral's are Llama's, and its config tells.
 // Empty: another architecture's.
 std::string model_type_of(const PartView& view) {
   const auto has = [&](const char* name) { return view.contains(std::string("layers.0.") + name); };
-  // Gemma has further norms, Cohere and others lack the second one.
-  if (has("pre_feedforward_layernorm.weight") || !has("post_attention_layernorm.weight") ||
-      !has("mlp.gate_proj.weight"))
-    return "";
-  if (has("self_attn.q_norm.weight")) return "qwen3";
-  if (has("self_attn.q_proj.bias")) return "qwen2";
+  // Cohere and others lack the second norm.
+  if (!has("post_attention_layernorm.weight") || !has("mlp.gate_proj.weight")) return "";
+  const bool has_head_norms = has("self_attn.q_norm.weight");
+  if (has("pre_feedforward_layernorm.weight"))
+    return std::string(has_head_norms ? kGemma3 : kGemma2);
+  if (has_head_norms) return "qwen3";
+  if (has("self_attn.q_proj.bias") && !has("self_attn.o_proj.bias")) return "qwen2";
   const auto said = view.index().config().find("model_type");
   const bool is_mistral =
       said != view.index().config().end() && said->second == ConfigValue(std::string("mistral"));
@@ -40,8 +47,9 @@ int64_t published_layers(const PartView& view, const LanguageModelUse& use) {
   }
   if (unused == INT64_MAX || unused == 0) unused = 1;
   const int64_t whole = view.contains("norm.weight") ? there : there + unused;
-  LanguageModelConfig c{.layers = view.index().config_integer("num_hidden_layers").value_or(whole),
-                        .states = {use.states.begin(), use.states.end()}};
+  LanguageModelConfig c{};
+  c.layers = view.index().config_integer("num_hidden_layers").value_or(whole);
+  c.states.assign(use.states.begin(), use.states.end());
   if (there > c.layers || there < c.layers_run())
     view.refuse("has " + std::to_string(there) + " layers, num_hidden_layers is " +
                     std::to_string(c.layers) + " and " + std::to_string(c.layers_run()) +
@@ -51,43 +59,112 @@ int64_t published_layers(const PartView& view, const LanguageModelUse& use) {
 }
 
 // Layers of Qwen have windows where a flag says so, from one on; those of Mistral have them
-// everywhere, and Llama knows none. Numbers are those of a missing field.
+// everywhere, every second one of Gemma 2, all of Gemma 3 but every sixth, and Llama knows none.
+// Numbers are those of a missing field.
 void read_windows(const PartView& view, const std::string& model_type, LanguageModelConfig& c) {
   const TensorIndex& index = view.index();
-  const bool is_mistral = model_type == "mistral", is_qwen = model_type.starts_with("qwen");
-  const bool is_used =
-      (is_mistral || (is_qwen && index.config_flag("use_sliding_window") == true)) &&
-      !index.has_null("sliding_window");
+  const bool is_qwen = model_type.starts_with("qwen");
+  const bool is_used = (model_type == "mistral" || is_gemma(model_type) ||
+                        (is_qwen && index.config_flag("use_sliding_window") == true)) &&
+                       !index.has_null("sliding_window");
   c.window = is_used ? index.config_integer("sliding_window").value_or(4096) : 0;
-  int64_t first = is_used ? 0 : c.layers;
+  int64_t first = is_used ? 0 : c.layers, whole = INT64_MAX;  // layers that see all come so often
   if (is_used && is_qwen) first = index.config_integer("max_window_layers").value_or(28);
-  for (int64_t i = 0; i < c.layers; ++i) c.windowed.push_back(i >= first);
+  if (model_type == kGemma2) whole = 2;
+  if (model_type == kGemma3) whole = index.config_integer("sliding_window_pattern").value_or(6);
+  for (int64_t i = 0; i < c.layers; ++i)
+    c.windowed.push_back(i >= first && (i + 1) % std::max<int64_t>(whole, 1) != 0);
   if (const auto listed = view.layer_windows("layer_types", c.layers)) c.windowed = *listed;
   const bool any = std::ranges::find(c.windowed, true) != c.windowed.end();
-  if (first < 0 || c.window < 0 || (any && c.window == 0))
+  if (first < 0 || whole < 1 || c.window < 0 || (any && c.window == 0))
     view.refuse("has " + std::to_string(c.layers) +
                     " layers, which layer_types or sliding_window in its config does not fit",
                 kOwnConfig);
 }
 
-LanguageModelConfig read_config(const PartView& view, const LanguageModelUse& use) {
+// Where a config says how rotation is stretched: in front of which fields.
+std::string stretch_home(const TensorIndex& index) {
+  if (has_fields(index.config(), "rope_scaling.")) return "rope_scaling.";
+  const std::string full = "rope_parameters.full_attention.";
+  return has_fields(index.config(), full) ? full : "rope_parameters.";
+}
+
+std::string text_at(const TensorIndex& index, const std::string& field) {
+  const auto found = index.config().find(field);
+  const auto* text =
+      found == index.config().end() ? nullptr : std::get_if<std::string>(&found->second);
+  return text ? *text : "";
+}
+
+// Kinds that are not computed are refused by the table of fields.
+void read_stretch(const PartView& view, LanguageModelConfig& c) {
+  const TensorIndex& index = view.index();
+  const std::string home = stretch_home(index);
+  std::string kind = text_at(index, home + "rope_type");
+  if (kind.empty()) kind = text_at(index, home + "type");
+  if (kind != "linear" && kind != "llama3") return;
+  const auto number = [&](const char* name) {
+    const auto said = index.config_real(home + name);
+    if (!said)
+      view.refuse("has rotation of type " + kind + " without " + home + name + " in its config",
+                  kOwnConfig);
+    return *said;
+  };
+  c.rope_factor = number("factor");
+  if (kind == "llama3") {
+    c.low_waves = number("low_freq_factor");
+    c.high_waves = number("high_freq_factor");
+    c.first_positions = number("original_max_position_embeddings");
+  }
+  const bool is_plain = kind == "linear";
+  if (!(c.rope_factor >= 1) ||
+      (!is_plain && !(c.low_waves > 0 && c.high_waves > c.low_waves && c.first_positions > 0)))
+    view.refuse("has numbers in its config that stretch no rotation: " + home + "factor and others",
+                kOwnConfig);
+}
+
+void read_rotation(const PartView& view, const std::string& model_type, const LanguageModelUse& use,
+                   LanguageModelConfig& c) {
+  const TensorIndex& index = view.index();
+  c.rope_theta = rope_theta(index).value_or(model_type == kGemma3 ? 1e6 : use.rope_theta);
+  if (model_type == kGemma3) {
+    const std::string full = "rope_parameters.full_attention.rope_theta",
+                      sliding = "rope_parameters.sliding_attention.rope_theta";
+    c.rope_theta = index.config_real(full).value_or(c.rope_theta);
+    c.local_rope_theta = index.config_real(sliding).value_or(
+        index.config_real("rope_local_base_freq").value_or(1e4));
+  }
+  read_stretch(view, c);
+  if (!(c.rope_theta > 0) || !(c.local_rope_theta >= 0))
+    view.refuse("has rope_theta below 0 in its config", kOwnConfig);
+}
+
+// What Gemma alone has. Numbers are those of a missing field.
+void read_gemma(const PartView& view, const std::string& model_type, LanguageModelConfig& c) {
+  const TensorIndex& index = view.index();
+  c.norms_add_one = c.has_outer_norms = c.has_gelu_gate = c.scales_embeddings = true;
+  c.query_scalar = index.config_real("query_pre_attn_scalar").value_or(256);
+  const char* cap = "attn_logit_softcapping";
+  const bool is_capped = !index.has_null(cap) && (model_type == kGemma2 || index.config_real(cap));
+  c.softcap = is_capped ? index.config_real(cap).value_or(50) : 0;
+  if (!(c.query_scalar > 0) || (is_capped && !(c.softcap > 0)))
+    view.refuse("has query_pre_attn_scalar or attn_logit_softcapping in its config that are not " +
+                    std::string("above 0"),
+                kOwnConfig);
+}
+
+// Heads as tensors tell them, else the config, else as published.
+void read_heads(const PartView& view, const std::string& model_type, LanguageModelConfig& c) {
   const TensorIndex& index = view.index();
   const std::string queries = "layers.0.self_attn.q_proj.weight",
                     keys = "layers.0.self_attn.k_proj.weight",
                     norm = "layers.0.self_attn.q_norm.weight";
-  LanguageModelConfig c{};
-  c.layers = published_layers(view, use);
-  c.vocabulary = view.dim("embed_tokens.weight", 0);
-  c.width = view.dim("embed_tokens.weight", 1);
-  c.mlp_width = view.dim("layers.0.mlp.gate_proj.weight", 0);
-  c.qkv_bias = view.contains("layers.0.self_attn.q_proj.bias");
-  c.head_norms = view.contains(norm);
-  view.require_config(c.width == use.published_width && c.mlp_width == use.published_mlp_width,
-                      "head_dim, num_attention_heads, rope_theta and rms_norm_eps");
   if (c.head_norms) {
     c.head_dim = view.dim(norm, 0);
   } else if (const auto said = index.config_integer("head_dim")) {
     c.head_dim = *said;
+  } else if (is_gemma(model_type)) {
+    c.head_dim = 256;
   } else if (const auto heads = index.config_integer("num_attention_heads")) {
     c.head_dim = view.parts(queries, 0, *heads, kOwnConfig);
   } else {
@@ -96,11 +173,29 @@ LanguageModelConfig read_config(const PartView& view, const LanguageModelUse& us
   c.heads = view.parts(queries, 0, c.head_dim, kOwnConfig);
   c.kv_heads = view.parts(keys, 0, c.head_dim, kOwnConfig);
   view.check_heads(c.heads, c.kv_heads, c.head_dim);
-  read_windows(view, model_type_of(view), c);
-  c.rope_theta = rope_theta(index).value_or(use.rope_theta);
+}
+
+LanguageModelConfig read_config(const PartView& view, const LanguageModelUse& use) {
+  const TensorIndex& index = view.index();
+  const std::string model_type = model_type_of(view);
+  LanguageModelConfig c{};
+  c.layers = published_layers(view, use);
+  c.vocabulary = view.dim("embed_tokens.weight", 0);
+  c.width = view.dim("embed_tokens.weight", 1);
+  c.mlp_width = view.dim("layers.0.mlp.gate_proj.weight", 0);
+  c.qkv_bias = view.contains("layers.0.self_attn.q_proj.bias");
+  c.out_bias = view.contains("layers.0.self_attn.o_proj.bias");
+  c.head_norms = view.contains("layers.0.self_attn.q_norm.weight");
+  const bool is_published =
+      c.width == use.published_width && c.mlp_width == use.published_mlp_width;
+  view.require_config(is_published && model_type != kGemma3,
+                      "head_dim, num_attention_heads, rope_theta and rms_norm_eps");
+  read_heads(view, model_type, c);
+  read_windows(view, model_type, c);
+  read_rotation(view, model_type, use, c);
+  if (is_gemma(model_type)) read_gemma(view, model_type, c);
   c.eps = index.config_real("rms_norm_eps").value_or(use.eps);
-  if (!(c.rope_theta > 0) || !(c.eps >= 0))
-    view.refuse("has rope_theta or rms_norm_eps below 0 in its config", kOwnConfig);
+  if (!(c.eps >= 0)) view.refuse("has rms_norm_eps below 0 in its config", kOwnConfig);
   c.states.assign(use.states.begin(), use.states.end());
   for (const int64_t state : c.states) {
     if (c.layers_before(state) < 0 || c.layers_before(state) > c.layers)
@@ -125,7 +220,8 @@ std::optional<Detection> detect_language_model(const TensorIndex& checkpoint,
       if (std::ranges::find(use.model_types, model_type_of(view)) == use.model_types.end())
         continue;
       view.refuse_quantised();
-      return detection_of(std::string(use.component), spelling, read_config(view, use), prefix);
+      return brief_detection_of(std::string(use.component), spelling, read_config(view, use),
+                                prefix);
     }
   }
   return std::nullopt;
@@ -133,26 +229,76 @@ std::optional<Detection> detect_language_model(const TensorIndex& checkpoint,
 
 Detection tiny_language_model(const LanguageModelUse& use) {
   constexpr int64_t kLayers = 3;
+  const std::string_view type = use.model_types.front();
+  const bool is_gemma_2 = type == kGemma2, is_gemma_3 = type == kGemma3;
   LanguageModelConfig c = {.layers = kLayers,
                            .width = kTinyLanguageModelWidth,
-                           .heads = 4,
-                           .kv_heads = 2,
-                           .head_dim = 16,
+                           .heads = is_gemma_2 ? 2 : 4,
+                           .kv_heads = is_gemma_2 ? 1 : 2,
+                           .head_dim = is_gemma_2 ? 256 : 16,
                            .mlp_width = 48,
                            .vocabulary = 512,
-                           .qkv_bias = use.model_types.front() == "qwen2",
-                           .head_norms = use.model_types.front() == "qwen3",
-                           .window = 0,
-                           .windowed = std::vector<bool>(kLayers, false),
-                           .rope_theta = use.rope_theta,
+                           .qkv_bias = type == "qwen2",
+                           .head_norms = type == "qwen3" || is_gemma_3,
+                           .window = is_gemma(type) ? 4096 : 0,
+                           .windowed = std::vector<bool>(kLayers, is_gemma(type)),
+                           .rope_theta = is_gemma_3 ? 1e6 : use.rope_theta,
                            .eps = use.eps,
                            .states = {use.states.begin(), use.states.end()}};
+  if (is_gemma_2) c.windowed[1] = false;
+  if (is_gemma_2) c.softcap = 50;
+  if (is_gemma_3) c.local_rope_theta = 1e4;
+  if (is_gemma(type)) {
+    c.norms_add_one = c.has_outer_norms = c.has_gelu_gate = c.scales_embeddings = true;
+    c.query_scalar = 256;
+  }
   for (int64_t& state : c.states) state = std::clamp<int64_t>(state, -1 - kLayers, kLayers);
-  return detection_of(std::string(use.component), "transformers", std::move(c));
+  return brief_detection_of(std::string(use.component), "transformers", std::move(c));
 }
 
+namespace {
+
+// Rotation as configs say it, stretched or not; see ConfigFields::rope_of_transformers(), whose
+// rows these go before.
+void add_rotation(ConfigFields& fields, const LanguageModelConfig& c) {
+  std::vector<ConfigValue> kinds = {"default", "mrope"};
+  if (c.rope_factor != 1) kinds = {c.high_waves > 0 ? "llama3" : "linear"};
+  std::vector<std::string> homes = {"rope_scaling.", "rope_parameters."};
+  if (c.local_rope_theta > 0) homes.emplace_back("rope_parameters.full_attention.");
+  for (const std::string& home : homes) {
+    if (kinds.front() != ConfigValue("default")) {
+      for (const char* name :
+           {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})
+        fields.read({.name = home + name});
+    }
+    fields.fixed(home + "rope_type", kinds).fixed(home + "type", kinds);
+  }
+  if (c.local_rope_theta > 0) {
+    fields.fixed("rope_parameters.sliding_attention.rope_type", {"default"})
+        .read({"rope_parameters.sliding_attention.rope_theta",
+               "rope_parameters.full_attention.rope_theta", "rope_local_base_freq"});
+  }
+  fields.rope_of_transformers();
+}
+
+void add_windows(ConfigFields& fields, const LanguageModelConfig& c) {
+  fields.read({.name = "layer_types", .values = {nullptr}});
+  if (c.has_outer_norms) {
+    fields.read({"sliding_window", "sliding_window_pattern", "_sliding_window_pattern"});
+  } else if (c.head_norms || c.qkv_bias) {
+    fields.read({.name = "use_sliding_window", .values = {nullptr, false}})
+        .read({.name = "sliding_window", .only_with = "use_sliding_window"})
+        .read({.name = "max_window_layers", .only_with = "use_sliding_window"});
+  } else {
+    fields.read({.name = "sliding_window", .values = {nullptr}});
+  }
+}
+
+}  // namespace
+
 ConfigFields language_model_fields(const Detection& part, const LanguageModelUse& use) {
-  const auto c = config_of<LanguageModelConfig>(part);
+  const auto c = whole_config_of<LanguageModelConfig>(part);
+  const bool is_of_gemma = c.has_outer_norms;
   const std::vector<ConfigValue> kv_heads = c.kv_heads == c.heads
                                                 ? std::vector<ConfigValue>{c.kv_heads, nullptr}
                                                 : std::vector<ConfigValue>{c.kv_heads};
@@ -160,34 +306,32 @@ ConfigFields language_model_fields(const Detection& part, const LanguageModelUse
   for (const std::string_view type : use.model_types) types.emplace_back(std::string(type));
   ConfigFields fields;
   fields.of_transformers(std::move(types))
-      .rope_of_transformers()
       .told("vocab_size", {c.vocabulary})
       .told("hidden_size", {c.width})
       .told("intermediate_size", {c.mlp_width})
       .told("num_key_value_heads", kv_heads)
       .told("attention_bias", {c.qkv_bias})
-      .fixed("mlp_bias", {false})
-      .fixed("hidden_act", {"silu", "swish"})
-      .read({"num_hidden_layers", "rms_norm_eps"})
-      .read({.name = "layer_types", .values = {nullptr}})
-      .ignored({"pretraining_tp"});
-  if (c.head_norms) {
-    fields.told("head_dim", {c.head_dim}).told("num_attention_heads", {c.heads});
+      .read({"num_hidden_layers", "rms_norm_eps"});
+  add_rotation(fields, c);
+  add_windows(fields, c);
+  if (is_of_gemma) {
+    fields.fixed("hidden_activation", {"gelu_pytorch_tanh"})
+        .fixed("use_bidirectional_attention", {nullptr, false})
+        .read({"query_pre_attn_scalar", "attn_logit_softcapping"})
+        // Fields of the head, and earlier names that nothing reads any more.
+        .ignored({"final_logit_softcapping", "hidden_act", "sliding_window_size"});
   } else {
-    fields.read({"num_attention_heads"}).read({.name = "head_dim", .values = {nullptr}});
+    fields.fixed("mlp_bias", {false})
+        .fixed("hidden_act", {"silu", "swish"})
+        .ignored({"pretraining_tp"});
   }
-  if (c.head_norms || c.qkv_bias) {
-    fields.read({.name = "use_sliding_window", .values = {nullptr, false}})
-        .read({.name = "sliding_window", .only_with = "use_sliding_window"})
-        .read({.name = "max_window_layers", .only_with = "use_sliding_window"});
-  } else {
-    fields.read({.name = "sliding_window", .values = {nullptr}});
-  }
-  return fields;
+  if (c.head_norms)
+    return fields.told("head_dim", {c.head_dim}).told("num_attention_heads", {c.heads});
+  return fields.read({"num_attention_heads"}).read({.name = "head_dim", .values = {nullptr}});
 }
 
 WeightMap language_model_map(const Detection& part) {
-  const auto c = config_of<LanguageModelConfig>(part);
+  const auto c = whole_config_of<LanguageModelConfig>(part);
   const std::string stem = stem_of(part.spelling);
   LanguageModel model(c);
   WeightMap map = named_weights(model, [&](const std::string& path) { return stem + path; });

@@ -28,7 +28,7 @@ constexpr std::string_view kTypes[] = {"qwen3"}, kOthers[] = {"llama", "mistral"
 LanguageModelConfig config_from(const TensorIndex& index, std::vector<int64_t> states) {
   const LanguageModelUse use = {
       .model_types = kTypes, .states = states, .published_width = 32, .published_mlp_width = 48};
-  return config_of<LanguageModelConfig>(detect_language_model(index, use).value());
+  return whole_config_of<LanguageModelConfig>(detect_language_model(index, use).value());
 }
 
 }  // namespace
@@ -67,6 +67,98 @@ TEST_CASE("A language model of another kind is none of the family's", "[parts]")
   constexpr int64_t kLast[] = {-1};
   const LanguageModelUse other = {.model_types = kOthers, .states = kLast};
   CHECK_FALSE(detect_language_model(index_of(2, true), other));
+}
+
+TEST_CASE("What a language model is known by is what it was before Gemma was read", "[parts]") {
+  // Caches and checkpoints of training hold these.
+  constexpr int64_t kLast[] = {-1};
+  const LanguageModelUse use = {
+      .model_types = kTypes, .states = kLast, .published_width = 32, .published_mlp_width = 48};
+  std::vector<std::string> names;
+  for (const auto& [name, value] : detect_language_model(index_of(2, true), use)->config)
+    names.push_back(name);
+  CHECK(names == std::vector<std::string>{"eps", "head_dim", "head_norms", "heads", "kv_heads",
+                                          "layers", "mlp_width", "qkv_bias", "rope_theta", "states",
+                                          "vocabulary", "width", "window", "windowed"});
+}
+
+namespace {
+
+// The tensors that tell a Gemma of two layers, the third or the second.
+TensorIndex gemma(bool is_third, TensorIndex::Config config) {
+  std::map<std::string, TensorMeta, std::less<>> tensors = index_of(2, true).tensors();
+  for (const std::string layer : {"layers.0.", "layers.1."}) {
+    tensors[layer + "pre_feedforward_layernorm.weight"] = {at::kFloat, {32}};
+    if (!is_third) tensors.erase(layer + "self_attn.q_norm.weight");
+  }
+  return TensorIndex(std::move(tensors), std::move(config));
+}
+
+constexpr std::string_view kGemmas[] = {"gemma2", "gemma3_text"};
+constexpr int64_t kOne[] = {1};
+constexpr LanguageModelUse kGemma = {
+    .model_types = kGemmas, .states = kOne, .published_width = 32, .published_mlp_width = 48};
+
+LanguageModelConfig config_from(const TensorIndex& index) {
+  return whole_config_of<LanguageModelConfig>(detect_language_model(index, kGemma).value());
+}
+
+}  // namespace
+
+TEST_CASE("Gemma's numbers are those of its config, or of a missing field", "[parts]") {
+  const TensorIndex::Config heads = {{"head_dim", int64_t{16}}};
+  const LanguageModelConfig second = config_from(gemma(false, heads));
+  CHECK(second.softcap == 50);
+  CHECK(second.query_scalar == 256);
+  CHECK(second.windowed == std::vector<bool>{true, false});
+  CHECK(second.local_rope_theta == 0);
+  CHECK((second.norms_add_one && second.has_outer_norms && second.has_gelu_gate &&
+         second.scales_embeddings));
+  TensorIndex::Config config = heads;
+  config["attn_logit_softcapping"] = nullptr;
+  CHECK(config_from(gemma(false, config)).softcap == 0);
+  const LanguageModelConfig third = config_from(gemma(true, heads));
+  CHECK(third.softcap == 0);
+  CHECK(third.windowed == std::vector<bool>{true, true});
+  CHECK(third.rope_theta == 1e6);
+  CHECK(third.local_rope_theta == 1e4);
+  config = {{"sliding_window_pattern", int64_t{2}},
+            {"rope_local_base_freq", 500.0},
+            {"rope_scaling.rope_type", "linear"},
+            {"rope_scaling.factor", 8.0}};
+  const LanguageModelConfig stretched = config_from(gemma(true, config));
+  CHECK(stretched.windowed == std::vector<bool>{true, false});
+  CHECK(stretched.local_rope_theta == 500);
+  CHECK(stretched.rope_factor == 8);
+  CHECK(stretched.high_waves == 0);
+}
+
+TEST_CASE("A Gemma whose config does not tell its numbers is refused", "[parts]") {
+  expect_error(ErrorCode::kInvalidArgument, {"rope_theta"}, [] { config_from(gemma(true, {})); });
+  expect_error(ErrorCode::kInvalidArgument, {"query_pre_attn_scalar"}, [] {
+    config_from(gemma(true, {{"query_pre_attn_scalar", int64_t{0}}}));
+  });
+  expect_error(ErrorCode::kInvalidArgument, {"sliding_window"}, [] {
+    config_from(gemma(true, {{"sliding_window", int64_t{0}}}));
+  });
+}
+
+TEST_CASE("A stretched rotation has all of its numbers", "[parts]") {
+  TensorIndex::Config config = {{"rope_parameters.rope_type", "llama3"},
+                                {"rope_parameters.factor", 8.0},
+                                {"rope_parameters.low_freq_factor", 1.0},
+                                {"rope_parameters.high_freq_factor", 4.0}};
+  expect_error(ErrorCode::kInvalidArgument, {"original_max_position_embeddings"},
+               [&] { config_from(gemma(true, config)); });
+  config["rope_parameters.original_max_position_embeddings"] = int64_t{8192};
+  const LanguageModelConfig c = config_from(gemma(true, config));
+  CHECK(c.rope_factor == 8);
+  CHECK(c.low_waves == 1);
+  CHECK(c.high_waves == 4);
+  CHECK(c.first_positions == 8192);
+  config["rope_parameters.high_freq_factor"] = 1.0;
+  expect_error(ErrorCode::kInvalidArgument, {"stretch no rotation"},
+               [&] { config_from(gemma(true, config)); });
 }
 
 }  // namespace atelier::parts
