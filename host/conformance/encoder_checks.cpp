@@ -41,22 +41,24 @@ class EncoderChecks : Checks {
     return model::stages_of(family(), {}).target_inputs(pixels.to(device()));
   }
 
-  at::Tensor encode_target(Model& model, const at::Tensor& pixels, BlockRunner& runner) const {
-    return model.encode(target_inputs(pixels), runner).at("latents");
+  Conditioning encode_target(Model& model, const at::Tensor& pixels, BlockRunner& runner) const {
+    return model.encode(target_inputs(pixels), runner);
   }
 
-  // All frames, however many calls they come in.
-  static at::Tensor decode(Model& model, const at::Tensor& latents, BlockRunner& runner) {
+  // All frames of finished latents, however many calls they come in.
+  static at::Tensor decode(Model& model, const at::Tensor& latents, const Conditioning& cond,
+                           BlockRunner& runner) {
     const int64_t channels = model.latent_spec().pixel_channels;
+    const FinishedLatents finished = model.to_decode(latents, cond);
     std::vector<at::Tensor> frames;
-    model.decode(latents, runner, [&](const at::Tensor& pixels) {
+    model.decode(finished.latents_BCTHW, runner, [&](const at::Tensor& pixels) {
       expect(pixels.dim() == 5 && pixels.size(0) == latents.size(0) && pixels.size(1) == channels &&
                  pixels.size(2) > 0,
              "the sink is given ", pixels.sizes());
       frames.push_back(pixels);
     });
     expect(!frames.empty(), "the sink is given nothing");
-    return at::cat(frames, 2);
+    return at::cat(frames, 2).slice(2, finished.skipped_frames);
   }
 
   // What a stage gives for the same inputs beside another target.
@@ -102,22 +104,24 @@ class EncoderChecks : Checks {
       if (inputs::is_list(target)) frames = std::min<int64_t>(target.max_count, frames + 1);
       if (target.kind == InputKind::kVideo) frames = 1 + rows * spec.temporal_stride;
       const at::Tensor image = at::rand({spec.pixel_channels, frames, height, width}) * 2 - 1;
-      const at::Tensor latents = encode_target(*model, image, runner);
-      const std::vector<int64_t> size = model->latent_shape({frames, height, width}, {});
+      const Conditioning made = encode_target(*model, image, runner);
+      const at::Tensor latents = made.at("latents");
+      const std::vector<int64_t> size = model->latent_shape({frames, height, width}, made);
       expect(latents.sizes() == at::IntArrayRef(size), "an image of ", image.sizes(),
              " gives latents ", latents.sizes());
-      const at::Tensor pixels = decode(*model, latents.unsqueeze(0), runner);
+      const at::Tensor pixels = decode(*model, latents.unsqueeze(0), made, runner);
       expect(pixels.dim() == 5 && pixels.size(0) == 1 && pixels[0].sizes() == image.sizes(),
              "latents ", latents.sizes(), " give pixels ", pixels.sizes());
       expect(pixels.scalar_type() == at::kFloat, "pixels are not float32");
       expect(at::isfinite(pixels).all().item<bool>() && at::isfinite(latents).all().item<bool>(),
              "gives values that are not finite");
-      const at::Tensor two = decode(*model, at::stack({latents, latents * 0.5}), runner);
+      const at::Tensor two = decode(*model, at::stack({latents, latents * 0.5}), made, runner);
       expect(two.size(0) == 2 && difference(two.narrow(0, 0, 1), pixels) <= kTolerance,
              "a batch of two decodes to something else");
-      if (target.kind != InputKind::kVideo) continue;
+      const bool is_plain = size[1] == (frames - 1) / spec.temporal_stride + 1;
+      if (target.kind != InputKind::kVideo || !is_plain) continue;
       const at::Tensor first = latents.narrow(1, 0, 1);
-      const at::Tensor clip = decode(*model, at::cat({first, first}, 1).unsqueeze(0), runner);
+      const at::Tensor clip = decode(*model, at::cat({first, first}, 1).unsqueeze(0), {}, runner);
       expect(clip.size(2) == 1 + spec.temporal_stride, "two latent frames decode to ",
              clip.size(2));
     }
@@ -131,7 +135,7 @@ class EncoderChecks : Checks {
     const int64_t side = 2 * model->latent_spec().pixel_multiple;
     DirectRunner runner;
     const at::Tensor latents = at::randn(model->latent_shape({1, side, side}, {})).to(device());
-    const at::Tensor pixels = decode(*model, latents.unsqueeze(0), runner);
+    const at::Tensor pixels = decode(*model, latents.unsqueeze(0), {}, runner);
     const int64_t channels = model->latent_spec().pixel_channels;
     expect(pixels.sizes() == at::IntArrayRef({1, channels, 1, side, side}), "latents ",
            latents.sizes(), " give pixels ", pixels.sizes());
@@ -144,12 +148,12 @@ class EncoderChecks : Checks {
     const LatentSpec spec = model->latent_spec();
     const std::vector<Block*> blocks = model->blocks(part_of_role(Role::kVae)->component);
     CountingRunner encoding, decoding;
-    const at::Tensor latents = encode_target(
+    const Conditioning made = encode_target(
         *model,
         at::rand({spec.pixel_channels, 1, 2 * spec.pixel_multiple, 2 * spec.pixel_multiple}) * 2 -
             1,
         encoding);
-    decode(*model, latents.unsqueeze(0), decoding);
+    decode(*model, made.at("latents").unsqueeze(0), made, decoding);
     std::vector<Block*> both = encoding.order;
     both.insert(both.end(), decoding.order.begin(), decoding.order.end());
     expect(both == blocks, "encoding and decoding ran ", paths(both), "; declared are ",

@@ -211,7 +211,7 @@ void Generator::encode_ahead(std::span<const Request> requests) {
   }
 }
 
-at::Tensor Generator::encode_start(const Request& request) {
+at::Tensor Generator::encode_start(const Request& request, at::IntArrayRef latents_CTHW) {
   const EncodeStage* stage = engine_.stages.target_stage();
   if (stage == nullptr)
     throw Error(ErrorCode::kUnsupported, "this family does not start from an image",
@@ -225,6 +225,9 @@ at::Tensor Generator::encode_start(const Request& request) {
   CountingRunner counting(runner(), step);
   BlockRunner& blocks = request.tiling ? runner() : counting;
   const Inputs beside = model::inputs_of(*stage, request.inputs);
+  const LatentSpec spec = engine_.model.latent_spec();
+  const bool is_plain =
+      latents_CTHW[1] == (request.input_pixels.size(1) - 1) / spec.temporal_stride + 1;
   const TileFunction encode = through_vae([&](const at::Tensor& pixels) {
     EncodeInputs in = engine_.stages.target_inputs(pixels);
     in.values.insert(beside.begin(), beside.end());
@@ -237,7 +240,7 @@ at::Tensor Generator::encode_start(const Request& request) {
     check_cancelled();
   };
   const at::Tensor latents =
-      request.tiling && beside.empty()  // which no tile has a part of
+      request.tiling && is_plain && beside.empty()  // no tile has a part of anything else
           ? encode_tiled(pixels, *request.tiling, engine_.model.latent_spec().spatial_stride,
                          encode, on_tile, tile_ranks())
           : encode(pixels);
@@ -599,7 +602,7 @@ void Generator::run(const Request& request, const OnFrames& on_frames) {
   }
   at::Tensor clean;
   if (request.input_pixels.defined()) {
-    clean = encode_start(request);
+    clean = encode_start(request, shape);
     if (clean.sizes() != shape) {
       throw Error(ErrorCode::kInvalidArgument, "the input image gives latents of shape " +
                                                    c10::str(clean.sizes()) + ", " +

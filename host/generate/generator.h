@@ -142,7 +142,7 @@ class Generator {
   Conditioning encode(const EncodeStage& stage, const EncodeInputs& in,
                       const std::string& encoder_state);
   void keep(const std::string& key, const Conditioning& cond);
-  at::Tensor encode_start(const Request& request);
+  at::Tensor encode_start(const Request& request, at::IntArrayRef latents_CTHW);
   at::Tensor initial_noise(const Request& request, const Conditioning& cond, size_t first,
                            size_t count) const;
   class Guided;

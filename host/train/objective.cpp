@@ -90,6 +90,11 @@ Objective::Prepared Objective::prepare(const TrainSample& sample) {
   }
   if (sample.mask.defined()) {
     const Tensor mask = ops::upload(sample.mask.to(at::kFloat), device_);
+    if (mask.dim() == 4 && mask.size(1) != 1 && mask.size(1) != prepared.clean.size(1))
+      throw Error(ErrorCode::kUnsupported,
+                  c10::str(sample.place, ": the mask has ", mask.size(1),
+                           " latent frames, and the model learns ", prepared.clean.size(1)),
+                  "give an image as the mask, which holds for all frames");
     prepared.mask = prepared.mask.defined() ? prepared.mask * mask : mask;
   }
   return prepared;
