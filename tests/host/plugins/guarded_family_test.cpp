@@ -74,6 +74,9 @@ struct ThrowingFamily final : ModelFamily {
   std::span<const ScheduleDefaults> schedules() const override {
     return act(), std::span<const ScheduleDefaults>();
   }
+  std::span<const SolverSpec> solvers() const override {
+    return act(), std::span<const SolverSpec>();
+  }
   ScheduleDefaults training_schedule(const Detection&) const override {
     return act(), ScheduleDefaults{.num_inference_steps = 7};
   }
@@ -126,6 +129,7 @@ struct Liar {
             {"inputs", [&] { family->inputs(); }},
             {"encode_stages", [&] { family->encode_stages(); }},
             {"schedules", [&] { family->schedules(); }},
+            {"solvers", [&] { family->solvers(); }},
             {"training_schedule", [&] { family->training_schedule(part); }},
             {"media_defaults", [&] { family->media_defaults(part); }},
             {"sigma_range", [&] { family->sigma_range(part); }}};
