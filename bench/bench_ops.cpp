@@ -204,9 +204,13 @@ struct Attention {
 const Attention kFlash = {ops::AttentionBackend::kFlash, ", flash"};
 const Attention kCudnn = {ops::AttentionBackend::kCudnn, ", cuDNN"};
 
+void use(const Attention& by, at::Device device) {
+  ops::set_attention_backend(device.is_cpu() ? ops::AttentionBackend::kAuto : by.backend);
+}
+
 // Forward, or forward and backward, of q, k and v.
 void attend(const Attention& by, const Tensors& in, const Segments& rows, bool with_backward) {
-  ops::set_attention_backend(in[0].is_cpu() ? ops::AttentionBackend::kAuto : by.backend);
+  use(by, in[0].device());
   const at::AutoGradMode grad(with_backward);
   const Tensor y = ops::attention(in[0], in[1], in[2], rows);
   if (with_backward) torch::autograd::grad({y}, in, {y.detach()});
@@ -292,7 +296,7 @@ Row regions_row(const Shape& s, const Regions& regions, bool has_regions, bool w
   };
   const double pairs = static_cast<double>(picture.total() * keys);
   return {"attention, " + s.name + (has_regions ? ", texts by regions" : ", texts for all") +
-              (with_backward ? ", with backward" : ""),
+              (with_backward ? ", with backward" : "") + kFlash.name,
           2.0 * static_cast<double>((picture.total() * s.heads + 2 * keys * s.key_heads) *
                                     s.head_width),
           4.0 * pairs * static_cast<double>(s.heads * s.head_width) * (with_backward ? 3.5 : 1.0),
@@ -301,7 +305,7 @@ Row regions_row(const Shape& s, const Regions& regions, bool has_regions, bool w
             return with_sets(
                 sets, [&] { return make(bench); },
                 [=](const Tensors& in) {
-                  ops::set_attention_backend(ops::AttentionBackend::kAuto);
+                  use(kFlash, bench.device);
                   const at::AutoGradMode grad(with_backward);
                   const Tensor y = attended(in, sees, groups);
                   if (with_backward) torch::autograd::grad({y}, in, {y.detach()});

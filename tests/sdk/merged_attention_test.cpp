@@ -37,7 +37,7 @@ struct Case {
     return *this;
   }
 
-  // The same in another dtype, with gradients.
+  // A case of these values in another dtype, with gradients.
   Case trained(at::ScalarType dtype) const {
     Case other = *this;
     other.q = test::trained(q.to(dtype));
