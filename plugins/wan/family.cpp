@@ -3,13 +3,13 @@
 #include <cctype>
 
 #include "atelier/parts/causal_vae.h"
+#include "atelier/parts/clip.h"
+#include "atelier/parts/t5.h"
 #include "atelier/plugin.h"
 
-#include "clip.h"
 #include "config.h"
 #include "dit.h"
 #include "model.h"
-#include "umt5.h"
 
 namespace wan {
 namespace {
@@ -31,13 +31,13 @@ using atelier::SigmaShift;
 using atelier::parts::CausalVae;
 using atelier::parts::CausalVaeConfig;
 
-// Has numbers that shapes alone tell, so that no config.json is needed.
-Detection tiny_text_encoder() {
-  return detection_of(
-      "text_encoder", "transformers",
-      Umt5Config{
-          .vocabulary = 512, .width = 48, .heads = 2, .head_dim = 64, .ffn = 80, .layers = 2});
-}
+constexpr std::string_view kTextEncoders[] = {"umt5"};
+constexpr atelier::parts::T5Use kTextEncoder = {.model_types = kTextEncoders};
+
+constexpr std::string_view kImageActivations[] = {"gelu"};
+constexpr int64_t kImageStates[] = {-2};
+constexpr atelier::parts::ClipVisionUse kImageEncoder = {.activations = kImageActivations,
+                                                         .states = kImageStates};
 
 Detection tiny_vae() {
   return detection_of("vae", "diffusers",
@@ -74,26 +74,13 @@ constexpr ComponentRow kRows[] = {
               .role = Role::kTokenizer,
               .help = "folder tokenizer/ or google/umt5-xxl/: tokenizer.json or spiece.model",
               .paths = {"umt5*", "tokenizer"}}},
-    {.spec = {.name = "text_encoder",
-              .role = Role::kTextEncoder,
-              .help = "umT5-XXL: text_encoder/*.safetensors, models_t5_umt5-xxl-enc-bf16.pth or "
-                      "umt5_xxl_fp16.safetensors"},
-     .detect = detect_umt5,
-     .config_fields = umt5_fields,
-     .weight_map = umt5_map,
-     .make = make_part<Umt5, Umt5Config>,
-     .tiny = tiny_text_encoder,
-     .tokenizer = "tokenizer"},
-    {.spec = {.name = "image_encoder",
-              .role = Role::kImageEncoder,
-              .required = false,
-              .help = "CLIP ViT-H/14 of image to video of Wan 2.1: image_encoder/*.safetensors, "
-                      "models_clip_*.pth or clip_vision_h.safetensors",
-              .variants = "wan2.1-i2v-*"},
-     .detect = detect_clip,
-     .config_fields = clip_fields,
-     .weight_map = clip_map,
-     .make = make_part<ClipVision, ClipConfig>},
+    atelier::parts::t5_row<kTextEncoder>(
+        "umT5-XXL: text_encoder/*.safetensors, models_t5_umt5-xxl-enc-bf16.pth or "
+        "umt5_xxl_fp16.safetensors"),
+    atelier::parts::clip_vision_row<kImageEncoder>(
+        "CLIP ViT-H/14 of image to video of Wan 2.1: image_encoder/*.safetensors, "
+        "models_clip_*.pth or clip_vision_h.safetensors",
+        /*required=*/false, "wan2.1-i2v-*"),
     {.spec = {.name = "vae",
               .role = Role::kVae,
               .help = "vae/*.safetensors, Wan2.1_VAE.pth or wan_2.1_vae.safetensors; of "

@@ -4,12 +4,15 @@
 
 #include "atelier/error.h"
 #include "atelier/named_inputs.h"
+#include "atelier/parts/clip.h"
 
-#include "clip.h"
 #include "dit.h"
 #include "prompt.h"
 
 namespace wan {
+
+using atelier::parts::ClipVision;
+
 namespace {
 
 constexpr const char *kFirstImage = "input_image", *kLastImage = "end_image";
