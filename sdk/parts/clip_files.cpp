@@ -295,6 +295,19 @@ std::optional<Detection> detect_clip_vision(const TensorIndex& checkpoint,
   return std::nullopt;
 }
 
+Detection tiny_clip_vision(const ClipVisionUse& use) {
+  ClipVisionConfig c = {.layers = 3,
+                        .width = 64,
+                        .heads = 16,
+                        .mlp_width = 80,
+                        .patch = 7,
+                        .rows = 17,
+                        .quick_gelu = !allows(use, /*quick_gelu=*/false)};
+  c.states.assign(use.states.begin(), use.states.end());
+  for (int64_t& state : c.states) state = std::clamp(state, -1 - c.layers, c.layers);
+  return brief_detection_of(std::string(use.component), "transformers", std::move(c));
+}
+
 ConfigFields clip_vision_fields(const Detection& part, const ClipVisionUse& use) {
   const auto c = whole_config_of<ClipVisionConfig>(part);
   std::vector<ConfigValue> activations;

@@ -22,8 +22,7 @@ ClipText::ClipText(const ClipTextConfig& c)
     : TextEncoder(nullptr, ""),
       config_(c),
       token_embedding_(this, "embeddings.token_embedding", c.vocabulary, c.width),
-      position_embedding_(
-          declare("embeddings.position_embedding.weight", {c.positions, c.width})) {
+      position_embedding_(declare("embeddings.position_embedding.weight", {c.positions, c.width})) {
   const EncoderLayerOptions options = {
       .kind = "clip_text",
       .width = c.width,
@@ -70,7 +69,8 @@ at::Tensor ClipText::pooled(const at::Tensor& last_ND, const at::Tensor& ids_N,
     ends.push_back(marks.narrow(0, rows.offset(s), rows.length(s)).argmax(0, /*keepdim=*/true) +
                    rows.offset(s));
   }
-  const at::Tensor pooled = norm_->forward(last_ND.index_select(0, at::cat(ends).to(last_ND.device())));
+  const at::Tensor pooled =
+      norm_->forward(last_ND.index_select(0, at::cat(ends).to(last_ND.device())));
   return projection_ ? projection_->forward(pooled) : pooled;
 }
 

@@ -152,7 +152,7 @@ LanguageModel::LanguageModel(const LanguageModelConfig& c)
 LanguageModel::~LanguageModel() = default;
 
 at::Tensor LanguageModel::embedded(const at::Tensor& ids_N) const {
-  const at::Tensor x = embed_tokens_.forward(ids_N);
+  at::Tensor x = embed_tokens_.forward(ids_N);
   if (!config_.scales_embeddings) return x;
   // The published model rounds this factor to the weights' dtype.
   const double factor = std::sqrt(static_cast<double>(config_.width));

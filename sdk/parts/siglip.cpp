@@ -25,9 +25,8 @@ at::Tensor prepared(const at::Tensor& image, const SiglipConfig& c) {
   const at::Tensor x = image.to(at::kFloat).unsqueeze(0);
   const int64_t side = c.image_side();
   const at::Tensor scaled =
-      c.is_bilinear
-          ? at::_upsample_bilinear2d_aa(x, {side, side}, /*align_corners=*/false)[0]
-          : at::_upsample_bicubic2d_aa(x, {side, side}, /*align_corners=*/false)[0];
+      c.is_bilinear ? at::_upsample_bilinear2d_aa(x, {side, side}, /*align_corners=*/false)[0]
+                    : at::_upsample_bicubic2d_aa(x, {side, side}, /*align_corners=*/false)[0];
   return at::round(at::clamp(scaled * 127.5 + 127.5, 0, 255)) / 127.5 - 1;
 }
 
@@ -66,11 +65,10 @@ class SiglipHead final : public Block {
     };
     const Tensors kv = nn::forward_all({&k_, &v_}, in[0]);
     const at::Tensor query = q_.forward(probe_->draw().squeeze(0));
-    const at::Tensor x = out_.forward(
-        ops::attention(heads(query), heads(kv[0]), heads(kv[1]), Segments::uniform(1, 1),
-                       Segments::uniform(1, in[0].size(0)), {}));
-    return {x + down_.forward(
-                    activated(up_.forward(norm_.forward(x)), Activation::kGeluTanh))};
+    const at::Tensor x = out_.forward(ops::attention(heads(query), heads(kv[0]), heads(kv[1]),
+                                                     Segments::uniform(1, 1),
+                                                     Segments::uniform(1, in[0].size(0)), {}));
+    return {x + down_.forward(activated(up_.forward(norm_.forward(x)), Activation::kGeluTanh))};
   }
 
  private:

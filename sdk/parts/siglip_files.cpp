@@ -35,7 +35,7 @@ SiglipConfig read_config(const PartView& view, const SiglipUse& use) {
   view.require_config(published != nullptr, "num_attention_heads");
   c.heads = index.config_integer("num_attention_heads").value_or(published ? published->heads : 12);
   c.eps = index.config_real("layer_norm_eps").value_or(c.eps);
-  c.is_bilinear = index.config_integer("image_processor.resample").value_or(3) == 2;
+  c.is_bilinear = use.is_bilinear;
   if (c.heads < 1 || c.width % c.heads != 0 || !(c.eps >= 0)) {
     view.refuse("has " + std::to_string(c.width) + " channels, which num_attention_heads or " +
                     "layer_norm_eps in its config does not fit",
@@ -91,6 +91,7 @@ Detection tiny_siglip(const SiglipUse& use) {
                                    .mlp_width = 80,
                                    .patch = 8,
                                    .rows = 16,
+                                   .is_bilinear = use.is_bilinear,
                                    .pools = use.pools});
 }
 
@@ -118,8 +119,8 @@ WeightMap siglip_map(const Detection& part) {
   WeightMap map;
   model.visit_weights([&](const std::string& path, Weight&) {
     // Queries, keys and values of the head are one tensor.
-    const bool is_joined = path.starts_with("head.attention.") && !path.ends_with(".out_proj.weight") &&
-                           !path.ends_with(".out_proj.bias");
+    const bool is_joined = path.starts_with("head.attention.") &&
+                           !path.ends_with(".out_proj.weight") && !path.ends_with(".out_proj.bias");
     if (!is_joined) {
       map.push_back({stem + path, path});
     } else {

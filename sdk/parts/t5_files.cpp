@@ -80,8 +80,9 @@ T5Config read_config(const PartView& view, const Spelling& spelling) {
 
 std::optional<Detection> detect_t5(const TensorIndex& checkpoint, const T5Use& use) {
   const std::string own = std::string(use.component) + ".";
-  for (const std::string& prefix : {std::string(), own, std::string("text_encoders.umt5xxl.transformer."),
-                                    std::string("text_encoders.t5xxl.transformer.")}) {
+  for (const std::string& prefix :
+       {std::string(), own, std::string("text_encoders.umt5xxl.transformer."),
+        std::string("text_encoders.t5xxl.transformer.")}) {
     const PartView view(checkpoint, prefix, "text encoder");
     for (const Spelling& spelling : kSpellings) {
       if (!view.contains(spelling.tokens)) continue;

@@ -50,8 +50,7 @@ Wav2Vec2::Wav2Vec2(const Wav2Vec2Config& c)
       config_(c),
       features_norm_(this, "feature_projection.layer_norm", c.conv_widths.back(), c.eps),
       projection_(this, "feature_projection.projection", c.conv_widths.back(), c.width),
-      position_length_(
-          declare(kPositions + std::string("weight_g"), {1, 1, c.position_kernel})),
+      position_length_(declare(kPositions + std::string("weight_g"), {1, 1, c.position_kernel})),
       position_direction_(declare(kPositions + std::string("weight_v"),
                                   {c.width, c.width / c.position_groups, c.position_kernel})),
       position_bias_(declare(kPositions + std::string("bias"), {c.width})),

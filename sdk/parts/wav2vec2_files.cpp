@@ -21,22 +21,28 @@ constexpr Spelling kSpellings[] = {
     {"ctc", kBesideHead, kOldLength, kOldDirection},
     {"ctc_parametrized", kBesideHead, kNewLength, kNewDirection},
 };
-const std::string kPositions = "encoder.pos_conv_embed.conv.";
-const std::string kConvolutions = "feature_extractor.conv_layers.";
+
+std::string position(const char* name) {
+  return std::string("encoder.pos_conv_embed.conv.") + name;
+}
+
+std::string convolution(const std::string& number, const char* name) {
+  return "feature_extractor.conv_layers." + number + name;
+}
 
 void read_convolutions(const PartView& view, Wav2Vec2Config& c) {
   const TensorIndex& index = view.index();
   const Wav2Vec2Config usual;
   c.conv_widths.clear(), c.conv_kernels.clear();
-  const int64_t count = view.block_count(kConvolutions + "{}.conv.weight");
+  const int64_t count = view.block_count(convolution("{}", ".conv.weight"));
   for (int64_t i = 0; i < count; ++i) {
-    const std::string weight = kConvolutions + std::to_string(i) + ".conv.weight";
+    const std::string weight = convolution(std::to_string(i), ".conv.weight");
     c.conv_widths.push_back(view.dim(weight, 0));
     c.conv_kernels.push_back(view.dim(weight, 2));
   }
-  c.conv_bias = view.contains(kConvolutions + "0.conv.bias");
+  c.conv_bias = view.contains(convolution("0", ".conv.bias"));
   c.conv_strides = index.config_integers("conv_stride").value_or(usual.conv_strides);
-  if (std::ssize(c.conv_strides) != count || std::ranges::min(c.conv_strides) < 1) {
+  if (count == 0 || std::ssize(c.conv_strides) != count || std::ranges::min(c.conv_strides) < 1) {
     view.refuse("has " + std::to_string(count) + " convolutions, which conv_stride in its config " +
                     "does not fit",
                 kOwnConfig);
@@ -51,14 +57,19 @@ Wav2Vec2Config read_config(const PartView& view, const Spelling& spelling) {
   c.layers = view.block_count("encoder.layers.{}.attention.q_proj.weight");
   c.width = view.dim("feature_projection.projection.weight", 0);
   c.mlp_width = view.dim("encoder.layers.0.feed_forward.intermediate_dense.weight", 0);
-  c.position_kernel = view.dim(kPositions + spelling.direction, 2);
-  c.position_groups = c.width / view.dim(kPositions + spelling.direction, 1);
+  c.position_kernel = view.dim(position(spelling.direction), 2);
+  const int64_t group = view.dim(position(spelling.direction), 1);
+  if (c.width % group != 0)
+    view.refuse("has " + std::to_string(c.width) + " channels, no multiple of the " +
+                std::to_string(group) + " of a group of the convolution that tells positions");
+  c.position_groups = c.width / group;
   view.require_config(c.width == usual.width && c.mlp_width == usual.mlp_width &&
                           c.conv_kernels == usual.conv_kernels,
                       "num_attention_heads, conv_stride and layer_norm_eps");
   // Where norms are is in no shape, and missing means behind.
   if (!index.config().empty() && !index.config().contains("do_stable_layer_norm"))
-    view.refuse("has no do_stable_layer_norm in its config, which means that it is off", kOwnConfig);
+    view.refuse("has no do_stable_layer_norm in its config, which means that it is off",
+                kOwnConfig);
   c.heads = index.config_integer("num_attention_heads").value_or(index.config().empty() ? 16 : 12);
   c.eps = index.config_real("layer_norm_eps").value_or(c.eps);
   if (c.heads < 1 || c.width % c.heads != 0 || !(c.eps >= 0)) {
@@ -78,8 +89,8 @@ std::optional<Detection> detect_wav2vec2(const TensorIndex& checkpoint, const Wa
       const PartView view(checkpoint, prefix + spelling.stem, "audio encoder");
       // Base models norm the first convolution alone.
       if (!view.contains("feature_projection.projection.weight") ||
-          !view.contains(kConvolutions + "1.layer_norm.weight") ||
-          !view.contains(kPositions + spelling.direction))
+          !view.contains(convolution("1", ".layer_norm.weight")) ||
+          !view.contains(position(spelling.direction)))
         continue;
       view.refuse_quantised();
       return detection_of(std::string(use.component), spelling.name, read_config(view, spelling),
@@ -121,13 +132,31 @@ ConfigFields wav2vec2_fields(const Detection& part) {
       .fixed("adapter_attn_dim", {nullptr})
       .read({"num_attention_heads", "layer_norm_eps", "conv_stride"})
       // Heads, adapters that are not there, and how it is trained.
-      .ignored({"vocab_size", "output_hidden_size", "adapter_*", "num_adapter_layers",
-                "activation_dropout", "hidden_dropout*", "feat_proj_dropout", "final_dropout",
-                "feat_quantizer_dropout", "layerdrop", "apply_spec_augment", "mask_*",
-                "num_codevector*", "codevector_dim", "proj_codevector_dim",
-                "contrastive_logits_temperature", "diversity_loss_weight", "num_negatives",
-                "ctc_*", "use_weighted_layer_sum", "classifier_proj_size", "tdnn_*",
-                "xvector_output_dim", "feat_extract_dropout", "gradient_checkpointing"});
+      .ignored({"vocab_size",
+                "output_hidden_size",
+                "adapter_*",
+                "num_adapter_layers",
+                "activation_dropout",
+                "hidden_dropout*",
+                "feat_proj_dropout",
+                "final_dropout",
+                "feat_quantizer_dropout",
+                "layerdrop",
+                "apply_spec_augment",
+                "mask_*",
+                "num_codevector*",
+                "codevector_dim",
+                "proj_codevector_dim",
+                "contrastive_logits_temperature",
+                "diversity_loss_weight",
+                "num_negatives",
+                "ctc_*",
+                "use_weighted_layer_sum",
+                "classifier_proj_size",
+                "tdnn_*",
+                "xvector_output_dim",
+                "feat_extract_dropout",
+                "gradient_checkpointing"});
   return fields;
 }
 
@@ -139,8 +168,8 @@ WeightMap wav2vec2_map(const Detection& part) {
   }
   const std::string stem = spelling->stem;
   WeightMap map = named_weights(model, [&](const std::string& path) {
-    if (path == kPositions + kOldLength) return stem + kPositions + spelling->length;
-    if (path == kPositions + kOldDirection) return stem + kPositions + spelling->direction;
+    if (path == position(kOldLength)) return stem + position(spelling->length);
+    if (path == position(kOldDirection)) return stem + position(spelling->direction);
     return stem + path;
   });
   // What hides frames in training, and heads.

@@ -7,8 +7,8 @@ from safetensors.torch import save_file
 from transformers import (CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPVisionConfig, CLIPVisionModel,
                           Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig,
                           LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config,
-                          Qwen3ForCausalLM, SiglipVisionConfig, SiglipVisionModel, T5Config, T5EncoderModel, UMT5Config,
-                          UMT5EncoderModel, Wav2Vec2Config, Wav2Vec2Model)
+                          Qwen3ForCausalLM, SiglipImageProcessorPil, SiglipVisionConfig, SiglipVisionModel, T5Config,
+                          T5EncoderModel, UMT5Config, UMT5EncoderModel, Wav2Vec2Config, Wav2Vec2Model)
 
 import atelier
 import compare
@@ -241,6 +241,19 @@ class ImageEncoders(FolderTest):
                 states = model(pixel_values=pixels[None], output_hidden_states=True).hidden_states
                 hidden = torch.cat([states[1], states[-2], states[-1]], -1)[0]
                 self.check("clip_image", "clip, images, " + activation, model, image, {"hidden": hidden})
+
+    def test_images_of_another_size_are_stretched_for_siglip(self):
+        config = SiglipVisionConfig(**self.SIZES, image_size=32, patch_size=8)
+        model = tiny_models.randomize_(SiglipVisionModel(config), 221)
+        model.save_pretrained(self.dir)
+        image = random_image(72)[:, :, :48]
+        image = torch.nn.functional.avg_pool2d(image, 9, 1, 4)  # noise does not scale the same anywhere
+        levels = ((image + 1) * 127.5).round().to(torch.uint8)
+        processor = SiglipImageProcessorPil(size={"height": 32, "width": 32}, resample=3)
+        pixels = processor(levels.permute(1, 2, 0).numpy(), return_tensors="pt")["pixel_values"]
+        got = atelier.probe("siglip", self.dir, {"image": levels / 127.5 - 1}, plugin=PLUGIN)["hidden"]
+        with torch.no_grad():
+            compare.assert_close("parts, siglip, scaled", got, model(pixel_values=pixels).last_hidden_state[0], 2e-2)
 
     def test_rows_and_pooled_ones_of_siglip_are_those_of_transformers(self):
         config = SiglipVisionConfig(**self.SIZES, image_size=32, patch_size=8)

@@ -16,8 +16,9 @@ using namespace atelier;
 constexpr std::string_view kVariants[] = {"parts"};
 constexpr InputSpec kInputs[] = {
     {.name = "prompt", .kind = InputKind::kText, .required = true, .help = "a text"}};
-constexpr std::string_view kEncoder[] = {"text_encoder"};
-constexpr EncodeStage kStages[] = {{"text", kEncoder, kPromptInput}};
+constexpr std::string_view kEncoders[] = {"text_encoder", "t5",         "clip_text", "normed_text",
+                                          "pooled_text",  "clip_image", "siglip",    "sound"};
+constexpr EncodeStage kStages[] = {{"text", kEncoders, kPromptInput}};
 constexpr ScheduleDefaults kSchedules[] = {{}};
 
 constexpr std::string_view kTypes[] = {"qwen2",   "qwen3",  "llama",

@@ -104,7 +104,7 @@ class ClipText final : public TextEncoder {
   nn::Embedding token_embedding_;
   WeightPtr position_embedding_;
   std::vector<std::unique_ptr<EncoderLayer>> layers_;
-  std::unique_ptr<nn::LayerNorm> norm_;        // null: no state is behind it
+  std::unique_ptr<nn::LayerNorm> norm_;     // null: no state is behind it
   std::unique_ptr<nn::Linear> projection_;  // null: there is none
 };
 
@@ -174,6 +174,9 @@ std::optional<Detection> detect_clip_vision(const TensorIndex& checkpoint,
 ConfigFields clip_vision_fields(const Detection& part, const ClipVisionUse& use);
 WeightMap clip_vision_map(const Detection& part);
 
+// A small one for tests, of images of 28 pixels.
+Detection tiny_clip_vision(const ClipVisionUse& use);
+
 class ClipVisionBlock;
 
 // Weights are called as the original checkpoint calls them, without "visual.".
@@ -196,7 +199,8 @@ class ClipVision final : public nn::Module {
   std::vector<std::unique_ptr<ClipVisionBlock>> blocks_;
 };
 
-// The row of a family that looks at images with it. `use` is static.
+// The row of a family that looks at images with it. `use` is static. A component that only some
+// variants have is not required, and has no tiny part.
 template <const ClipVisionUse& use>
 constexpr ComponentRow clip_vision_row(std::string_view help, bool required = true,
                                        std::string_view variants = "*") {
@@ -208,7 +212,8 @@ constexpr ComponentRow clip_vision_row(std::string_view help, bool required = tr
           .detect = [](const TensorIndex& in) { return detect_clip_vision(in, use); },
           .config_fields = [](const Detection& part) { return clip_vision_fields(part, use); },
           .weight_map = clip_vision_map,
-          .make = make_brief_part<ClipVision, ClipVisionConfig>};
+          .make = make_brief_part<ClipVision, ClipVisionConfig>,
+          .tiny = required ? +[] { return tiny_clip_vision(use); } : nullptr};
 }
 
 }  // namespace atelier::parts

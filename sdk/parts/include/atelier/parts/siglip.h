@@ -34,6 +34,7 @@ struct SiglipConfig {
 // What of SigLIP a family looks at images with.
 struct SiglipUse {
   bool pools = false;
+  bool is_bilinear = false;  // images are scaled so, as SigLIP 2's are; see SiglipConfig
   std::string_view component = "image_encoder";
 };
 
@@ -82,10 +83,11 @@ class Siglip final : public nn::Module {
   std::unique_ptr<SiglipHead> head_;  // null: nothing is pooled
 };
 
-// The row of a family that looks at images with it. `use` is static.
+// The row of a family that looks at images with it. `use` is static. A component that only some
+// variants have is not required, and has no tiny part.
 template <const SiglipUse& use>
 constexpr ComponentRow siglip_row(std::string_view help, bool required = true,
-                                       std::string_view variants = "*") {
+                                  std::string_view variants = "*") {
   return {.spec = {.name = use.component,
                    .role = Role::kImageEncoder,
                    .required = required,
@@ -95,7 +97,7 @@ constexpr ComponentRow siglip_row(std::string_view help, bool required = true,
           .config_fields = siglip_fields,
           .weight_map = siglip_map,
           .make = make_part<Siglip, SiglipConfig>,
-          .tiny = [] { return tiny_siglip(use); },
+          .tiny = required ? +[] { return tiny_siglip(use); } : nullptr,
           .spellings = {"transformers", "transformers_bare"}};
 }
 

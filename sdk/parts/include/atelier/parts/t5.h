@@ -23,7 +23,8 @@ struct T5Config {
   double eps = 1e-6;
   // One table of distances for all layers, as T5 has it; otherwise each layer has its own.
   bool shares_distances = false;
-  bool is_gated = true;  // GELU of a gate times a product; otherwise ReLU, as T5 was published first
+  bool is_gated =
+      true;  // GELU of a gate times a product; otherwise ReLU, as T5 was published first
 
   static constexpr std::array<const char*, 2> kLater = {"shares_distances", "is_gated"};
 
@@ -48,10 +49,10 @@ struct T5Use {
 // Error{kInvalidArgument} when shapes and config.json contradict each other, and
 // Error{kUnsupported} for quantised files.
 //
-// Spellings: "original" (blocks.0.attn.q.weight; umT5's authors'), "transformers" (encoder.block.0.…
-// and shared.weight; ComfyUI's file too) and "transformers_embed", the same with the table of
-// tokens below encoder. alone; behind no prefix, the component's name, or that of the encoder in a
-// single file of all components.
+// Spellings: "original" (blocks.0.attn.q.weight; umT5's authors'), "transformers"
+// (encoder.block.0.… and shared.weight; ComfyUI's file too) and "transformers_embed", the same with
+// the table of tokens below encoder. alone; behind no prefix, the component's name, or that of the
+// encoder in a single file of all components.
 std::optional<Detection> detect_t5(const TensorIndex& checkpoint, const T5Use& use);
 
 // See ModelFamily.

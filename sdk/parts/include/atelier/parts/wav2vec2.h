@@ -42,8 +42,8 @@ struct Wav2Vec2Use {
 // the numbers of large models, whose widths and kernels it has to have. Spellings: "transformers"
 // (weight_g and weight_v of the convolution that tells positions), "parametrized"
 // (parametrizations.weight.original0 and original1, as newer LibTorch writes them), and "ctc" and
-// "ctc_parametrized", the same behind "wav2vec2." beside a head; all of them behind no prefix or the
-// component's name. Throws Error{kInvalidArgument} when shapes and config.json contradict each
+// "ctc_parametrized", the same behind "wav2vec2." beside a head; all of them behind no prefix or
+// the component's name. Throws Error{kInvalidArgument} when shapes and config.json contradict each
 // other, and Error{kUnsupported} for quantised files.
 std::optional<Detection> detect_wav2vec2(const TensorIndex& checkpoint, const Wav2Vec2Use& use);
 
@@ -87,10 +87,11 @@ class Wav2Vec2 final : public nn::Module {
   nn::LayerNorm norm_;
 };
 
-// The row of a family that hears with it. `use` is static.
+// The row of a family that hears with it. `use` is static. A component that only some
+// variants have is not required, and has no tiny part.
 template <const Wav2Vec2Use& use>
 constexpr ComponentRow wav2vec2_row(std::string_view help, bool required = true,
-                                       std::string_view variants = "*") {
+                                    std::string_view variants = "*") {
   return {.spec = {.name = use.component,
                    .role = Role::kTextEncoder,
                    .required = required,
@@ -100,7 +101,7 @@ constexpr ComponentRow wav2vec2_row(std::string_view help, bool required = true,
           .config_fields = wav2vec2_fields,
           .weight_map = wav2vec2_map,
           .make = make_part<Wav2Vec2, Wav2Vec2Config>,
-          .tiny = [] { return tiny_wav2vec2(use); },
+          .tiny = required ? +[] { return tiny_wav2vec2(use); } : nullptr,
           .spellings = {"transformers", "parametrized", "ctc", "ctc_parametrized"}};
 }
 
