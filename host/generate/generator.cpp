@@ -122,8 +122,8 @@ Conditioning Generator::encode(const EncodeStage& stage, const EncodeInputs& in,
   begin_phase("encode");
   check_cancelled();
   int64_t num_blocks = 0;
-  for (const ComponentSpec& component : engine_.stages.components) {
-    if (component.role != Role::kTokenizer && model::uses(stage, component.name))
+  for (const model::PresentComponent& component : engine_.stages.components) {
+    if (component.spec.role != Role::kTokenizer && model::uses(stage, component.spec))
       num_blocks += std::ssize(engine_.model.blocks(component.name));
   }
   const std::string what(model::is_prompted(stage) ? "prompt" : stage.name);
@@ -271,7 +271,9 @@ class Generator::Guided {
                                   .cond = cond,
                                   .level = step - generator_.first_step_,
                                   .denoiser = generator_.denoiser_->name(),
-                                  .next_sigma_B = sigmas_[step + 1].narrow(0, 0, n)};
+                                  .next_sigma_B = sigmas_[step + 1].narrow(0, 0, n),
+                                  .step = step,
+                                  .steps = std::ssize(request_.sigmas) - 1};
     std::optional<SequenceScope> shares_rows;
     if (SequenceGroup* const rows = generator_.engine_.ranks.sequence.get())
       shares_rows.emplace(*rows);
@@ -433,7 +435,8 @@ void Generator::use_denoiser(const Request& request, int64_t step) {
   if (denoiser_ == &wanted) return;
   next_ = nullptr;
   forget_denoiser();
-  residents_.denoise(wanted.name(), check());
+  residents_.denoise(wanted.name(), engine_.stages.controls_beside(wanted.name(), request.inputs),
+                     check());
   check_cancelled();
   const auto num_steps = std::ssize(request.sigmas) - 1;
   int64_t end = step + 1;
