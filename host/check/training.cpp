@@ -39,24 +39,35 @@ using train::PreparedRun;
 
 bool trains(const Training& config, std::string_view component) {
   for (const std::string& name : config.trained_names()) {
-    if (name.substr(0, name.find('.')) == component) return true;
+    if (spec_name(model::component_of(name)) == component) return true;
   }
   return false;
+}
+
+// The denoisers that are trained, or beside a control that is.
+std::set<std::string_view> trained_denoisers(const ModelFamily& family, const Training& config) {
+  std::set<std::string_view> names;
+  for (const ComponentSpec& component : family.components()) {
+    if (!trains(config, component.name)) continue;
+    if (component.role == Role::kDenoiser) names.insert(component.name);
+    if (component.role == Role::kControl) names.insert(component.beside);
+  }
+  return names;
 }
 
 // The components that this stage uses; empty: all that the family requires. Of several denoisers
 // those that are trained are enough, and where none is, all are used.
 std::vector<std::string> needed_components(const ModelFamily& family, const Training& config) {
   if (!config.previews.prompts_file.empty()) return {};
-  const auto is_trained_denoiser = [&](const ComponentSpec& component) {
-    return component.role == Role::kDenoiser && trains(config, component.name);
-  };
-  const bool trains_denoiser = std::ranges::any_of(family.components(), is_trained_denoiser);
+  const std::set<std::string_view> trained = trained_denoisers(family, config);
   const auto is_used = [&](const ComponentSpec& component) {
     if (config.stage == Stage::kDataProcess)
-      return component.required && model::encodes(family, component.name);
+      return component.required && model::encodes(family, component);
     if (trains(config, component.name)) return true;
-    if (component.role == Role::kDenoiser) return !trains_denoiser && component.required;
+    if (component.role == Role::kDenoiser)
+      return trained.empty() ? component.required : trained.contains(component.name);
+    if (component.role == Role::kControl)
+      return component.required && (trained.empty() || trained.contains(component.beside));
     return config.stage == Stage::kBoth && component.required;
   };
   std::vector<std::string> names;
@@ -76,11 +87,7 @@ class Preparation {
         problems_(problems),
         run_{.config = std::move(order)} {
     config_.model.components = needed_components(family_, config_);
-    const auto is_trained_denoiser = [&](const ComponentSpec& component) {
-      return component.role == Role::kDenoiser && trains(config_, component.name);
-    };
-    config_.model.placement.denoisers_take_turns =
-        std::ranges::count_if(family_.components(), is_trained_denoiser) > 1;
+    config_.model.placement.denoisers_take_turns = trained_denoisers(family_, config_).size() > 1;
     run_.layout = parameters::unplanned_layout(config_);
   }
 
@@ -312,7 +319,7 @@ class Preparation {
   std::shared_ptr<const data::Dataset> open_dataset(const data::DatasetOptions& options,
                                                     bool is_trained_on) {
     data::RowCheck check;
-    if (lengths_) check = train::row_check(config_, stages().encoding, *lengths_, is_trained_on);
+    if (run_.model) check = train::row_check(config_, *run_.model, *lengths_, is_trained_on);
     model::LoadedModel& model = run_.model ? *run_.model : *without_files_;
     const LatentSpec spec = model.model().latent_spec();
     std::shared_ptr<const data::Dataset> dataset;
@@ -345,18 +352,22 @@ class Preparation {
     for (const Error& error : errors.list(options.dataset_metadata_path)) problems_.add(error);
   }
 
-  // Whether what encodes the rows is there; training from a cache needs none of it.
+  // Whether what encodes the rows is there, which training from a cache does without, and the
+  // controls that run with them, which encoding does without.
   void check_encoders() {
-    if (run_.dataset == nullptr || run_.model == nullptr || config_.stage == Stage::kTrain) return;
+    if (run_.dataset == nullptr || run_.model == nullptr) return;
     for (const InputSpec& input : run_.dataset->inputs()) {
-      if (const auto error = model::missing_encoder(*run_.model, input.name))
-        problems_.add(error->at("input " + formats::quote_and_escape(input.name)));
+      std::optional<Error> error;
+      if (config_.stage != Stage::kTrain) error = model::missing_encoder(*run_.model, input.name);
+      if (!error && config_.stage != Stage::kDataProcess)
+        error = model::missing_control(*run_.model, input.name);
+      if (error) problems_.add(error->at("input " + formats::quote_and_escape(input.name)));
     }
   }
 
   void check_cached_stages() {
     const samples::CachedStages cached =
-        samples::cached_stages(stages().encoding, config_.trained_names());
+        samples::cached_stages(family_, stages().encoding, config_.trained_names());
     if (run_.dataset == nullptr && config_.dataset.dataset_base_path.empty() &&
         !samples::are_all_cached(cached))
       problems_.add("--dataset_base_path: a cache alone does not do where an encoder is trained",

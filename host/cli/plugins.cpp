@@ -55,9 +55,10 @@ nlohmann::ordered_json describe(const plugins::Plugin& plugin) {
   out["help"] = family.help();
   for (const ComponentSpec& spec : family.components()) {
     std::string phases;
-    for (const auto& [needed, name] : {std::pair(model::encodes(family, spec.name), "encode"),
-                                       std::pair(spec.role == Role::kDenoiser, "denoise"),
-                                       std::pair(spec.role == Role::kVae, "decode")}) {
+    for (const auto& [needed, name] :
+         {std::pair(model::encodes(family, spec), "encode"),
+          std::pair(spec.role == Role::kDenoiser || spec.role == Role::kControl, "denoise"),
+          std::pair(spec.role == Role::kVae, "decode")}) {
       if (needed) phases += std::string(phases.empty() ? "" : ", ") + name;
     }
     out["components"].push_back({{"name", spec.name},
@@ -66,6 +67,9 @@ nlohmann::ordered_json describe(const plugins::Plugin& plugin) {
                                  {"required", spec.required},
                                  {"variants", spec.variants},
                                  {"help", spec.help}});
+    if (spec.role != Role::kControl) continue;
+    out["components"].back()["beside"] = spec.beside;
+    out["components"].back()["max_count"] = spec.max_count;
   }
   for (const InputSpec& input : family.inputs()) {
     out["inputs"].push_back({{"name", input.name},
@@ -96,6 +100,14 @@ std::string variants_text(const nlohmann::ordered_json& item) {
   return variants == "*" ? "" : ", of " + variants;
 }
 
+// " beside dit, 3 files at most"; empty for what is no control.
+std::string control_text(const nlohmann::ordered_json& item) {
+  if (!item.contains("beside")) return {};
+  const auto count = item["max_count"].get<int64_t>();
+  return " beside " + report::printable(item["beside"].get<std::string>()) +
+         (count == 1 ? "" : ", " + std::to_string(count) + " files at most");
+}
+
 // ", cfg_scale_2 3, cfg_trunc 0.25, cfg_renorm clamp, solver unipc, of edit*"; empty for what is
 // usual.
 std::string schedule_text(const nlohmann::ordered_json& schedule) {
@@ -118,10 +130,10 @@ void print_family(const nlohmann::ordered_json& family) {
               text(family["help"]).c_str(), text(family["path"]).c_str());
   std::puts("\ncomponents");
   for (const auto& item : family.value("components", nlohmann::ordered_json::array()))
-    std::printf("  %-16s %s%s%s%s\n", text(item["name"]).c_str(),
+    std::printf("  %-16s %s%s%s%s%s\n", text(item["name"]).c_str(),
                 item["required"].get<bool>() ? "required" : "optional",
                 text(item["phases"]).empty() ? "" : (" to " + text(item["phases"])).c_str(),
-                variants_text(item).c_str(),
+                control_text(item).c_str(), variants_text(item).c_str(),
                 text(item["help"]).empty() ? "" : ("; " + text(item["help"])).c_str());
   std::puts("\ninputs");
   for (const auto& item : family.value("inputs", nlohmann::ordered_json::array()))

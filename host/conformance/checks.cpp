@@ -114,10 +114,7 @@ bool Checks::has_tokenizer() const {
                      [](const ComponentSpec& spec) { return spec.role == Role::kTokenizer; });
 }
 
-namespace {
-
-// Values of normal size: scales near 1, products that keep the variance, small biases.
-void randomize(nn::Module& module, at::ScalarType dtype, at::Device device) {
+void Checks::randomize(nn::Module& module, at::ScalarType dtype) const {
   module.visit_weights([&](const std::string&, Weight& weight) {
     const at::IntArrayRef sizes = weight.sizes();
     const int64_t numel = weight.numel();
@@ -130,11 +127,9 @@ void randomize(nn::Module& module, at::ScalarType dtype, at::Device device) {
     } else {
       value = value / std::sqrt(static_cast<double>(numel / sizes[0]));
     }
-    weight.set(value.to(device, weight.drawn_dtype(dtype)));
+    weight.set(value.to(device(), weight.drawn_dtype(dtype)));
   });
 }
-
-}  // namespace
 
 std::unique_ptr<Model> Checks::make(std::span<const Detection> parts,
                                     const ModelOptions& options) const {
@@ -147,8 +142,7 @@ std::unique_ptr<Model> Checks::make_random(at::ScalarType dtype,
                                            const ModelOptions& options) const {
   at::manual_seed(kSeed);
   std::unique_ptr<Model> model = make(parts(), options);
-  for (const Detection& part : parts())
-    randomize(model->component(part.component), dtype, device());
+  for (const Detection& part : parts()) randomize(model->component(part.component), dtype);
   return model;
 }
 

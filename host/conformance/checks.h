@@ -103,6 +103,8 @@ class Checks {
 
   std::unique_ptr<Model> make(std::span<const Detection> parts,
                               const ModelOptions& options = {}) const;
+  // Values of normal size: scales near 1, products that keep the variance, small biases.
+  void randomize(nn::Module& module, at::ScalarType dtype = at::kFloat) const;
   // A model of all parts with random weights.
   std::unique_ptr<Model> make_random(at::ScalarType dtype = at::kFloat,
                                      const ModelOptions& options = {}) const;
@@ -132,6 +134,7 @@ class Checks {
 void check_declarations(Subject& subject);  // fills subject.parts where they can be used
 void check_weights(Subject& subject);
 void check_denoisers(Subject& subject);
+void check_controls(Subject& subject);
 void check_encoders(Subject& subject);
 void check_dry_runs(Subject& subject);
 

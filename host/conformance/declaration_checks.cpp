@@ -18,6 +18,8 @@ namespace atelier::conformance {
 
 namespace {
 
+constexpr int64_t kMostInstances = 64;
+
 class DeclarationChecks : Checks {
  public:
   explicit DeclarationChecks(Subject& subject) : Checks(subject) {}
@@ -42,6 +44,7 @@ class DeclarationChecks : Checks {
       expect(!spec.help.empty(), "component '", spec.name, "' has no help");
       expect(!role_name(spec.role).empty(), "component '", spec.name, "' has an unknown role");
       expect(!spec.variants.empty(), "component '", spec.name, "' is of no variant");
+      check_control(spec);
     }
     names.clear();
     for (const InputSpec& input : family().inputs()) {
@@ -61,7 +64,39 @@ class DeclarationChecks : Checks {
     return {};
   }
 
+  void check_control(const ComponentSpec& spec) const {
+    const auto wants = [&](bool is_right, const char* what) {
+      expect(is_right, "component '", spec.name, "' ", what);
+    };
+    const bool is_control = spec.role == Role::kControl;
+    wants(is_control || (spec.beside.empty() && spec.max_count == 1),
+          "runs beside another one, or has several files, and is no control");
+    if (!is_control) return;
+    const auto denoiser =
+        std::ranges::find(family().components(), spec.beside, &ComponentSpec::name);
+    wants(denoiser != family().components().end() && denoiser->role == Role::kDenoiser,
+          "is a control beside no denoiser");
+    wants(spec.max_count >= 1 && spec.max_count <= kMostInstances, "has a max_count that is wrong");
+  }
+
+  // Values that belong to the files of a control.
+  void check_instances(const InputSpec& input) const {
+    if (input.per_instance_of.empty()) return;
+    const auto control =
+        std::ranges::find(family().components(), input.per_instance_of, &ComponentSpec::name);
+    expect(control != family().components().end() && control->role == Role::kControl, "input '",
+           input.name, "': component '", input.per_instance_of, "' is no control");
+    expect(input.min_count == 1 && input.max_count == control->max_count, "input '", input.name,
+           "' has from ", input.min_count, " to ", input.max_count, " values, and the component '",
+           control->name, "' up to ", control->max_count, " files");
+    const bool is_read = std::ranges::any_of(family().encode_stages(), [&](const auto& stage) {
+      return model::reads(stage, input.name);
+    });
+    expect(is_read, "input '", input.name, "' is for a control, and no stage reads it");
+  }
+
   void check_input(const InputSpec& input) const {
+    check_instances(input);
     const auto wants = [&](bool is_right, const char* what) {
       expect(is_right, "input '", input.name, "' ", what);
     };
@@ -294,6 +329,8 @@ class DeclarationChecks : Checks {
       model->component(part.component).visit_weights([&](const std::string& path, Weight& weight) {
         ++count;
         expect(paths.insert(path).second, "weight '", path, "' is declared twice");
+        expect(model::component_of(part.component + "." + path) == part.component, "weight '", path,
+               "' of '", part.component, "' begins with a number, as names of several files do");
         expect(weight.numel() <= (1 << 22), "weight '", path, "' of a tiny part has ",
                weight.numel(), " elements");
       });

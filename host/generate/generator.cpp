@@ -143,8 +143,8 @@ Conditioning Generator::encode(const EncodeStage& stage, const EncodeInputs& in,
   begin_phase("encode");
   check_cancelled();
   int64_t num_blocks = 0;
-  for (const ComponentSpec& component : engine_.stages.components) {
-    if (component.role != Role::kTokenizer && model::uses(stage, component.name))
+  for (const model::PresentComponent& component : engine_.stages.components) {
+    if (component.spec.role != Role::kTokenizer && model::uses(stage, component.spec))
       num_blocks += std::ssize(engine_.model.blocks(component.name));
   }
   const std::string what(model::is_prompted(stage) ? "prompt" : stage.name);
@@ -320,12 +320,20 @@ class Generator::Guided {
             .steps = std::ssize(request_.sigmas) - 1};
   }
 
-  at::Tensor call(int64_t step, std::span<const Conditioning* const> cond) {
+  // Runs `call`, in which the model may denoise, with its rows shared out among ranks that do so.
+  template <class Call>
+  at::Tensor with_ranks(Call&& call) const {
     std::optional<SequenceScope> shares_rows;
     if (SequenceGroup* const rows = generator_.engine_.ranks.sequence.get())
       shares_rows.emplace(*rows);
-    return generator_.engine_.model.denoise(inputs_of(step, cond), generator_.runner())
-        .to(at::kFloat);
+    return call();
+  }
+
+  at::Tensor call(int64_t step, std::span<const Conditioning* const> cond) {
+    return with_ranks([&] {
+      return generator_.engine_.model.denoise(inputs_of(step, cond), generator_.runner())
+          .to(at::kFloat);
+    });
   }
 
   at::Tensor guided(int64_t step) {
@@ -358,10 +366,11 @@ class Generator::Guided {
     return combine(step, with, call(step, without_));
   }
 
-  at::Tensor combine(int64_t step, const at::Tensor& with, const at::Tensor& without) const {
+  at::Tensor combine(int64_t step, const at::Tensor& with, const at::Tensor& without) {
     const double scale = cfg_scale_at(request_, generator_.engine_.stages, step);
     const GuideInputs in = {with, without, scale, inputs_of(step, with_)};
-    const at::Tensor guided = generator_.engine_.model.guide(in, generator_.runner());
+    const at::Tensor guided =
+        with_ranks([&] { return generator_.engine_.model.guide(in, generator_.runner()); });
     return renormed(guided, with, request_.cfg_renorm, request_.cfg_renorm_ratio);
   }
 
@@ -485,7 +494,8 @@ void Generator::use_denoiser(const Request& request, int64_t step) {
   if (denoiser_ == &wanted) return;
   next_ = nullptr;
   forget_denoiser();
-  residents_.denoise(wanted.name(), check());
+  residents_.denoise(wanted.name(), engine_.stages.controls_beside(wanted.name(), request.inputs),
+                     check());
   check_cancelled();
   const auto num_steps = std::ssize(request.sigmas) - 1;
   int64_t end = step + 1;
@@ -639,6 +649,7 @@ void Generator::make_pieces(const Request& request, const Conditionings& of_clip
            {std::pair(&cond.with, &of_clip.with), std::pair(&cond.without, &of_clip.without)})
         mine->insert(clip->begin(), clip->end());
       Request part = request;
+      part.inputs.insert(inputs.beside.begin(), inputs.beside.end());
       part.target.frames = piece.frames;
       part.seeds = {request.seeds[image] + p};
       const int64_t shared = p + 1 < request.pieces.size() ? request.pieces[p + 1].shared : 0;

@@ -33,7 +33,7 @@ std::string LoraSet::encoder_state(const order::Settings& settings) {
   std::string state;
   if (settings.loras.empty()) return state;
   for (const ComponentSpec& component : model_.family().components()) {
-    if (model::encodes(model_.family(), component.name))
+    if (model::encodes(model_.family(), component))
       state += registry().fingerprint(settings.loras, component.name);
   }
   return state;

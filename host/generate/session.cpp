@@ -211,7 +211,7 @@ Engine Session::make_engine() {
   Engine engine = generate::make_engine(model_);
   engine.load = [this](std::string_view component) { load(component); };
   if (layout_.keeps_all) {
-    for (const ComponentSpec& component : engine.stages.components)
+    for (const model::PresentComponent& component : engine.stages.components)
       engine.stays.emplace(component.name);
   }
   engine.ranks = hooks_.ranks;

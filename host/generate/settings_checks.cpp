@@ -353,8 +353,11 @@ void check_encoders(const order::Settings& s, const model::LoadedModel& model,
     problems.add(place.of("cfg_scale_2") + ": the model has one denoiser",
                  "use " + place.of("cfg_scale"));
   for (const auto& [name, value] : s.family_inputs.items()) {
-    if (const auto error = model::missing_encoder(model, name))
-      problems.add(error->at(place.of(name)));
+    const int64_t count = value.is_array() ? std::ssize(value) : 1;
+    for (const auto& error :
+         {model::missing_encoder(model, name), model::missing_control(model, name),
+          model::wrong_count(model, name, count)})
+      if (error) problems.add(error->at(place.of(name)));
   }
 }
 

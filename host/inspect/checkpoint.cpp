@@ -69,14 +69,15 @@ Thing tensor_summary(const TensorIndex& index, bool lists_tensors) {
   return out;
 }
 
-// Whether a component has to do with an input: a denoiser with all of its variant, another one with
-// those of the stages that it encodes in.
+// Whether a component has to do with an input: a denoiser with all of its variant, a control with
+// those that are for it, another one with those of the stages that it encodes in.
 bool takes(const ModelFamily& family, const Detection& detection, const InputSpec& input) {
-  if (model::has_role(family, detection.component, Role::kDenoiser))
-    return inputs::holds_for(input, detection.variant);
+  const ComponentSpec& spec = *model::find_component(family, detection.component);
+  if (spec.role == Role::kDenoiser) return inputs::holds_for(input, detection.variant);
   const model::Stages stages = model::stages_of(family, {});
+  if (spec.role == Role::kControl) return model::is_for(input, spec, family.encode_stages());
   return std::ranges::any_of(stages.encoding, [&](const EncodeStage& stage) {
-    if (!model::uses(stage, detection.component)) return false;
+    if (!model::uses(stage, spec)) return false;
     if (input.role == InputRole::kStart) return stages.is_target(stage);
     return model::reads(stage, input.name) ||
            (model::is_prompted(stage) && input.name == kNegativePrompt);

@@ -215,15 +215,18 @@ class Extraction {
 std::map<std::string, std::vector<LayerWeights>> by_file(const std::vector<LayerWeights>& layers,
                                                          const ModelFamily& family,
                                                          const std::string& output) {
-  std::set<std::string> denoisers;
+  // Denoisers, and files of one control, have layers of the same names.
+  std::map<std::string_view, std::set<std::string>> alike;
   for (const LayerWeights& layer : layers) {
-    if (model::has_role(family, layer.component, Role::kDenoiser))
-      denoisers.insert(layer.component);
+    const bool denoises = model::has_role(family, layer.component, Role::kDenoiser);
+    alike[denoises ? "" : spec_name(layer.component)].insert(layer.component);
   }
+  const bool is_for_each =
+      std::ranges::any_of(alike, [](const auto& names) { return names.second.size() > 1; });
   std::map<std::string, std::vector<LayerWeights>> files;
   for (const LayerWeights& layer : layers) {
     const std::string path =
-        denoisers.size() > 1 ? files::path_of_component(output, layer.component) : output;
+        is_for_each ? files::path_of_component(output, layer.component) : output;
     files[path].push_back(layer);
   }
   for (const auto& [path, unused] : files) files::refuse_to_replace("--output", path);

@@ -16,7 +16,7 @@ using Owner = formats::LoraLayerName::Owner;
 LoraTargets file_targets(model::LoadedModel& model, const model::LoadedPart& part) {
   const std::string& component = part.detection.component;
   if (!model::has_role(model.family(), component, Role::kDenoiser))
-    return {component, {}, {}, component + "."};
+    return {component, {}, {}, std::string(spec_name(component)) + "."};
   return model.family().lora_targets(part.detection);
 }
 

@@ -60,7 +60,7 @@ class LayerNames {
 };
 
 // What a component's layers are named in files: what its family says of a denoiser, and for others
-// "NAME.".
+// "NAME.", which files of one control have in common.
 LoraTargets file_targets(model::LoadedModel& model, const model::LoadedPart& part);
 
 }  // namespace atelier::lora

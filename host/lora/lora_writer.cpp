@@ -80,7 +80,8 @@ const LoraTargets& targets_of(const LayerWeights& layer,
 
 // "transformer." as the family says, "text_encoder." for components that it says nothing of.
 std::string prefix_of(const std::string& component, const LoraTargets& targets) {
-  return targets.file_prefix.empty() ? component + "." : targets.file_prefix;
+  return targets.file_prefix.empty() ? std::string(spec_name(component)) + "."
+                                     : targets.file_prefix;
 }
 
 // What kohya's tools put before the layers of a text encoder.
@@ -98,7 +99,7 @@ std::string name_of(const LayerWeights& layer, const LoraTargets& targets,
                     const Spelling& spelling) {
   const std::string prefix = prefix_of(layer.component, targets);
   if (spelling.has_family_prefix) return prefix + layer.path;
-  const bool is_denoiser = prefix != layer.component + ".";
+  const bool is_denoiser = prefix != std::string(spec_name(layer.component)) + ".";
   if (spelling.is_flat)
     return (is_denoiser ? std::string(spelling.prefix) : text_prefix_of(layer)) +
            formats::flat_lora_name(layer.path);

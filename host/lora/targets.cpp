@@ -145,23 +145,33 @@ NamedTargets all_targets(LoadedModel& model, const LoadedPart& part, bool has_sp
   return targets;
 }
 
+// "blocks.0.up" of "dit.blocks.0.up"; a file of one control fits its other ones, too. Empty: the
+// name does not begin with the component's.
+std::string_view named(const std::string& component, std::string_view name) {
+  for (const std::string& own : {component, std::string(spec_name(component))})
+    if (name.starts_with(own + ".")) return name.substr(own.size() + 1);
+  return {};
+}
+
 }  // namespace
 
 Targets::Component Targets::table_of(LoadedModel& model, const LoadedPart& part) {
   Component component;
   component.name = part.detection.component;
   size_t text_encoders = 0;
+  bool is_control = false;
   for (const ComponentSpec& spec : model.family().components()) {
-    if (spec.name == component.name) {
+    if (spec.name == spec_name(component.name)) {
       component.is_denoiser = spec.role == Role::kDenoiser;
+      is_control = spec.role == Role::kControl;
       if (spec.role == Role::kTextEncoder) component.text_encoder = text_encoders;
     }
     if (spec.role == Role::kTextEncoder) ++text_encoders;
   }
   if (component.is_denoiser)
     component.file_prefix = model.family().lora_targets(part.detection).file_prefix;
-  component.by_name =
-      all_targets(model, part, component.is_denoiser || component.text_encoder.has_value());
+  component.by_name = all_targets(
+      model, part, component.is_denoiser || is_control || component.text_encoder.has_value());
   for (auto found = component.by_name.cbegin(); found != component.by_name.cend(); ++found) {
     component.by_flat_name.emplace(formats::flat_lora_name(found->first), found);
     if (found->second.slices.front().linear != nullptr)
@@ -188,8 +198,8 @@ std::optional<Targets::Found> Targets::find_in(const Component& component, std::
         found != component.by_name.end())
       return Found{&component, found};
     const auto prefix = formats::without_lora_prefix(name);
-    if (name.starts_with(component.name + ".")) {
-      name.remove_prefix(component.name.size() + 1);
+    if (const std::string_view own = named(component.name, name); !own.empty()) {
+      name = own;
     } else if (!component.file_prefix.empty() && name.starts_with(component.file_prefix)) {
       name.remove_prefix(component.file_prefix.size());
     } else if (prefix && (prefix->owner == Owner::kUnsaid ||

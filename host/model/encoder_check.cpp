@@ -1,28 +1,74 @@
 #include "host/model/encoder_check.h"
 
+#include <algorithm>
+
 #include "host/model/components.h"
 #include "host/model/stages.h"
 
 namespace atelier::model {
 
-std::optional<Error> missing_encoder(const LoadedModel& model, std::string_view input) {
+namespace {
+
+// `has_to`: what the component has to do with the input.
+Error missing(const ComponentSpec& spec, const std::string& has_to) {
+  std::string message = has_to + " the component " + std::string(spec.name) + ", which is missing";
+  if (!spec.help.empty()) message += " (" + std::string(spec.help) + ")";
+  return {ErrorCode::kNotFound, message,
+          spec.role == Role::kTokenizer
+              ? "pass its folder with --tokenizer_path, or leave the input out"
+              : "pass its files with --model_paths or --model_id_with_origin_paths, or leave the "
+                "input out"};
+}
+
+// The first component that an input needs and that is missing.
+template <class Needs>
+std::optional<Error> first_missing(const LoadedModel& model, std::string_view name,
+                                   const char* has_to, const Needs& needs) {
   const Stages& stages = model.stages();
-  for (const EncodeStage& stage : stages.encoding) {
-    if (!reads(stage, input)) continue;
-    for (const ComponentSpec& spec : model.family().components()) {
-      if (!uses(stage, spec.name) || !holds_for(spec, stages.variant)) continue;
-      if (model.find_part(spec.name) != nullptr || model.files().contains(spec.name)) continue;
-      std::string message =
-          "is encoded by the component " + std::string(spec.name) + ", which is missing";
-      if (!spec.help.empty()) message += " (" + std::string(spec.help) + ")";
-      return Error(ErrorCode::kNotFound, message,
-                   spec.role == Role::kTokenizer
-                       ? "pass its folder with --tokenizer_path, or leave the input out"
-                       : "pass its files with --model_paths or --model_id_with_origin_paths, or "
-                         "leave the input out");
-    }
+  const auto input = std::ranges::find(stages.inputs, name, &InputSpec::name);
+  if (input == stages.inputs.end()) return std::nullopt;
+  for (const ComponentSpec& spec : model.family().components()) {
+    if (!holds_for(spec, stages.variant) || !needs(*input, spec)) continue;
+    if (model.find_part(spec.name) == nullptr && !model.files().contains(spec.name))
+      return missing(spec, has_to);
   }
   return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<Error> missing_encoder(const LoadedModel& model, std::string_view input) {
+  const auto encodes = [&](const InputSpec& given, const ComponentSpec& spec) {
+    return std::ranges::any_of(model.stages().encoding, [&](const EncodeStage& stage) {
+      return reads(stage, given.name) && uses(stage, spec);
+    });
+  };
+  return first_missing(model, input, "is encoded by", encodes);
+}
+
+std::optional<Error> missing_control(const LoadedModel& model, std::string_view input) {
+  const auto runs = [&](const InputSpec& given, const ComponentSpec& spec) {
+    return is_for(given, spec, model.stages().encoding) && model.find_part(spec.beside) != nullptr;
+  };
+  return first_missing(model, input, "is for", runs);
+}
+
+std::optional<Error> wrong_count(const LoadedModel& model, std::string_view name, int64_t count) {
+  const Stages& stages = model.stages();
+  const auto input = std::ranges::find(stages.inputs, name, &InputSpec::name);
+  if (input == stages.inputs.end() || input->per_instance_of.empty()) return std::nullopt;
+  const auto files = std::ranges::count_if(stages.components, [&](const PresentComponent& one) {
+    return one.spec.name == input->per_instance_of;
+  });
+  if (files == 0 || files == count) return std::nullopt;  // without any it is missing
+  const auto counted = [](int64_t number, const std::string& what) {
+    return std::to_string(number) + " " + what + (number == 1 ? "" : "s");
+  };
+  return Error(ErrorCode::kInvalidArgument,
+               counted(count, "value") + (count == 1 ? " is" : " are") + " given, and there " +
+                   (files == 1 ? "is " : "are ") + counted(files, "file") + " of the component " +
+                   std::string(input->per_instance_of),
+               "give a value for each file, in the order of the files in --model_paths");
 }
 
 bool encodes_by_variant(const ModelFamily& family) {

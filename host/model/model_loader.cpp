@@ -284,12 +284,13 @@ at::ScalarType LoadedModel::decoder_dtype() const {
 
 PlacedComponents LoadedModel::placed_components() {
   PlacedComponents components;
-  for (const ComponentSpec& spec : family_.components()) {
-    const std::string name(spec.name);
-    components.known.push_back(name);
-    if (spec.role == Role::kTokenizer) components.blocks[name] = 0;
+  components.known = component_names(family_);
+  for (const std::string& name : components.known) {
+    const Role role = find_component(family_, name)->role;
+    if (role == Role::kTokenizer) components.blocks[name] = 0;
     if (find_part(name) != nullptr) components.blocks[name] = std::ssize(model_->blocks(name));
-    if (spec.role == Role::kDenoiser) components.denoisers.push_back(name);
+    if (role == Role::kDenoiser) components.denoisers.push_back(name);
+    if (role == Role::kControl) components.controls.push_back(name);
   }
   return components;
 }

@@ -126,8 +126,8 @@ class LoadedModel::Opening {
     for (const auto& [component, dtype] : request_.dtypes)
       check_component(family_, component, "--dtype", problems_);
     model_->dtypes_ = request_.dtypes;
-    for (const ComponentSpec& spec : family_.components()) {
-      if (spec.is_float32) model_->dtypes_.try_emplace(std::string(spec.name), at::kFloat);
+    for (const std::string& name : component_names(family_)) {
+      if (find_component(family_, name)->is_float32) model_->dtypes_.try_emplace(name, at::kFloat);
     }
   }
 
@@ -238,7 +238,8 @@ class LoadedModel::Opening {
   bool is_needed(const ComponentSpec& spec) const {
     if (!holds_for(spec, variant_)) return false;
     if (request_.components.empty()) return spec.required;
-    return std::ranges::find(request_.components, spec.name) != request_.components.end();
+    return std::ranges::find(request_.components, spec.name, spec_name) !=
+           request_.components.end();
   }
 
   void find_tokenizer(const ComponentSpec& spec) {

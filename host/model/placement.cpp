@@ -61,13 +61,18 @@ void parse_resident_blocks(const std::vector<std::string>& entries, Placement& p
 
 namespace {
 
+bool contains(const std::vector<std::string>& names, const std::string& component) {
+  return std::ranges::find(names, component) != names.end();
+}
+
 bool is_denoiser(const PlacedComponents& components, const std::string& component) {
-  return std::ranges::find(components.denoisers, component) != components.denoisers.end();
+  return contains(components.denoisers, component);
 }
 
 bool is_divided(const Placement& placement, const PlacedComponents& components,
                 const std::string& component) {
-  return placement.denoiser_shards > 1 && is_denoiser(components, component);
+  return placement.denoiser_shards > 1 &&
+         (is_denoiser(components, component) || contains(components.controls, component));
 }
 
 using BlocksByComponent = std::map<std::string, int64_t, std::less<>>;

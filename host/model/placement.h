@@ -36,8 +36,8 @@ struct Placement {
   // Several denoisers are loaded and run one after the other: of those that are offloaded the
   // blocks of one are on the device at a time, those that stay there too.
   bool denoisers_take_turns = false;
-  // Among how many processes each block of the denoisers is divided; 1: each has them whole. Where
-  // they rest, parts of them do; none of them stays on the device whole.
+  // Among how many processes each block of the denoisers and their controls is divided; 1: each has
+  // them whole. Where they rest, parts of them do; none of them stays on the device whole.
   int denoiser_shards = 1;
 };
 
@@ -55,9 +55,10 @@ void parse_resident_blocks(const std::vector<std::string>& entries, Placement& p
 
 // The components of a family, and of a model of it, as far as placing them asks.
 struct PlacedComponents {
-  std::vector<std::string> known;         // to the family
-  std::vector<std::string> denoisers;     // of the family
-  std::map<std::string, int64_t> blocks;  // how many each has, of those that are there
+  std::vector<std::string> known;          // to the family
+  std::vector<std::string> denoisers;      // of the family
+  std::vector<std::string> controls = {};  // of the family
+  std::map<std::string, int64_t> blocks;   // how many each has, of those that are there
 };
 
 // A plan for each offloaded component that is there. What is wrong becomes problems.

@@ -93,10 +93,21 @@ std::optional<Detection> detect_checkpoint(const ModelFamily& family,
   if (is_lora(checkpoint.index()))
     throw Error(ErrorCode::kUnsupported, "is a LoRA, not a model",
                 "a LoRA is added to a model: take it out of the model's files", "CHECKPOINT_LORA");
-  auto found = detect_with_config(family, checkpoint.index(), hint);
+  // Families know one component of each name.
+  const DetectHint asked = {std::string(spec_name(hint.component)), hint.variant};
+  auto found = detect_with_config(family, checkpoint.index(), asked);
   // A variant is the denoiser's. Other parts, which may go with several, stay what they are.
   if (found && !hint.variant.empty() && !has_role(family, found->component, Role::kDenoiser))
-    found->variant = detect_with_config(family, checkpoint.index(), {hint.component, {}})->variant;
+    found->variant = detect_with_config(family, checkpoint.index(), {asked.component, {}})->variant;
+  if (found && found->component == asked.component && asked.component != hint.component) {
+    if (find_component(family, hint.component) == nullptr)
+      throw Error(ErrorCode::kInvalidArgument,
+                  "component " + formats::quote_and_escape(hint.component) + ": " +
+                      std::string(family.name()) + " has " +
+                      report::list_names(component_names(family)),
+                  "name one of them in --model_hints");
+    found->component = hint.component;
+  }
   return found;
 }
 
@@ -191,6 +202,8 @@ void assign(const ModelFamily& family, std::span<LoadedPart* const> parts) {
     const std::filesystem::path path = part->checkpoint.files().front();
     FoundPart one = {part->detection, std::filesystem::absolute(path).lexically_normal().string(),
                      part->hint};
+    one.part.component = spec_name(one.part.component);
+    one.hint.component = spec_name(one.hint.component);
     for (const FolderFile& file : folder_files(part->checkpoint)) {
       for (const auto& [field, value] : file.fields) one.folder.emplace(file.prefix + field, value);
     }
@@ -217,6 +230,42 @@ void assign(const ModelFamily& family, std::span<LoadedPart* const> parts) {
 
 void add_to(std::vector<LoadedPart*>& all, std::vector<LoadedPart>& parts) {
   for (LoadedPart& part : parts) all.push_back(&part);
+}
+
+// Makes files of one control "controlnet", "controlnet.1" and so on, in their order; those that a
+// hint gives a number have it.
+void number_instances(const ComponentSpec& spec, std::vector<LoadedPart*> parts,
+                      report::Problems& problems) {
+  std::erase_if(parts, [&](const LoadedPart* part) {
+    return spec_name(part->detection.component) != spec.name;
+  });
+  if (std::ssize(parts) > spec.max_count) {
+    std::vector<std::string> files;
+    for (const LoadedPart* part : parts) files.push_back(part->checkpoint.name());
+    return problems.add(Error(ErrorCode::kInvalidArgument,
+                              std::to_string(parts.size()) + " files are the component " +
+                                  std::string(spec.name) + ", and a model has at most " +
+                                  std::to_string(spec.max_count) +
+                                  " of it: " + report::list_names(files),
+                              "leave some of them out", "CHECKPOINT_TWICE"));
+  }
+  std::vector<std::string> names;
+  for (int64_t i = 0; i < std::ssize(parts); ++i) names.push_back(instance_name(spec.name, i));
+  std::vector<std::string> free = names;
+  for (LoadedPart* part : parts) {
+    const std::string& said = part->hint.component;
+    if (spec_name(said) == said) continue;
+    if (std::erase(free, said) == 0)
+      problems.add("--model_hints: component " + formats::quote_and_escape(said) + ": " +
+                       std::to_string(parts.size()) + " files are " + report::list_names(names),
+                   "give each file another one of these names, or none");
+  }
+  for (LoadedPart* part : parts) {
+    const std::string& said = part->hint.component;
+    if (spec_name(said) != said || free.empty()) continue;
+    part->detection.component = free.front();
+    free.erase(free.begin());
+  }
 }
 
 }  // namespace
@@ -265,6 +314,9 @@ std::vector<RecognisedCheckpoint> recognise(const ModelFamily& family,
   for (RecognisedCheckpoint& item : recognised) add_to(parts, item.parts);
   const size_t before = problems.size();
   problems.collect([&] { assign(family, parts); });
+  for (const ComponentSpec& spec : family.components()) {
+    if (spec.max_count > 1 && problems.size() == before) number_instances(spec, parts, problems);
+  }
   if (problems.size() > before) recognised.clear();
   return recognised;
 }

@@ -47,11 +47,12 @@ struct RecognisedCheckpoint {
   std::vector<LoadedPart> parts;
 };
 
-// Opens and recognises what was found, in its order, and assigns all parts together. Those with a
-// config lend it to those without, and so do `lenders`. What cannot be opened or is refused is
-// added to `problems` and left out; so is what is nothing of the family's, unless it stands in a
+// Opens and recognises what was found, in its order, and assigns all parts together: several files
+// of one control become "controlnet", "controlnet.1" and so on, see ComponentSpec::max_count. Those
+// with a config lend it to those without, and so do `lenders`. What cannot be opened or is refused
+// is added to `problems` and left out; so is what is nothing of the family's, unless it stands in a
 // model folder: then it has no parts. Nothing is left where the family cannot say which part is
-// which.
+// which, and where there are more files of a control than it may have.
 std::vector<RecognisedCheckpoint> recognise(const ModelFamily& family,
                                             const std::vector<files::FoundCheckpoint>& found,
                                             const DetectHints& hints,

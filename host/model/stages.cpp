@@ -68,6 +68,28 @@ EncodeInputs Stages::target_inputs(const at::Tensor& pixels_CTHW) const {
           .fps = fps};
 }
 
+std::vector<std::string> Stages::controls_beside(
+    std::string_view denoiser, const std::function<bool(std::string_view input)>& is_given) const {
+  std::vector<std::string> names;
+  for (const PresentComponent& component : components) {
+    const ComponentSpec& spec = component.spec;
+    if (spec.role != Role::kControl || spec.beside != denoiser) continue;
+    bool has_inputs = false, runs = false;
+    for (const InputSpec& input : inputs) {
+      if (!is_for(input, spec, encoding)) continue;
+      has_inputs = true;
+      runs |= is_given(input.name);
+    }
+    if (runs || !has_inputs) names.push_back(component.name);
+  }
+  return names;
+}
+
+std::vector<std::string> Stages::controls_beside(std::string_view denoiser,
+                                                 const Inputs& given) const {
+  return controls_beside(denoiser, [&](std::string_view input) { return given.contains(input); });
+}
+
 namespace {
 
 // Two experts change where their folder says it: at boundary_ratio of its model_index.json, in the
@@ -116,11 +138,13 @@ Stages stages_of(const ModelFamily& family, std::span<const LoadedPart> parts) {
     if (hinted != parts.end()) stages.variant = hinted->hint.variant;
   }
   for (const ComponentSpec& component : family.components()) {
-    const auto part = std::ranges::find(
-        parts, component.name, [](const LoadedPart& one) { return one.detection.component; });
     if (!holds_for(component, stages.variant)) continue;
-    if (part != parts.end() || component.role == Role::kTokenizer)
-      stages.components.push_back(component);
+    if (component.role == Role::kTokenizer)
+      stages.components.push_back({std::string(component.name), component});
+    for (const LoadedPart& part : parts) {
+      if (spec_name(part.detection.component) == component.name)
+        stages.components.push_back({part.detection.component, component});
+    }
   }
   stages.encoding = encode_stages(family, stages.variant);
   stages.inputs = family.inputs();
@@ -151,13 +175,22 @@ bool reads(const EncodeStage& stage, std::string_view input) {
   return contains(stage.inputs, input);
 }
 
-bool uses(const EncodeStage& stage, std::string_view component) {
-  return contains(stage.components, component);
+bool uses(const EncodeStage& stage, const ComponentSpec& component) {
+  return component.role != Role::kControl && contains(stage.components, component.name);
 }
 
-bool encodes(const ModelFamily& family, std::string_view component) {
+bool encodes(const ModelFamily& family, const ComponentSpec& component) {
   return std::ranges::any_of(family.encode_stages(),
                              [&](const EncodeStage& stage) { return uses(stage, component); });
+}
+
+bool is_for(const InputSpec& input, const ComponentSpec& control,
+            std::span<const EncodeStage> stages) {
+  if (control.role != Role::kControl) return false;
+  return input.per_instance_of == control.name ||
+         std::ranges::any_of(stages, [&](const EncodeStage& stage) {
+           return reads(stage, input.name) && contains(stage.components, control.name);
+         });
 }
 
 bool is_prompted(const EncodeStage& stage) {

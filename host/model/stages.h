@@ -22,13 +22,19 @@ struct RangedDenoiser {
   const std::string& name() const { return part.component; }
 };
 
+// A component of a model.
+struct PresentComponent {
+  std::string name;  // "dit"; of several files of a control "controlnet.1", too
+  ComponentSpec spec;
+};
+
 // Worked out once for a model, from the tables of its family and the parts that there are.
 struct Stages {
   std::string variant;  // of the denoisers; without any what a hint says; empty: unknown
-  // Components that the model was made with, tokenizers included.
-  std::vector<ComponentSpec> components;
-  std::vector<EncodeStage> encoding;  // of the variant, in the order of the table
-  std::span<const InputSpec> inputs;  // of the family
+  // Components that the model was made with, tokenizers included, in the order of the table.
+  std::vector<PresentComponent> components;
+  std::vector<EncodeStage> encoding;       // of the variant, in the order of the table
+  std::span<const InputSpec> inputs = {};  // of the family
   double fps = 0.0;  // frames per second that the variant is made for; 0: it has no rate
   const InputSpec* target_input = nullptr;     // that training makes; null: there is none
   std::vector<RangedDenoiser> denoisers = {};  // that of the noisiest levels first
@@ -39,6 +45,11 @@ struct Stages {
   // What that stage is given for the frames of one sample, [channels, T, H, W]; there is one. An
   // image has no axis of frames, and of a list of images each frame is one.
   EncodeInputs target_inputs(const at::Tensor& pixels_CTHW) const;
+  // The controls that run beside a denoiser when `is_given` says of inputs' names which are given:
+  // those that one of them belongs to, and those that no input belongs to.
+  std::vector<std::string> controls_beside(
+      std::string_view denoiser, const std::function<bool(std::string_view input)>& is_given) const;
+  std::vector<std::string> controls_beside(std::string_view denoiser, const Inputs& given) const;
   // The first denoiser, for what all have in common; null: there is none.
   const RangedDenoiser* first() const { return denoisers.empty() ? nullptr : &denoisers.front(); }
 };
@@ -56,9 +67,14 @@ const RangedDenoiser& denoiser_at(std::span<const RangedDenoiser> denoisers, flo
 std::vector<EncodeStage> encode_stages(const ModelFamily& family, std::string_view variant = {});
 
 bool reads(const EncodeStage& stage, std::string_view input);
-bool uses(const EncodeStage& stage, std::string_view component);
+// Whether the stage needs the component to encode. A control that it names needs what it gives.
+bool uses(const EncodeStage& stage, const ComponentSpec& component);
 // Whether any stage of a family uses it.
-bool encodes(const ModelFamily& family, std::string_view component);
+bool encodes(const ModelFamily& family, const ComponentSpec& component);
+// Whether an input belongs to a control: each of its values to a file of it, or it is read by a
+// stage that names the control.
+bool is_for(const InputSpec& input, const ComponentSpec& control,
+            std::span<const EncodeStage> stages);
 bool is_prompted(const EncodeStage& stage);  // whether it reads the prompt
 // Whether it runs for the negative branch of guidance, too.
 bool runs_per_branch(const EncodeStage& stage);

@@ -7,6 +7,7 @@
 
 #include "atelier/error.h"
 
+#include "host/model/components.h"
 #include "host/optim/optimizer_base.h"
 
 namespace atelier::optim {
@@ -24,18 +25,16 @@ at::Tensor memory_for(const at::Tensor& leaf, memory::TransferDevice* transfer) 
 }  // namespace
 
 Ema::Ema(const std::vector<Group>& groups, double decay, memory::TransferDevice* transfer,
-         const std::vector<std::string>& turns)
+         const std::map<std::string, std::string>& turns)
     : transfer_(transfer), decay_(decay) {
   num_updates_[""] = at::zeros({}, at::kLong);
-  for (const std::string& turn : turns) num_updates_[turn] = at::zeros({}, at::kLong);
+  for (const auto& [component, turn] : turns) num_updates_[turn] = at::zeros({}, at::kLong);
   for (const Group& group : groups) {
     for (const Parameter& parameter : group.parameters) {
       const at::Tensor leaf = parameter.leaf.detach();
-      const auto turn = std::ranges::find_if(turns, [&](const std::string& component) {
-        return parameter.name.starts_with(component + ".");
-      });
+      const auto turn = turns.find(model::component_of(parameter.name));
       averages_.push_back({.name = parameter.name,
-                           .turn = turn == turns.end() ? "" : *turn,
+                           .turn = turn == turns.end() ? "" : turn->second,
                            .leaf = leaf,
                            .value = leaf.to(at::kCPU, at::kFloat, /*non_blocking=*/false,
                                             /*copy=*/true),

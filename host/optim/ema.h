@@ -19,9 +19,9 @@ namespace atelier::optim {
 class Ema {
  public:
   // `transfer`: of the device that the leaves are on, outlives this; null: they are on the host.
-  // `turns`: components of which a step moves one; every step moves the others.
+  // `turns`: of components that not every step moves, by name: whose turn it is then.
   Ema(const std::vector<Group>& groups, double decay, memory::TransferDevice* transfer = nullptr,
-      const std::vector<std::string>& turns = {});
+      const std::map<std::string, std::string>& turns = {});
 
   // Sends the leaves from the device, as they are when what was queued until now is done. Nobody
   // waits, and computing that does not write them goes on beside it; what does is queued behind
@@ -35,8 +35,8 @@ class Ema {
   // Gives the leaves the averages, rounded to their dtype; called again, what they had before.
   void swap();
 
-  // By parameter name; shares storage. With it "num_updates", and "num_updates.COMPONENT" of each
-  // that takes turns.
+  // By parameter name; shares storage. With it "num_updates", and "num_updates.NAME" of each whose
+  // turns are counted.
   NamedTensors state() const;
   Shards shards() const;  // see Optimizer
   // Throws Error{kInvalidArgument} as Optimizer::load_state.

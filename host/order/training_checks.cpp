@@ -8,6 +8,7 @@
 #include "formats/utf8.h"
 #include "host/files/file_reader.h"
 #include "host/files/folder.h"
+#include "host/model/components.h"
 
 namespace atelier::order {
 namespace {
@@ -59,7 +60,7 @@ class Checks {
     const LoraSettings& lora = config_.lora;
     std::set<std::string> whole;
     for (const std::string& path : config_.trainable_models) {
-      check_component("trainable_models", component_of(path));
+      check_component("trainable_models", model::component_of(path));
       if (!whole.insert(path).second)
         add("trainable_models", quote_and_escape(path) + " stands there twice");
     }
@@ -101,7 +102,7 @@ class Checks {
     if (!config_.resume_from_checkpoint.empty()) {
       std::set<std::string> components;
       for (const std::string& path : config_.trainable_models)
-        components.insert(component_of(path));
+        components.insert(model::component_of(path));
       if (components.size() != 1)
         add("resume_from_checkpoint",
             "holds one component, and " + std::to_string(components.size()) + " are trained",
@@ -272,10 +273,10 @@ std::vector<std::string> note_idle_flags(const Training& config, const flags::Pa
 }
 
 std::vector<std::string> trainable_components(const ModelFamily& family) {
-  std::vector<std::string> names;
-  for (const ComponentSpec& component : family.components()) {
-    if (component.role != Role::kTokenizer) names.emplace_back(component.name);
-  }
+  std::vector<std::string> names = model::component_names(family);
+  std::erase_if(names, [&](const std::string& name) {
+    return model::has_role(family, name, Role::kTokenizer);
+  });
   return names;
 }
 
@@ -293,10 +294,6 @@ std::string denoiser_of(const ModelFamily* family) {
     if (component.role == Role::kDenoiser) return std::string(component.name);
   }
   return "NAME";
-}
-
-std::string component_of(std::string_view path) {
-  return std::string(path.substr(0, path.find('.')));
 }
 
 }  // namespace atelier::order

@@ -34,7 +34,4 @@ std::vector<std::string> trained_inputs(const ModelFamily& family);
 // The first component that denoises; "dit" where the family is not known.
 std::string denoiser_of(const ModelFamily* family);
 
-// The component of a dotted name: "dit" of "dit.blocks.0".
-std::string component_of(std::string_view path);
-
 }  // namespace atelier::order

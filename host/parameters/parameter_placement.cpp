@@ -11,7 +11,7 @@
 #include "atelier/host/weight_state.h"
 
 #include "host/distributed/handshake.h"
-#include "host/order/training_checks.h"
+#include "host/model/components.h"
 
 namespace atelier::parameters {
 
@@ -139,9 +139,9 @@ void ParameterPlacement::exchange(const std::vector<optim::Parameter*>& tensors)
   std::vector<Tensor> leaves;
   GradientSums::Options options = {.on_host = is_on_host()};
   for (const optim::Parameter* parameter : tensors) {
-    const std::string component = order::component_of(parameter->name);
+    const std::string denoiser = denoiser_of(model_, model::component_of(parameter->name));
     leaves.push_back(parameter->leaf);
-    options.denoisers.push_back(denoisers.contains(component) ? component : "");
+    options.denoisers.push_back(denoisers.contains(denoiser) ? denoiser : "");
   }
   plan_.emplace(mode_, host_ != nullptr, leaves,
                 divided_ ? divided_->cuts() : std::vector<distributed::FlatLayout::Cut>());

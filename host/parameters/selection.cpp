@@ -5,6 +5,7 @@
 
 #include "formats/escape.h"
 #include "formats/glob.h"
+#include "host/inputs/parse.h"
 #include "host/model/components.h"
 #include "host/weights/weight_binding.h"
 
@@ -53,8 +54,7 @@ weights::WeightBinding bind(LoadedModel& model, const std::string& component) {
 // `name`: a component, or a part of one by its path or by its name in the checkpoint.
 void select_weights(LoadedModel& model, const std::string& name, Selection& selection,
                     Problems& problems) {
-  const size_t dot = name.find('.');
-  const std::string component = name.substr(0, dot);
+  const std::string component = model::component_of(name);
   if (model.find_part(component) == nullptr) {
     add_not_given(model, "--trainable_models", component, problems);
     return;
@@ -66,7 +66,7 @@ void select_weights(LoadedModel& model, const std::string& name, Selection& sele
                  "leave it out of --storage and --fp8_models, or train a LoRA");
     return;
   }
-  const std::string below = dot == std::string::npos ? "" : name.substr(dot + 1);
+  const std::string below = name == component ? "" : name.substr(component.size() + 1);
   std::vector<std::string> paths;
   const size_t before = selection.weights.size();
   const auto is_below = [&](std::string_view path) {
@@ -164,6 +164,36 @@ void select_layers(LoadedModel& model, const LoraSettings& lora, const std::stri
         "use at most " + std::to_string(largest_rank));
 }
 
+// Whether the rows of the dataset have an input. Of a cache alone nothing says it, and they may.
+bool is_in_rows(const Training& config, const InputSpec& input, std::string_view variant) {
+  const data::DatasetOptions& options = config.dataset;
+  if (input.use == InputUse::kGenerate) return false;
+  return options.dataset_base_path.empty() || inputs::is_required(input, variant) ||
+         std::ranges::find(options.extra_inputs, input.name) != options.extra_inputs.end() ||
+         options.texts_of_all.contains(input.name);
+}
+
+// A control that is trained has to run.
+void check_controls(const LoadedModel& model, const Selection& selection, Problems& problems) {
+  const model::Stages& stages = model.stages();
+  for (const model::PresentComponent& one : stages.components) {
+    if (one.spec.role != Role::kControl || !selection.trains(one.name)) continue;
+    if (model.find_part(one.spec.beside) == nullptr) {
+      problems.add("component " + one.name + " is trained, and " + std::string(one.spec.beside) +
+                       " is missing, beside which it runs",
+                   "pass its files with --model_paths or --model_id_with_origin_paths",
+                   ErrorCode::kNotFound);
+    } else if (!selection.controls.contains(one.name)) {
+      std::vector<std::string> names;
+      for (const InputSpec& input : stages.inputs)
+        if (model::is_for(input, one.spec, stages.encoding)) names.emplace_back(input.name);
+      problems.add("component " + one.name +
+                       " is trained, and does not run: the rows have none of its inputs",
+                   "name one with --extra_inputs: " + report::list_names(names));
+    }
+  }
+}
+
 }  // namespace
 
 bool Selection::trains(std::string_view component) const {
@@ -179,7 +209,24 @@ Selection select_trained(LoadedModel& model, const Training& config, Problems& p
   drop_twice_named(selection);
   for (const std::string& component : config.lora.base_models)
     select_layers(model, config.lora, component, selection, problems);
+  const model::Stages& stages = model.stages();
+  const auto is_given = [&](std::string_view name) {
+    const auto input = std::ranges::find(stages.inputs, name, &InputSpec::name);
+    return is_in_rows(config, *input, stages.variant);
+  };
+  for (const model::RangedDenoiser& denoiser : stages.denoisers) {
+    for (std::string& control : stages.controls_beside(denoiser.name(), is_given))
+      selection.controls.insert(std::move(control));
+  }
+  check_controls(model, selection, problems);
   return selection;
+}
+
+std::string denoiser_of(const LoadedModel& model, std::string_view component) {
+  const ComponentSpec* spec = model::find_component(model.family(), component);
+  if (spec == nullptr) return {};
+  if (spec->role == Role::kControl) return std::string(spec->beside);
+  return spec->role == Role::kDenoiser ? std::string(component) : std::string();
 }
 
 std::vector<model::RangedDenoiser> running_denoisers(const LoadedModel& model,
@@ -187,7 +234,11 @@ std::vector<model::RangedDenoiser> running_denoisers(const LoadedModel& model,
   const std::vector<model::RangedDenoiser>& all = model.stages().denoisers;
   std::vector<model::RangedDenoiser> trained;
   for (const model::RangedDenoiser& denoiser : all) {
-    if (selection.trains(denoiser.name())) trained.push_back(denoiser);
+    const bool is_trained = std::ranges::any_of(model.parts(), [&](const model::LoadedPart& part) {
+      const std::string& component = part.detection.component;
+      return denoiser_of(model, component) == denoiser.name() && selection.trains(component);
+    });
+    if (is_trained) trained.push_back(denoiser);
   }
   return trained.empty() ? all : trained;
 }
@@ -197,7 +248,10 @@ std::set<std::string> running_components(const LoadedModel& model, const Selecti
   for (const model::RangedDenoiser& denoiser : running_denoisers(model, selection))
     names.insert(denoiser.name());
   for (const model::LoadedPart& part : model.parts()) {
-    if (selection.trains(part.detection.component)) names.insert(part.detection.component);
+    const std::string& component = part.detection.component;
+    const bool runs_beside =
+        selection.controls.contains(component) && names.contains(denoiser_of(model, component));
+    if (selection.trains(component) || runs_beside) names.insert(component);
   }
   return names;
 }

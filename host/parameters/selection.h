@@ -26,6 +26,8 @@ struct Selection {
   };
   std::vector<TrainedWeight> weights = {};
   std::vector<AdaptedLayer> layers = {};
+  // The controls that run beside denoisers: the rows have inputs that are for them.
+  std::set<std::string> controls = {};
 
   // Whether anything of `component` is trained.
   bool trains(std::string_view component) const;
@@ -36,11 +38,16 @@ struct Selection {
 Selection select_trained(model::LoadedModel& model, const order::Training& config,
                          report::Problems& problems);
 
-// The denoisers that training runs: those that are trained, or all where none is.
+// The denoiser in whose steps a component runs: its own name, or for a control that of the denoiser
+// beside it. Empty: no such component.
+std::string denoiser_of(const model::LoadedModel& model, std::string_view component);
+
+// The denoisers that training runs: those that are trained or beside a trained control, or all
+// where none is.
 std::vector<model::RangedDenoiser> running_denoisers(const model::LoadedModel& model,
                                                      const Selection& selection);
-// They and everything that is trained: what a step runs, and what is loaded as long as there are
-// steps.
+// They, their controls and everything that is trained: what a step runs, and what is loaded as long
+// as there are steps.
 std::set<std::string> running_components(const model::LoadedModel& model,
                                          const Selection& selection);
 

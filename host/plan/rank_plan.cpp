@@ -11,6 +11,7 @@
 #include "host/model/sequence_check.h"
 #include "host/order/training_checks.h"
 #include "host/parameters/exchange_plan.h"
+#include "host/parameters/selection.h"
 #include "host/plan/rank_flags.h"
 #include "host/report/text.h"
 #include "memory/planner.h"
@@ -147,11 +148,11 @@ class Planning {
     return {};
   }
 
-  // Whether the user keeps blocks of denoisers on the device.
+  // Whether the user keeps blocks of denoisers or their controls on the device.
   bool keeps_blocks(const model::Placement& placement) const {
     if (placement.resident_denoiser_blocks.value_or(0) > 0) return true;
     return std::ranges::any_of(placement.resident_blocks, [&](const auto& entry) {
-      return entry.second > 0 && model::has_role(model_.family(), entry.first, Role::kDenoiser);
+      return entry.second > 0 && !parameters::denoiser_of(model_, entry.first).empty();
     });
   }
 

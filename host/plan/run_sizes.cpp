@@ -69,8 +69,9 @@ StoredComponent size_component(LoadedModel& model, const model::LoadedPart& part
   return sized;
 }
 
-void take_order(PlannedComponent& component, const PlanBasis& basis, bool is_denoiser) {
+void take_order(PlannedComponent& component, const PlanBasis& basis, Role role) {
   const model::Placement& placement = basis.placement;
+  const bool is_denoiser = role == Role::kDenoiser;
   const auto place = placement.offload.find(component.name);
   const bool is_sent_away = place != placement.offload.end();
   if (is_sent_away) {
@@ -81,7 +82,7 @@ void take_order(PlannedComponent& component, const PlanBasis& basis, bool is_den
   const auto resident = placement.resident_blocks.find(component.name);
   component.may_stream |= is_sent_away;
   component.takes_turns = is_denoiser && placement.denoisers_take_turns;
-  if (is_denoiser) component.shards = placement.denoiser_shards;
+  if (is_denoiser || role == Role::kControl) component.shards = placement.denoiser_shards;
   if (component.shards > 1 && component.others) component.others = memory::Place::kHost;
   if (resident != placement.resident_blocks.end()) {
     component.resident = resident->second;
@@ -119,8 +120,9 @@ std::vector<PlannedComponent> size_components(LoadedModel& model, const PlanBasi
       storages.insert(storages.end(), basis.allowed_storages.begin(), basis.allowed_storages.end());
     for (const Storage storage : storages)
       component.storages.push_back(size_component(model, part, storage, level_weights));
-    component.may_stream = !model::has_role(model.family(), component.name, Role::kVae);
-    take_order(component, basis, model::has_role(model.family(), component.name, Role::kDenoiser));
+    const Role role = model::find_component(model.family(), component.name)->role;
+    component.may_stream = role != Role::kVae;
+    take_order(component, basis, role);
     components.push_back(std::move(component));
   }
   return components;

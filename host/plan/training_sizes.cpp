@@ -9,9 +9,9 @@
 
 #include "atelier/host/weight_state.h"
 
+#include "host/model/components.h"
 #include "host/model/sequence_check.h"
 #include "host/model/stages.h"
-#include "host/order/training_checks.h"
 #include "host/parameters/exchange_plan.h"
 #include "host/plan/activation_strategies.h"
 #include "host/plan/dry_generation.h"
@@ -40,7 +40,8 @@ class TrainingSizes {
         training_(training),
         basis_(basis),
         stages_(model.stages()),
-        cached_(samples::cached_stages(stages_.encoding, training.config->trained_names())),
+        cached_(samples::cached_stages(model.family(), stages_.encoding,
+                                       training.config->trained_names())),
         dry_(model, basis.like, basis.counts_scratch),
         encoded_(training.encoded) {}
 
@@ -166,7 +167,7 @@ class TrainingSizes {
     for (const EncodeStage& stage : stages_.encoding) {
       const Inputs values = model::inputs_of(stage, inputs());
       std::vector<std::string> components = components_where(
-          model_, [&](const ComponentSpec& spec) { return model::uses(stage, spec.name); });
+          model_, [&](const ComponentSpec& spec) { return model::uses(stage, spec); });
       if (!is_cached(stage) || values.empty() || components.empty()) continue;
       Conditioning made;
       const DryPass pass = dry_.measure([&](BlockRunner& runner) {
@@ -264,12 +265,13 @@ class TrainingSizes {
   // A step's gradients that are there at one time; by component.
   double gradients_of_step(const std::map<std::string, double>& by_component) const {
     double all = 0, of_denoisers = 0, of_one = 0;
+    std::map<std::string, double> of_each;
     for (const auto& [name, bytes] : by_component) {
       all += bytes;
-      const auto is_it = [&](const model::RangedDenoiser& one) { return one.name() == name; };
-      if (!draws_denoiser() || std::ranges::none_of(denoisers_, is_it)) continue;
+      const std::string denoiser = parameters::denoiser_of(model_, name);
+      if (!draws_denoiser() || denoiser.empty()) continue;
       of_denoisers += bytes;
-      of_one = std::max(of_one, bytes);
+      of_one = std::max(of_one, of_each[denoiser] += bytes);
     }
     return all - of_denoisers + of_one;
   }
@@ -286,7 +288,7 @@ class TrainingSizes {
     for (size_t i = 0; i < groups.front().parameters.size(); ++i) {
       const Tensor& leaf = groups.front().parameters[i].leaf;
       const auto numbers = static_cast<double>(leaf.numel());
-      gradients[order::component_of(groups.front().parameters[i].name)] +=
+      gradients[model::component_of(groups.front().parameters[i].name)] +=
           static_cast<double>(leaf.nbytes());
       sum.numbers += numbers;
       if (i < num_factors) factors += numbers;
@@ -488,7 +490,10 @@ class TrainingSizes {
       mean.device_bytes = std::max(mean.device_bytes, strategy.device_bytes);
       mean.host_bytes = std::max(mean.host_bytes, strategy.host_bytes);
       mean.seconds += share * strategy.seconds;
-      if (draws_denoiser()) mean.shares[denoisers_[k].name()] = share;
+      for (const auto& [name, seconds] : strategy.forward) {
+        if (draws_denoiser() && parameters::denoiser_of(model_, name) == denoisers_[k].name())
+          mean.shares[name] = share;
+      }
       for (auto [from, to] : {std::pair(&strategy.forward, &mean.forward),
                               std::pair(&strategy.backward, &mean.backward)}) {
         for (auto& [name, seconds] : *from) {
@@ -511,8 +516,7 @@ class TrainingSizes {
     generator.encode_ahead(request);
     const auto encoders = model_.family().components();
     if (std::ranges::any_of(encoders, [&](const ComponentSpec& spec) {
-          return model::encodes(model_.family(), spec.name) &&
-                 stays.contains(std::string(spec.name));
+          return model::encodes(model_.family(), spec) && stays.contains(std::string(spec.name));
         }))
       request.encoder_state = "trained;";  // what was made ahead is stale
     PlannedPhase phase{.name = "make images"};

@@ -34,7 +34,7 @@ std::set<std::string, std::less<>> loaded_components(const LoadedModel& model) {
 EncoderRecords encoder_records(const LoadedModel& model, const EncodeStage& stage) {
   EncoderRecords records;
   for (const ComponentSpec& component : model.family().components()) {
-    if (!model::uses(stage, component.name)) continue;
+    if (!model::uses(stage, component)) continue;
     if (!model::holds_for(component, model.stages().variant)) continue;
     const std::string name(component.name);
     if (const auto file = model.files().find(name); file != model.files().end()) {
@@ -55,7 +55,7 @@ EncoderRecords encoder_records(const LoadedModel& model, const EncodeStage& stag
                                const EncoderRecords& recorded) {
   EncoderRecords records = encoder_records(model, stage);
   for (const ComponentSpec& component : model.family().components()) {
-    if (!model::uses(stage, component.name) || records.contains(component.name)) continue;
+    if (!model::uses(stage, component) || records.contains(component.name)) continue;
     if (!model::holds_for(component, model.stages().variant)) continue;
     const auto found = recorded.find(component.name);
     if (found == recorded.end())

@@ -12,6 +12,7 @@
 #include "host/files/content_hash.h"
 #include "host/files/file_reader.h"
 #include "host/inputs/parse.h"
+#include "host/model/components.h"
 #include "host/samples/encoders.h"
 #include "host/samples/row_inputs.h"
 #include "host/samples/samples_state.h"
@@ -174,14 +175,14 @@ void throw_if_stale(const std::string& folder, const std::vector<std::string>& d
 
 }  // namespace
 
-CachedStages cached_stages(std::span<const EncodeStage> stages,
+CachedStages cached_stages(const ModelFamily& family, std::span<const EncodeStage> stages,
                            std::span<const std::string> trained) {
   CachedStages cached;
   for (const EncodeStage& stage : stages) {
-    cached[std::string(stage.name)] =
-        std::none_of(trained.begin(), trained.end(), [&](const std::string& path) {
-          return model::uses(stage, std::string_view(path).substr(0, path.find('.')));
-        });
+    cached[std::string(stage.name)] = std::ranges::none_of(trained, [&](const std::string& path) {
+      const ComponentSpec* spec = model::find_component(family, model::component_of(path));
+      return spec != nullptr && model::uses(stage, *spec);
+    });
   }
   return cached;
 }

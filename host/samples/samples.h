@@ -29,7 +29,7 @@ using CachedStages = std::map<std::string, bool, std::less<>>;
 
 // What is made ahead when the components `trained`, which may be dotted ("text_encoder.layers.0"),
 // are trained: nothing that one of them makes.
-CachedStages cached_stages(std::span<const EncodeStage> stages,
+CachedStages cached_stages(const ModelFamily& family, std::span<const EncodeStage> stages,
                            std::span<const std::string> trained);
 bool are_all_cached(const CachedStages& cached);
 

@@ -53,8 +53,7 @@ struct Preview::State {
     Request request = generate::read_request(settings, model, settings.seed.value_or(0));
     // What a trained component made is stale a step later.
     for (const ComponentSpec& component : model.family().components()) {
-      if (model::encodes(model.family(), component.name) &&
-          stays.contains(std::string(component.name)))
+      if (model::encodes(model.family(), component) && stays.contains(std::string(component.name)))
         request.encoder_state = std::to_string(step) + ";";
     }
     return request;

@@ -9,6 +9,7 @@
 #include "formats/escape.h"
 #include "host/files/file_operations.h"
 #include "host/files/file_reader.h"
+#include "host/model/components.h"
 #include "host/model/fingerprint.h"
 #include "host/order/config_file.h"
 #include "host/parameters/shard_files.h"
@@ -62,6 +63,16 @@ std::string first_difference(const Counts& ours, const Counts& theirs) {
   for (const auto& [name, count] : theirs)
     if (!ours.contains(name)) return name;
   return {};
+}
+
+// In the order of their names.
+std::vector<std::string> running_controls(const model::LoadedModel& model,
+                                          const Selection& selection) {
+  std::vector<std::string> names;
+  for (const std::string& name : parameters::running_components(model, selection)) {
+    if (model::has_role(model.family(), name, Role::kControl)) names.push_back(name);
+  }
+  return names;
 }
 
 class ResumeChecks {
@@ -125,6 +136,8 @@ class ResumeChecks {
     for (const model::RangedDenoiser& denoiser : parameters::running_denoisers(model_, selection_))
       ours += (ours.empty() ? "" : ", ") +
               display_path(model_.find_part(denoiser.name())->checkpoint.name());
+    for (const std::string& control : running_controls(model_, selection_))
+      ours += ", " + display_path(model_.find_part(control)->checkpoint.name());
     problems_.add("--resume: " + display_path(saved_state_.folder) +
                       " is of a run on other weights than those of " + ours,
                   "pass the model files that the run began with");
@@ -204,6 +217,8 @@ std::string fingerprint_of(const model::LoadedModel& model, const Selection& sel
     if (!all.empty()) all += ',';
     all += model::fingerprint(*model.find_part(denoiser.name()));
   }
+  for (const std::string& control : running_controls(model, selection))
+    all += "," + model::fingerprint(*model.find_part(control));
   return all;
 }
 

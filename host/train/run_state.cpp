@@ -50,6 +50,23 @@ std::string find_weights_to_write(const run::SavedState& saved_state, const Sele
   return are_there ? "" : name;
 }
 
+namespace {
+
+// By component, whose turn it is when a step moves it; empty where every step moves all.
+std::map<std::string, std::string> turns_of(const model::LoadedModel& model,
+                                            const Selection& selection, const Training& config) {
+  std::map<std::string, std::string> turns;
+  const auto denoisers = parameters::running_denoisers(model, selection);
+  if (denoisers.size() < 2 || config.task == Task::kDirectDistill) return turns;
+  for (const std::string& component : parameters::running_components(model, selection)) {
+    const std::string denoiser = parameters::denoiser_of(model, component);
+    if (!denoiser.empty()) turns.emplace(component, denoiser);
+  }
+  return turns;
+}
+
+}  // namespace
+
 RunState::RunState(const RunContext& context, Selection selection)
     : context_(context),
       trained_(context.model, std::move(selection), context.config, context.layout, context.group),
@@ -65,11 +82,8 @@ RunState::RunState(const RunContext& context, Selection selection)
     ema_device_ = own_device_ ? own_device_.get() : model.transfer();
   }
   const memory::HostScope host;
-  std::vector<std::string> turns;
-  for (const auto& denoiser : parameters::running_denoisers(model, trained_.selection()))
-    turns.push_back(denoiser.name());
-  if (turns.size() < 2 || context.config.task == Task::kDirectDistill) turns.clear();
-  ema_.emplace(trained_.moved(), context.config.ema_decay, ema_device_, turns);
+  ema_.emplace(trained_.moved(), context.config.ema_decay, ema_device_,
+               turns_of(model, trained_.selection(), context.config));
 }
 
 // A checkpoint that one process passes over is passed over by all: whoever is at an older one waits

@@ -8,7 +8,7 @@
 #include "atelier/host/weight_state.h"
 
 #include "host/distributed/group.h"
-#include "host/order/training_checks.h"
+#include "host/model/components.h"
 #include "host/report/problems.h"
 #include "host/report/text.h"
 
@@ -77,7 +77,7 @@ BlockRunner& StepMemory::keeping_runner(BlockRunner& inner, const parameters::La
   for (const std::string& component : parameters::running_components(model_, trained_.selection()))
     run.push_back(component);
   const bool streams = std::any_of(run.begin(), run.end(), [&](const std::string& name) {
-    return model_.is_streamed(order::component_of(name));
+    return model_.is_streamed(model::component_of(name));
   });
   const auto on_gradients = [this](const Block& block) { trained_.placement().end_block(block); };
   if (!layout.activation_budget && (layout.use_gradient_checkpointing || streams))

@@ -243,8 +243,9 @@ Samples open_samples(const PreparedRun& run, const std::shared_ptr<const data::D
   if (dataset == nullptr) return Samples::of_cache(folder, *run.model, drops_captions);
   return Samples::of_dataset(
       dataset, *run.model,
-      samples::cached_stages(run.model->stages().encoding, run.config.trained_names()), folder,
-      drops_captions);
+      samples::cached_stages(run.model->family(), run.model->stages().encoding,
+                             run.config.trained_names()),
+      folder, drops_captions);
 }
 
 }  // namespace atelier::train

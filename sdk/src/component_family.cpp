@@ -63,7 +63,7 @@ ComponentFamily::~ComponentFamily() = default;
 
 const ComponentRow& ComponentFamily::row(std::string_view component) const {
   for (const ComponentRow& row : rows_) {
-    if (row.spec.name == component && row.make) return row;
+    if (row.spec.name == spec_name(component) && row.make) return row;
   }
   throw Error(ErrorCode::kInternal,
               "the family has no component '" + std::string(component) + "' with tensors");

@@ -1,6 +1,7 @@
-// A family that is none of the published ones: two expert denoisers of one architecture, latents of
-// clips, optional images beside the prompt, and an autoencoder that another family has too. It
-// is written in the frame of the SDK alone; nothing outside this folder knows it.
+// A family that is none of the published ones: two expert denoisers of one architecture, with a
+// control beside each, latents of clips, optional images beside the prompt, and an autoencoder that
+// another family has too. It is written in the frame of the SDK alone; nothing outside this folder
+// knows it.
 #include <ATen/ATen.h>
 
 #include "atelier/component_model.h"
@@ -21,7 +22,7 @@ using parts::CausalVaeConfig;
 constexpr int64_t kChannels = 16, kStride = 2, kFrameStride = 2, kHeadDim = 16, kTimeChannels = 32;
 constexpr double kBoundary = 0.5;  // noise levels above it are the first expert's
 constexpr std::string_view kVariants[] = {"experts", "experts-fast"};
-constexpr const char *kReference = "reference", *kSides = "sides";
+constexpr const char *kReference = "reference", *kSides = "sides", *kAid = "aid";
 
 constexpr InputSpec kInputs[] = {
     {.name = "prompt", .kind = InputKind::kText, .required = true, .help = "what is to be seen"},
@@ -41,6 +42,7 @@ constexpr InputSpec kInputs[] = {
      .use = InputUse::kGenerate,
      .help = "a clip to change",
      .role = InputRole::kStart},
+    {.name = "aid", .kind = InputKind::kInteger, .help = "how much the aids help"},
     {.name = "looped",
      .kind = InputKind::kFlag,
      .variants = "loops*",
@@ -55,11 +57,13 @@ constexpr InputSpec kInputs[] = {
 constexpr std::string_view kTextEncoder[] = {"text_encoder"}, kVae[] = {"vae"},
                            kEye[] = {"image_encoder"}, kPrompt[] = {"prompt"},
                            kFirst[] = {"first_image"}, kSideImages[] = {"side_images"},
-                           kImage[] = {"image"};
+                           kImage[] = {"image"}, kAids[] = {"aid_high", "aid_low"},
+                           kAidInput[] = {"aid"};
 constexpr EncodeStage kStages[] = {
     {.name = "text", .components = kTextEncoder, .inputs = kPrompt},
     {.name = "reference", .components = kVae, .inputs = kFirst},
     {.name = "sides", .components = kEye, .inputs = kSideImages, .variants = "experts"},
+    {.name = "aid", .components = kAids, .inputs = kAidInput},
     {.name = "latents", .components = kVae, .inputs = kImage},
 };
 constexpr ScheduleDefaults kSchedules[] = {
@@ -133,6 +137,12 @@ struct ExpertBlock final : Block {
   }
 };
 
+// Changes the rows of what is made.
+struct Aid final : nn::Module {
+  nn::Linear aid;
+  explicit Aid(const BytesConfig& c) : Module(nullptr, ""), aid(this, "aid", 1, c.width) {}
+};
+
 at::Tensor time_of(const at::Tensor& sigma_B) {
   return nn::time_channels(sigma_B, kTimeChannels, 1000.0);
 }
@@ -141,6 +151,7 @@ struct Expert final : Denoiser {
   nn::Linear embed, time_in, time_out, end, unembed;
   std::vector<std::unique_ptr<ExpertBlock>> layers;
   nn::NoiseLevels noise_levels;
+  Aid* aid = nullptr;  // of the model
   explicit Expert(const ExpertConfig& c)
       : Denoiser(nullptr, ""),
         embed(this, "embed", kChannels, c.width),
@@ -176,7 +187,9 @@ struct Expert final : Denoiser {
       lengths.push_back(context.back().size(0));
     }
     const at::Tensor cells = in.x_BCTHW.permute({0, 2, 3, 4, 1});
-    const at::Tensor x = embed.forward(cells.flatten(1, 3));
+    at::Tensor x = embed.forward(cells.flatten(1, 3));
+    if (aid != nullptr && in.cond.front()->contains(kAid))
+      x = x + aid->aid.forward(in.cond.front()->at(kAid).to(x.scalar_type()));
     const Segments context_rows(lengths), rows = Segments::uniform(x.size(0), x.size(1));
     const auto level = noise_levels.step(in.sigma_B, x.scalar_type(), in.level);
     at::Tensor joint = join_rows(at::cat(context), context_rows, x.flatten(0, 1), rows);
@@ -193,7 +206,19 @@ struct Expert final : Denoiser {
 // The shared autoencoder takes images: a latent frame is one image of a clip, which stands for
 // itself and the one before it.
 struct Experts final : ComponentModel {
-  using ComponentModel::ComponentModel;
+  Experts(std::span<const ComponentRow> rows, std::span<const Detection> parts,
+          const ModelOptions& options, const LatentSpec& latents)
+      : ComponentModel(rows, parts, options, latents) {
+    const auto find = [&](const char* name) {
+      return std::ranges::find(parts, name, &Detection::component) == parts.end()
+                 ? nullptr
+                 : &component(name);
+    };
+    for (const auto& [name, beside] :
+         {std::pair("dit", "aid_high"), std::pair("dit_low", "aid_low")})
+      if (auto* expert = dynamic_cast<Expert*>(find(name)))
+        expert->aid = dynamic_cast<Aid*>(find(beside));
+  }
 
   std::vector<int64_t> tokenize(std::string_view text) const override {
     return {reinterpret_cast<const uint8_t*>(text.data()),
@@ -222,12 +247,18 @@ struct Experts final : ComponentModel {
     if (in.stage == "reference")
       return {
           {kReference, latents_of(clip_input(in.values, "first_image"), runner).flatten(1).t()}};
+    if (in.stage == "aid")
+      return {{kAid, at::tensor({static_cast<float>(*find_input<int64_t>(in.values, "aid"))})}};
     std::vector<at::Tensor> cells;  // [cells, C] of each image
     for (const at::Tensor& side : *find_input<std::vector<at::Tensor>>(in.values, "side_images"))
       cells.push_back(loaded<Eye>("image_encoder").forward(side));
     return {{kSides, at::cat(cells)}};
   }
   NamedTensors probe(std::string_view name, const NamedTensors& in, BlockRunner& runner) override {
+    if (name.starts_with("aid")) {
+      allow_only(in, {"aid"});
+      return {{"rows", loaded<Aid>(name).aid.forward(named_tensor(in, "aid", 1))}};
+    }
     if (name != "image_encoder") return ComponentModel::probe(name, in, runner);
     allow_only(in, {"image"});
     return {{"cells", loaded<Eye>(name).forward(named_tensor(in, "image", 3))}};
@@ -272,6 +303,10 @@ std::optional<Detection> detect_expert(const TensorIndex& in) {
   const int64_t layers = in.block_count("blocks.{}.modulation.weight");
   if (layers == 0 || !in.contains("unembed.weight")) return std::nullopt;
   return detection_of("dit", "plain", ExpertConfig{in.dim("unembed.weight", 1), layers});
+}
+std::optional<Detection> detect_aid(const TensorIndex& in) {
+  if (!in.contains("aid.weight")) return std::nullopt;
+  return detection_of("aid_high", "plain", BytesConfig{in.dim("aid.weight", 0)});
 }
 ConfigFields told_fields(const Detection& part) {
   ConfigFields fields;
@@ -340,6 +375,28 @@ constexpr ComponentRow kRows[] = {
      .weight_map = map_of<Expert, ExpertConfig>,
      .make = make_part<Expert, ExpertConfig>,
      .tiny = tiny_expert},
+    {.spec = {.name = "aid_high",
+              .role = Role::kControl,
+              .required = false,
+              .help = "helps the expert of much noise",
+              .paths = {"aid_high"},
+              .beside = "dit"},
+     .detect = detect_aid,
+     .config_fields = told_fields,
+     .weight_map = map_of<Aid, BytesConfig>,
+     .make = make_part<Aid, BytesConfig>,
+     .tiny = [] { return detection_of("", "plain", BytesConfig{32}); }},
+    {.spec = {.name = "aid_low",
+              .role = Role::kControl,
+              .required = false,
+              .help = "helps the expert of little noise",
+              .paths = {"aid_low"},
+              .beside = "dit_low"},
+     .detect = detect_aid,
+     .config_fields = told_fields,
+     .weight_map = map_of<Aid, BytesConfig>,
+     .make = make_part<Aid, BytesConfig>,
+     .tiny = [] { return detection_of("", "plain", BytesConfig{32}); }},
 };
 
 struct Family final : ComponentFamily {

@@ -488,6 +488,40 @@ class Experts(unittest.TestCase):
         self.assertIn("a step is of dit (50 %) or dit_low (50 %)", both)
         self.assertNotIn("a step is of", self.run_program("plan", "train", *flags, "dit"))
 
+    def test_each_expert_has_a_control_of_its_own(self):
+        aids, plain = ["aid_high", "aid_low"], self.draw("unaided")
+        said = self.run_program("generate", *self.model(more=aids), *self.small("--num_inference_steps", 4, "--aid", 1))
+        aided = pixels(self.folder / "x.png")
+        order = re.findall(r"load (dit_low|dit|aid_high|aid_low):", said)
+        self.assertEqual([["aid_high", "dit"], ["aid_low", "dit_low"]], [sorted(order[:2]), sorted(order[2:])])
+        one = self.draw("half_aided", "--aid", 1, "--num_inference_steps", 1, model=self.model(more=aids))
+        drawn = [plain, aided, self.draw("one_aid", "--num_inference_steps", 1), one]
+        self.assertEqual(4, len(set(drawn)))
+        said = self.run_program("generate", *self.model(more=aids[:1]), *self.small("--aid", 1), code=2)
+        self.assertIn("--aid: is for the component aid_low, which is missing (helps the expert of little noise)", said)
+        self.assertNotIn("component aid_high", said)
+
+    def test_a_control_is_trained_in_the_steps_of_its_expert(self):
+        data, both = self.write_data(), ["aid_high", "aid_low"]
+        (data / "aid.csv").write_text("image,prompt,aid\n0.png,a cat,1\n1.png,a dog,2\n")
+        flags = ["--dataset_base_path", data, "--dataset_metadata_path", data / "aid.csv", "--extra_inputs", "aid",
+                 "--learning_rate", 1e-2, "--save_steps", 1, "--checkpoints_total_limit", 0, "--ema_decay", 0.9,
+                 "--threads", 1]
+        run = self.folder / "aids"
+        said = self.run_program("train", *self.model(more=both), *flags, "--trainable_models", "aid_high,aid_low",
+                                "--max_train_steps", 8, "--output_path", run)
+        self.assertIn("load dit_low:", said)
+        # An average is counted by the name of its expert.
+        turns = {"dit": "aid_high", "dit_low": "aid_low"}
+        changed = [{turns.get(name, name) for name in self.changed(run, step)} for step in range(2, 9)]
+        self.assertTrue(all(len(names) == 1 for names in changed), changed)
+        self.assertEqual(set(both), set.union(*changed))
+        # One of them is trained with its own expert alone, which is all that is needed.
+        some = self.flags(*(self.folder / "model" / name for name in ("text_encoder", "vae", "dit_low", "aid_low")))
+        said = self.run_program("train", *some, *flags, "--trainable_models", "aid_low", "--max_train_steps", 2,
+                                "--output_path", self.folder / "aid")
+        self.assertEqual({"aid_low"}, self.changed(self.folder / "aid", 2))
+
     def test_loras_of_both_experts_are_saved_as_a_file_each(self):
         output = self.train_lora("lora_both", "dit,dit_low")
         for component in ("dit", "dit_low"):

@@ -31,9 +31,8 @@ Keys keys_of(nn::Module& module, const WeightMap& map) {
 }
 
 constexpr int64_t kBeforeLast[] = {-2}, kFar[] = {-9};
-constexpr ClipTextUse kProjected = {.states = kBeforeLast,
-                                    .norms_states = false,
-                                    .pooling = ClipPooling::kProjected};
+constexpr ClipTextUse kProjected = {
+    .states = kBeforeLast, .norms_states = false, .pooling = ClipPooling::kProjected};
 constexpr ClipTextUse kStates = {.states = kBeforeLast};
 constexpr std::string_view kActivations[] = {"gelu"};
 constexpr ClipVisionUse kImages = {.activations = kActivations, .states = kBeforeLast};
@@ -53,8 +52,8 @@ TEST_CASE("CLIP's text model is known by its names and shapes, in both spellings
   for (const auto& [name, shape] : text_keys()) {
     if (name.starts_with("text_model.")) bare[name.substr(11)] = shape;
   }
-  for (const auto& [keys, spelling] : {std::pair(text_keys(), "transformers"),
-                                       std::pair(bare, "transformers_bare")}) {
+  for (const auto& [keys, spelling] :
+       {std::pair(text_keys(), "transformers"), std::pair(bare, "transformers_bare")}) {
     for (const char* prefix : {"", "text_encoder.", "text_encoders.clip_l.transformer."}) {
       INFO(spelling << " behind '" << prefix << "'");
       const TensorIndex index = index_of(keys, prefix);
@@ -103,9 +102,8 @@ TEST_CASE("CLIP's text model needs what is used of it", "[parts]") {
 TEST_CASE("A text that CLIP has no positions for is refused", "[parts]") {
   ClipText model(config_of<ClipTextConfig>(tiny_clip_text(kStates)));
   DirectRunner runner;
-  expect_error(ErrorCode::kInvalidArgument, {"78 tokens", "77"}, [&] {
-    model.forward(at::zeros({78}, at::kLong), Segments({78}), runner);
-  });
+  expect_error(ErrorCode::kInvalidArgument, {"78 tokens", "77"},
+               [&] { model.forward(at::zeros({78}, at::kLong), Segments({78}), runner); });
 }
 
 TEST_CASE("CLIP's images and SigLIP's are not taken for each other", "[parts]") {
@@ -121,10 +119,10 @@ TEST_CASE("What CLIP's image encoder is known by is what it was before other sta
   // Caches and checkpoints of training hold these.
   const auto part = detect_clip_vision(index_of(read_keys("clip_vision.txt")), kImages);
   REQUIRE(part);
-  const TensorIndex::Config numbers = {
-      {"layers", int64_t{32}}, {"width", int64_t{1280}}, {"heads", int64_t{16}},
-      {"mlp_width", int64_t{5120}}, {"patch", int64_t{14}}, {"rows", int64_t{257}},
-      {"eps", 1e-5}, {"has_batch_axes", false}};
+  const TensorIndex::Config numbers = {{"layers", int64_t{32}}, {"width", int64_t{1280}},
+                                       {"heads", int64_t{16}},  {"mlp_width", int64_t{5120}},
+                                       {"patch", int64_t{14}},  {"rows", int64_t{257}},
+                                       {"eps", 1e-5},           {"has_batch_axes", false}};
   const bool is_same = part->config == numbers;
   CHECK(is_same);
 }
@@ -159,8 +157,9 @@ TEST_CASE("SigLIP 2 is known by its names and shapes, with its head or without",
 TEST_CASE("A pooling head that is not loaded is named", "[parts]") {
   const Siglip model(config_of<SiglipConfig>(tiny_siglip({})));
   DirectRunner runner;
-  expect_error(ErrorCode::kUnsupported, {"pooling head"},
-               [&] { model.pooled(at::zeros({16, 48}), runner); });
+  expect_error(ErrorCode::kUnsupported, {"pooling head"}, [&] {
+    model.pooled(at::zeros({16, 48}), runner);
+  });
 }
 
 TEST_CASE("wav2vec2 is known by its names and shapes, in both spellings", "[parts]") {
@@ -202,10 +201,10 @@ TEST_CASE("A wav2vec2 of other norms is not taken, or refused", "[parts]") {
       fields.find("feat_extract_norm")->values == std::vector<ConfigValue>{"layer"};
   CHECK(are_refused);
   expect_error(ErrorCode::kInvalidArgument, {"7 convolutions", "conv_stride"}, [&] {
-    detect_wav2vec2(index_of(keys, "",
-                             {{"do_stable_layer_norm", true},
-                              {"conv_stride", std::vector<double>{5, 2}}}),
-                    {});
+    detect_wav2vec2(
+        index_of(keys, "",
+                 {{"do_stable_layer_norm", true}, {"conv_stride", std::vector<double>{5, 2}}}),
+        {});
   });
   // Base models norm the first convolution alone.
   std::erase_if(keys, [](const auto& row) {

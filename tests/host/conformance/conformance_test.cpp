@@ -208,6 +208,7 @@ TEST_CASE("Inputs that contradict themselves are found", "[conformance]") {
        "keeps a size"},
       {{.name = "more", .kind = InputKind::kText, .when_absent = WhenAbsent::kFirstFrame},
        "has a replacement"},
+      {{.name = "more", .kind = kImage, .per_instance_of = "dit"}, "component 'dit' is no control"},
   };
   for (const auto& [input, said] : cases) {
     const std::vector<std::string> names = failed(conformance::check_family(ToyWithInput(input)));
@@ -236,4 +237,14 @@ TEST_CASE("Components that contradict themselves are found", "[conformance]") {
   text.required = false;
   found(ToyWithSpec(0, text), "declarations: stages", "is optional, and stage 'text' always runs");
   found(ToyInOrder(), "detection: which part", "text_encoder: is vae, and text_encoder in another");
+  text = kText;
+  text.max_count = 2;
+  found(ToyWithSpec(0, text), "declarations: names", "has several files, and is no control");
+  text = {"text_encoder", Role::kControl, false, "a table"};
+  found(ToyWithSpec(0, text), "declarations: names", "is a control beside no denoiser");
+  text.beside = "vae";
+  found(ToyWithSpec(0, text), "declarations: names", "is a control beside no denoiser");
+  text.beside = "dit";
+  text.max_count = 0;
+  found(ToyWithSpec(0, text), "declarations: names", "has a max_count that is wrong");
 }

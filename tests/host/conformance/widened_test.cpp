@@ -103,8 +103,7 @@ TEST_CASE("What stands for an input on the negative branch is read there", "[con
   WideToy toy;
   toy.all_inputs.push_back(kStyleInput);
   toy.all_inputs.push_back(kNegativeStyle);
-  toy.stages.push_back(
-      {.name = "style", .components = toy.stages[0].components, .inputs = kStyle});
+  toy.stages.push_back({.name = "style", .components = toy.stages[0].components, .inputs = kStyle});
   check_only(toy, kCheck, "no stage of each branch reads that");
   toy.stages.back().per_branch = true;
   CHECK(toy.failed() == std::vector<std::string>{});
@@ -117,10 +116,8 @@ TEST_CASE("What stands for an input on the negative branch is read there", "[con
 TEST_CASE("What runs beside a clip is read for each piece", "[conformance]") {
   constexpr const char* kCheck = "declarations: stages";
   WideToy toy;
-  toy.all_inputs.push_back({.name = "pose",
-                            .kind = InputKind::kVideo,
-                            .help = "a clip to follow",
-                            .along_clip = true});
+  toy.all_inputs.push_back(
+      {.name = "pose", .kind = InputKind::kVideo, .help = "a clip to follow", .along_clip = true});
   toy.all_inputs.push_back(kStyleInput);
   const auto components = toy.stages[1].components;
   toy.stages.push_back({.name = "pose", .components = components, .inputs = kPose});

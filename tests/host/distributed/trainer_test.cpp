@@ -216,7 +216,8 @@ struct RanksWithSizes : Ranks {
                       test::read_bytes(folder / "data/metadata.csv") + "3.png," + prompt + "\n");
     samples = std::make_unique<Samples>(Samples::of_dataset(
         test::open_toy_dataset(config.dataset), *model,
-        samples::cached_stages(test::image_toy().encode_stages(), {}), folder / "cache", false));
+        samples::cached_stages(test::image_toy(), test::image_toy().encode_stages(), {}),
+        folder / "cache", false));
     REQUIRE(samples->fill(*model, 0, progress, [] { return false; }));
   }
 };

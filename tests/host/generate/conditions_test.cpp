@@ -105,7 +105,7 @@ struct Bench {
 
   void run(const Request& request, const std::function<bool()>& is_cancelled = {}) {
     Engine engine = {.model = model,
-                     .stages = {.components = {{.name = "dit", .role = Role::kDenoiser}},
+                     .stages = {.components = {{"dit", {.name = "dit", .role = Role::kDenoiser}}},
                                 .encoding = {std::begin(kStages), std::end(kStages)},
                                 .inputs = kInputs,
                                 .denoisers = {{.part = {.component = "dit"}}}},

@@ -116,10 +116,11 @@ inline Engine fake_engine(FakeModel& model, std::vector<std::string>& log, bool 
   Engine engine = {
       .model = model,
       .stages = {.variant = "",
-                 .components = {{.name = "words", .role = Role::kTokenizer},
-                                {.name = "text_encoder", .role = Role::kTextEncoder},
-                                {.name = "vae", .role = Role::kVae},
-                                {.name = "dit", .role = Role::kDenoiser}},
+                 .components = {{"words", {.name = "words", .role = Role::kTokenizer}},
+                                {"text_encoder",
+                                 {.name = "text_encoder", .role = Role::kTextEncoder}},
+                                {"vae", {.name = "vae", .role = Role::kVae}},
+                                {"dit", {.name = "dit", .role = Role::kDenoiser}}},
                  .encoding = {kStages.begin(), kStages.end()},
                  .target_input = &kTarget,
                  .denoisers = {{.part = {.component = "dit"}}}},
@@ -132,7 +133,7 @@ inline Engine fake_engine(FakeModel& model, std::vector<std::string>& log, bool 
 // The engine with two denoisers, for the noisy half of the levels and for the other one.
 inline Engine two_denoisers(FakeModel& model, std::vector<std::string>& log) {
   Engine engine = fake_engine(model, log);
-  engine.stages.components.push_back({.name = "dit_low", .role = Role::kDenoiser});
+  engine.stages.components.push_back({"dit_low", {.name = "dit_low", .role = Role::kDenoiser}});
   engine.stages.denoisers = {{{.component = "dit"}, {.low = 0.5, .high = 1.0}},
                              {{.component = "dit_low"}, {.low = 0.0, .high = 0.5}}};
   return engine;

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "host/model/components.h"
 #include "host/model/residents.h"
 #include "support/files.h"
 #include "support/toy_family.h"
@@ -41,8 +42,8 @@ TEST_CASE("Stages are those of the variant, in the order of the table", "[stages
   CHECK_FALSE(stages.is_target(base[0]));
   CHECK(target_input(toy.inputs())->name == "image");
   CHECK(target_input(toy.inputs().first(1)) == nullptr);
-  CHECK(encodes(toy, "vae"));
-  CHECK_FALSE(encodes(toy, "dit"));
+  CHECK(encodes(toy, *find_component(toy, "vae")));
+  CHECK_FALSE(encodes(toy, *find_component(toy, "dit")));
   CHECK(encoded_by(base[0], toy.inputs()) == "texts");
   CHECK(encoded_by(base[1], toy.inputs()) == "images");
 }
@@ -101,14 +102,95 @@ TEST_CASE("Experts change where model_index.json of their folder says it", "[sta
                      [&] { stages_of(ExpertsToy(), parts); });
 }
 
+// The toy with two denoisers and controls beside them.
+class ControlledToy final : public test::ToyFamily {
+ public:
+  std::span<const ComponentSpec> components() const override {
+    static const ComponentSpec kParts[] = {
+        {.name = "dit", .role = Role::kDenoiser},
+        {.name = "dit2", .role = Role::kDenoiser},
+        {.name = "net", .role = Role::kControl, .beside = "dit", .max_count = 3},
+        {.name = "vace", .role = Role::kControl, .beside = "dit"},
+        {.name = "vace2", .role = Role::kControl, .beside = "dit2"},
+        {.name = "free", .role = Role::kControl, .beside = "dit"}};
+    return kParts;
+  }
+  std::span<const InputSpec> inputs() const override {
+    static const InputSpec kInputs[] = {
+        {.name = "hint", .kind = InputKind::kImage, .max_count = 3, .per_instance_of = "net"},
+        {.name = "clip", .kind = InputKind::kVideo},
+        {.name = "prompt", .kind = InputKind::kText}};
+    return kInputs;
+  }
+  std::span<const EncodeStage> encode_stages() const override {
+    static constexpr std::string_view kOfClip[] = {"vae", "vace", "vace2"}, kClip[] = {"clip"},
+                                      kOfText[] = {"text_encoder"}, kText[] = {"prompt"};
+    static constexpr EncodeStage kStages[] = {{"text", kOfText, kText}, {"clip", kOfClip, kClip}};
+    return kStages;
+  }
+};
+
+TEST_CASE("Files of one control are components of their own", "[stages]") {
+  const ControlledToy toy;
+  CHECK(component_names(toy) ==
+        std::vector<std::string>{"dit", "dit2", "net", "net.1", "net.2", "vace", "vace2", "free"});
+  CHECK(find_component(toy, "net.2")->name == "net");
+  for (const char* name : {"net.3", "net.0", "net.01", "net.", "vace.1", "dit.1"})
+    CHECK(find_component(toy, name) == nullptr);
+  CHECK(has_twin(toy, "net.1"));
+  CHECK(component_of("net") == "net");
+  CHECK(component_of("net.1") == "net.1");
+  CHECK(component_of("net.1.blocks.0") == "net.1");
+  CHECK(component_of("net.blocks.0") == "net");
+  CHECK(instance_name("net", 0) == "net");
+}
+
+TEST_CASE("A control runs beside its denoiser where an input of its is given", "[stages]") {
+  const ControlledToy toy;
+  std::vector<LoadedPart> parts;
+  const test::Folder folder;
+  const std::string file = folder / "m.safetensors";
+  test::write_raw_safetensors(file, R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
+                              "1234");
+  for (const char* name : {"net", "dit", "net.1", "vace", "vace2", "free"})
+    parts.push_back({{.component = name}, files::Checkpoint::open(file, {file})});
+  const Stages stages = stages_of(toy, parts);
+  using Names = std::vector<std::string>;
+  const auto beside = [&](const char* denoiser, const char* input) {
+    return stages.controls_beside(denoiser, Inputs{{input, std::string()}});
+  };
+  CHECK(beside("dit", "hint") == Names{"net", "net.1", "free"});
+  CHECK(beside("dit", "clip") == Names{"vace", "free"});
+  CHECK(beside("dit", "prompt") == Names{"free"});
+  CHECK(beside("dit2", "clip") == Names{"vace2"});
+  CHECK(beside("dit2", "hint").empty());
+  // What a stage gives for a control is encoded without it.
+  const auto vae = ComponentSpec{.name = "vae", .role = Role::kVae};
+  CHECK(uses(stages.encoding[1], vae));
+  CHECK_FALSE(uses(stages.encoding[1], *find_component(toy, "vace")));
+  CHECK_FALSE(encodes(toy, *find_component(toy, "vace")));
+
+  std::vector<std::string> log;
+  const auto write = [&log](const char* sign) {
+    return [&log, sign](std::string_view name) { log.push_back(sign + std::string(name)); };
+  };
+  Residents residents(stages.components, write("+"), write("-"));
+  residents.denoise("dit", {"net", "net.1"});
+  CHECK(std::exchange(log, {}) == Names{"-vace", "-vace2", "-free", "+dit", "+net", "+net.1"});
+  residents.denoise("dit2", {"vace2"});
+  CHECK(std::exchange(log, {}) == Names{"-dit", "-net", "-net.1", "-vace", "-free", "+vace2"});
+}
+
 TEST_CASE("Components come for their work and leave when it is done", "[stages]") {
   const StagedToy toy;
   std::vector<std::string> log;
   const auto write = [&log](const char* sign) {
     return [&log, sign](std::string_view name) { log.push_back(sign + std::string(name)); };
   };
-  std::vector<ComponentSpec> components(toy.components().begin(), toy.components().end());
-  components.push_back({.name = "dit_low", .role = Role::kDenoiser});
+  std::vector<PresentComponent> components;
+  for (const ComponentSpec& spec : toy.components())
+    components.push_back({std::string(spec.name), spec});
+  components.push_back({"dit_low", {.name = "dit_low", .role = Role::kDenoiser}});
   using Log = std::vector<std::string>;
   const auto take = [&log] { return std::exchange(log, {}); };
   const std::vector<EncodeStage> stages = encode_stages(toy, "base");
@@ -120,9 +202,9 @@ TEST_CASE("Components come for their work and leave when it is done", "[stages]"
   CHECK(take() == Log{"+vae"});
   residents.end_encoding();
   CHECK(take() == Log{"-text_encoder"});
-  residents.denoise("dit");
+  residents.denoise("dit", {});
   CHECK(take() == Log{"-dit_low", "+dit"});
-  residents.denoise("dit_low");
+  residents.denoise("dit_low", {});
   CHECK(take() == Log{"-dit", "+dit_low"});
   residents.decode();
   CHECK(take() == Log{"+vae"});
@@ -131,7 +213,7 @@ TEST_CASE("Components come for their work and leave when it is done", "[stages]"
 
   Residents some(components, write("+"), write("-"), {"dit", "text_encoder"});
   some.end_encoding();
-  some.denoise("dit_low");
+  some.denoise("dit_low", {});
   CHECK(take() == Log{"+dit_low"});
   some.end();
   CHECK(take() == Log{"-vae", "-dit_low"});

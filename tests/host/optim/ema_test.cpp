@@ -44,7 +44,7 @@ TEST_CASE("Of components that take turns the average of one moves, and counts it
           "[optim]") {
   const auto leaf = [] { return at::zeros({3}).requires_grad_(); };
   const Group group = {{{"a.x", leaf()}, {"b.x", leaf()}, {"text.x", leaf()}}};
-  Ema turns({group}, 0.9, nullptr, {"a", "b"});
+  Ema turns({group}, 0.9, nullptr, {{"a", "a"}, {"b", "b"}});
   std::map<std::string, std::unique_ptr<Ema>> alone;  // each of the steps that move it
   for (const Parameter& parameter : group.parameters)
     alone[parameter.name] = std::make_unique<Ema>(std::vector{Group{{parameter}}}, 0.9);

@@ -521,9 +521,10 @@ TEST_CASE("Masks are averaged over the cells of the latents", "[samples]") {
 
 TEST_CASE("What a trained component makes is not cached", "[samples]") {
   const std::vector<std::string> text = {"dit", "text_encoder.table"}, vae = {"vae"};
-  const auto stages = test::image_toy().encode_stages();
-  CHECK(cached_stages(stages, text) == CachedStages{{"text", false}, {"latents", true}});
-  CHECK(cached_stages(stages, vae) == CachedStages{{"text", true}, {"latents", false}});
+  const ModelFamily& toy = test::image_toy();
+  const auto stages = toy.encode_stages();
+  CHECK(cached_stages(toy, stages, text) == CachedStages{{"text", false}, {"latents", true}});
+  CHECK(cached_stages(toy, stages, vae) == CachedStages{{"text", true}, {"latents", false}});
 
   SamplesWorkshop shop;
   Samples samples = shop.open({{"text", false}, {"latents", true}});

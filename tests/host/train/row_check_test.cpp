@@ -36,9 +36,9 @@ class Rows {
     test::write_bytes(folder_ / "a.csv", table_);
     generate::TextLengths lengths(model_->model(), cuts);
     report::Problems problems;
-    const auto dataset = data::Dataset::open(
-        config_.dataset, image_toy().inputs(), model_->model().latent_spec(), problems,
-        row_check(config_, model_->stages().encoding, lengths, is_trained_on));
+    const auto dataset =
+        data::Dataset::open(config_.dataset, image_toy().inputs(), model_->model().latent_spec(),
+                            problems, row_check(config_, *model_, lengths, is_trained_on));
     items = dataset.items().size();
     note = lengths.note();
     return test::message_of([&] { problems.throw_if_any(); });

@@ -28,7 +28,8 @@ struct RunToy : TrainToy {
     open();
     samples = std::make_unique<samples::Samples>(samples::Samples::of_dataset(
         open_toy_dataset(config.dataset), *model,
-        samples::cached_stages(image_toy().encode_stages(), {}), folder / "cache", false));
+        samples::cached_stages(image_toy(), image_toy().encode_stages(), {}), folder / "cache",
+        false));
     REQUIRE(samples->fill(*model, 0, progress, [] { return false; }));
   }
   ~RunToy() { std::fclose(said_file); }
