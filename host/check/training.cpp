@@ -312,7 +312,8 @@ class Preparation {
   std::shared_ptr<const data::Dataset> open_dataset(const data::DatasetOptions& options,
                                                     bool is_trained_on) {
     data::RowCheck check;
-    if (lengths_) check = train::row_check(config_, stages().encoding, *lengths_, is_trained_on);
+    if (lengths_)
+      check = train::row_check(config_, family_, stages().encoding, *lengths_, is_trained_on);
     model::LoadedModel& model = run_.model ? *run_.model : *without_files_;
     const LatentSpec spec = model.model().latent_spec();
     std::shared_ptr<const data::Dataset> dataset;

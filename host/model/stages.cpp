@@ -152,6 +152,14 @@ bool encodes(const ModelFamily& family, std::string_view component) {
                              [&](const EncodeStage& stage) { return uses(stage, component); });
 }
 
+bool reads_texts(const EncodeStage& stage, const ModelFamily& family) {
+  return std::ranges::any_of(family.components(), [&](const ComponentSpec& component) {
+    const bool is_of_texts =
+        component.role == Role::kTextEncoder || component.role == Role::kTokenizer;
+    return is_of_texts && uses(stage, component.name);
+  });
+}
+
 bool is_prompted(const EncodeStage& stage) {
   return reads(stage, kPrompt);
 }

@@ -57,6 +57,8 @@ bool reads(const EncodeStage& stage, std::string_view input);
 bool uses(const EncodeStage& stage, std::string_view component);
 // Whether any stage of a family uses it.
 bool encodes(const ModelFamily& family, std::string_view component);
+// Whether it runs a text encoder or a tokenizer.
+bool reads_texts(const EncodeStage& stage, const ModelFamily& family);
 // Whether it reads the prompt, and so runs for the negative one, too.
 bool is_prompted(const EncodeStage& stage);
 

@@ -26,11 +26,13 @@ bool encodes_texts(const Training& config, std::span<const EncodeStage> stages) 
 
 }  // namespace
 
-data::RowCheck row_check(const Training& config, std::span<const EncodeStage> stages,
-                         generate::TextLengths& lengths, bool is_trained_on) {
+data::RowCheck row_check(const Training& config, const ModelFamily& family,
+                         std::span<const EncodeStage> stages, generate::TextLengths& lengths,
+                         bool is_trained_on) {
   const bool counts_texts = encodes_texts(config, stages);
-  return [&config, &lengths, counts_texts, is_trained_on](const data::Item& row,
-                                                          const Inputs& inputs) {
+  const std::vector<EncodeStage> all(stages.begin(), stages.end());
+  return [&config, &family, &lengths, all, counts_texts, is_trained_on](const data::Item& row,
+                                                                        const Inputs& inputs) {
     std::vector<data::RowProblem> problems;
     if (is_trained_on && config.task == Task::kDirectDistill) {
       const std::string problem = distillation_problem(row.values);
@@ -45,6 +47,11 @@ data::RowCheck row_check(const Training& config, std::span<const EncodeStage> st
         problems.push_back({"long texts", *error});
     };
     count(inputs, place);
+    const auto place_of = [&](std::string_view input) {
+      return row.place + " [" + std::string(input) + "]";
+    };
+    for (const Error& error : lengths.check_others(family, all, inputs, place_of))
+      problems.push_back({"long texts", error});
     if (config.caption_dropout_rate > 0) {
       Inputs without = inputs;
       without.insert_or_assign("prompt", std::string());

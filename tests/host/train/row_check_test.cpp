@@ -38,7 +38,7 @@ class Rows {
     report::Problems problems;
     const auto dataset = data::Dataset::open(
         config_.dataset, image_toy().inputs(), model_->model().latent_spec(), problems,
-        row_check(config_, model_->stages().encoding, lengths, is_trained_on));
+        row_check(config_, model_->family(), model_->stages().encoding, lengths, is_trained_on));
     items = dataset.items().size();
     note = lengths.note();
     return test::message_of([&] { problems.throw_if_any(); });
