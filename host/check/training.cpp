@@ -319,7 +319,7 @@ class Preparation {
   std::shared_ptr<const data::Dataset> open_dataset(const data::DatasetOptions& options,
                                                     bool is_trained_on) {
     data::RowCheck check;
-    if (run_.model) check = train::row_check(config_, *run_.model, *lengths_, is_trained_on);
+    if (lengths_) check = train::row_check(config_, *run_.model, *lengths_, is_trained_on);
     model::LoadedModel& model = run_.model ? *run_.model : *without_files_;
     const LatentSpec spec = model.model().latent_spec();
     std::shared_ptr<const data::Dataset> dataset;

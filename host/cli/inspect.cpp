@@ -166,6 +166,13 @@ void print_clip(const Json& item) {
   if (item.contains("text")) print_pairs(item["text"], 80, 4000);
 }
 
+void print_sound(const Json& item) {
+  const auto channels = item["channels"].get<int64_t>();
+  print(", ", item["format"], ", ", item["codec"], ", ", channels,
+        channels == 1 ? " channel, " : " channels, ", item["sample_rate"], " samples a second, ",
+        report::number_text(item["duration_s"].get<double>()), " s\n");
+}
+
 void print_image(const Json& item) {
   print(", ", item["format"], ", ", item["width"], "x", item["height"], ", ", item["channels"],
         " channels of ", item["bits"], " bits");
@@ -240,17 +247,12 @@ void print_plugin(const Json& item) {
 
 void print_lines(const Json& thing) {
   static const std::map<std::string, void (*)(const Json&)> kPrinters = {
-      {"checkpoint", print_tensors},
-      {"lora", print_tensors},
-      {"image", print_image},
-      {"clip", print_clip},
-      {"dataset metadata", print_table},
-      {"tokenizer", print_tokenizer},
-      {"run", print_run},
-      {"state", print_state},
-      {"encoded samples", print_cache},
-      {"settings", print_settings},
-      {"metrics", print_metrics},
+      {"checkpoint", print_tensors},  {"lora", print_tensors},
+      {"image", print_image},         {"clip", print_clip},
+      {"sound", print_sound},         {"dataset metadata", print_table},
+      {"tokenizer", print_tokenizer}, {"run", print_run},
+      {"state", print_state},         {"encoded samples", print_cache},
+      {"settings", print_settings},   {"metrics", print_metrics},
       {"plugin", print_plugin}};
   print(display_path(shown(thing["path"])), ": ", thing["kind"]);
   kPrinters.at(shown(thing["kind"]))(thing);

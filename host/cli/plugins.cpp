@@ -79,6 +79,8 @@ nlohmann::ordered_json describe(const plugins::Plugin& plugin) {
                              {"use", use_name(input.use)},
                              {"variants", input.variants},
                              {"help", input.help}});
+    for (const std::string_view choice : input.choices)
+      out["inputs"].back()["choices"].push_back(choice);
   }
   for (const ScheduleDefaults& schedule : family.schedules()) {
     out["schedules"].push_back({{"name", schedule.name},
@@ -122,6 +124,14 @@ std::string schedule_text(const nlohmann::ordered_json& schedule) {
   return out + variants_text(schedule);
 }
 
+// ", one of left, right"; empty where any text does.
+std::string choices_text(const nlohmann::ordered_json& input) {
+  std::string out;
+  for (const auto& choice : input.value("choices", nlohmann::ordered_json::array()))
+    out += (out.empty() ? ", one of " : ", ") + report::printable(choice.get<std::string>());
+  return out;
+}
+
 void print_family(const nlohmann::ordered_json& family) {
   const auto text = [](const nlohmann::ordered_json& value) {
     return report::printable(value.get<std::string>());
@@ -137,9 +147,11 @@ void print_family(const nlohmann::ordered_json& family) {
                 text(item["help"]).empty() ? "" : ("; " + text(item["help"])).c_str());
   std::puts("\ninputs");
   for (const auto& item : family.value("inputs", nlohmann::ordered_json::array()))
-    std::printf("  --%-20s %-8s %s%s; %s\n", text(item["name"]).c_str(), text(item["kind"]).c_str(),
+    std::printf("  --%-20s %-8s %s%s%s; %s\n", text(item["name"]).c_str(),
+                text(item["kind"]).c_str(),
                 text(item["use"]) == "both" ? "train and generate" : text(item["use"]).c_str(),
-                item["required"].get<bool>() ? ", required" : "", text(item["help"]).c_str());
+                item["required"].get<bool>() ? ", required" : "", choices_text(item).c_str(),
+                text(item["help"]).c_str());
   std::puts("\nschedules (--schedule)");
   for (const auto& item : family.value("schedules", nlohmann::ordered_json::array()))
     std::printf("  %-16s %d steps, cfg_scale %g%s%s\n", text(item["name"]).c_str(),

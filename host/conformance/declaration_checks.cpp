@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <set>
 
 #include <ATen/ATen.h>
@@ -59,6 +60,7 @@ class DeclarationChecks : Checks {
       return std::ranges::count(family().inputs(), role, &InputSpec::role);
     };
     expect(count(InputRole::kTarget) <= 1, "several inputs are the target");
+    check_soundtracks();
     expect(count(InputRole::kStart) <= count(InputRole::kTarget),
            "sampling begins from several inputs, or nothing encodes the one that it begins from");
     return {};
@@ -104,11 +106,16 @@ class DeclarationChecks : Checks {
     const bool is_text = input.kind == InputKind::kText;
     const bool is_list = inputs::is_list(input);
     wants(1 <= input.min_count && input.min_count <= input.max_count, "has no count that is right");
-    wants(!is_list || is_text || inputs::is_image(input.kind), "is a list of what has no lists");
+    const bool is_number = input.kind == InputKind::kInteger || input.kind == InputKind::kReal;
+    wants(!is_list || is_text || is_number || inputs::is_image(input.kind),
+          "is a list of what has no lists");
     wants(!is_list || input.role == InputRole::kCondition ||
               (input.role == InputRole::kTarget && is_image),
           "is a list and not a condition, nor the pictures to learn");
-    wants(input.channels == 3 || (input.channels == 4 && is_image), "has channels that are wrong");
+    const bool is_sound = inputs::is_sound(input.kind);
+    wants(is_sound ? input.channels == 1 || input.channels == 2
+                   : input.channels == 3 || (input.channels == 4 && is_image),
+          "has channels that are wrong");
     wants(input.role != InputRole::kTarget || is_image || input.kind == InputKind::kVideo,
           "is the target and shows nothing");
     const InputSpec* target = model::target_input(family().inputs());
@@ -125,6 +132,83 @@ class DeclarationChecks : Checks {
               (is_image && input.channels == 3 && input.use != InputUse::kGenerate &&
                input.role == InputRole::kCondition && target != nullptr),
           "has a replacement and is no image beside the target");
+    check_lists(input);
+    check_fit(input);
+    check_times(input);
+  }
+
+  void check_lists(const InputSpec& input) const {
+    const auto wants = [&](bool is_right, const char* what) {
+      expect(is_right, "input '", input.name, "' ", what);
+    };
+    wants(input.choices.empty() || input.kind == InputKind::kText, "has choices and is no text");
+    const std::set<std::string_view> choices(input.choices.begin(), input.choices.end());
+    wants(choices.size() == input.choices.size() && !choices.contains(""),
+          "has choices that are empty or twice there");
+    const InputSpec* pair = input_of(input.paired_with);
+    wants(input.paired_with.empty() || (pair != nullptr && pair->name != input.name),
+          "is paired with no other input");
+    wants(pair == nullptr || (inputs::is_list(input) && inputs::is_list(*pair)),
+          "is paired, and one of the two is no list");
+  }
+
+  // To which size an image or a clip is brought, and how.
+  void check_fit(const InputSpec& input) const {
+    const auto wants = [&](bool is_right, const char* what) {
+      expect(is_right, "input '", input.name, "' ", what);
+    };
+    const bool has_pixels = inputs::is_image(input.kind) || inputs::is_clip(input.kind);
+    const bool has_size = input.fit_height != 0 || input.fit_width != 0;
+    const bool is_scaled = has_pixels && input.fit != InputFit::kAsIs;
+    wants(input.filter == std::nullopt || is_scaled, "has a filter, and nothing is scaled");
+    wants(!has_size || (input.fit_height > 0 && input.fit_width > 0),
+          "has one side of a size of its own");
+    wants(!has_size || (is_scaled && input.role == InputRole::kCondition),
+          "has a size of its own, and nothing is brought to it");
+    wants(0 <= input.pad_level && input.pad_level <= 255, "has a pad_level outside of 0 to 255");
+    wants(input.pad_level == 0 || (input.fit == InputFit::kPad && !inputs::is_mask(input.kind)),
+          "has a pad_level, and no such gray is beside it");
+  }
+
+  // Rates, and what runs beside the clip that is made.
+  void check_times(const InputSpec& input) const {
+    const auto wants = [&](bool is_right, const char* what) {
+      expect(is_right, "input '", input.name, "' ", what);
+    };
+    const bool is_clip = inputs::is_clip(input.kind), is_sound = inputs::is_sound(input.kind);
+    const bool is_condition = input.role == InputRole::kCondition;
+    constexpr double kMostFps = 1000;
+    constexpr int64_t kMostRate = 768'000;
+    wants(input.fps == 0 || (is_clip && is_condition), "has fps and is no clip beside the target");
+    wants(0 <= input.fps && input.fps <= kMostFps, "has fps that are out of range");
+    wants(!input.along_clip || ((is_clip || is_sound) && is_condition),
+          "runs along the clip and is neither clip nor sound beside the target");
+    wants(input.tail == Tail::kRefuse || input.along_clip,
+          "has a tail and does not run along the clip");
+    wants(input.tail != Tail::kMinusOne || !inputs::is_mask(input.kind),
+          "has a tail of -1, which is no value of a mask");
+    wants(0 < input.sample_rate && input.sample_rate <= kMostRate,
+          "has a sample_rate that is out of range");
+    const bool has_sound = is_sound || input.kind == InputKind::kVideo;
+    wants(!input.is_soundtrack || (has_sound && input.use != InputUse::kTrain),
+          "is the soundtrack and no sound or clip of generation");
+  }
+
+  // One variant writes one sound.
+  void check_soundtracks() const {
+    std::set<std::string_view> variants;
+    for (const InputSpec& input : family().inputs()) {
+      if (!input.is_soundtrack) continue;
+      const bool is_alone = variants.insert(input.variants).second &&
+                            (variants.size() == 1 || !variants.contains("*"));
+      expect(is_alone, "input '", input.name, "' is the soundtrack beside another one");
+    }
+  }
+
+  // Null: there is none of that name.
+  const InputSpec* input_of(std::string_view name) const {
+    const auto found = std::ranges::find(family().inputs(), name, &InputSpec::name);
+    return found == family().inputs().end() ? nullptr : &*found;
   }
 
   Detail check_stages() {

@@ -58,13 +58,6 @@ void Columns::choose_inputs(const DatasetOptions& options, std::span<const Input
       problems.add(kColumns, inputs::not_taken(input, variant).at(place));
       continue;
     }
-    if (const std::string_view unread = inputs::unread_files(input.kind); !unread.empty()) {
-      problems.add(
-          kColumns, place + ": " + std::string(unread) + " cannot be read yet",
-          input.required ? "train a family that learns images" : "leave it out of --extra_inputs",
-          ErrorCode::kUnsupported);
-      continue;
-    }
     if (input.role == InputRole::kTarget) target_input_ = input.name;
     inputs_.push_back(input);
   }
@@ -190,7 +183,23 @@ std::optional<Item> Columns::read(const Record& record, Findings& problems, Find
       item.values.emplace(column, value);
     }
   }
+  if (is_good) is_good = check_pairs(item, problems);
   return is_good ? std::optional(std::move(item)) : std::nullopt;
+}
+
+// Whether lists that belong together are equally long.
+bool Columns::check_pairs(const Item& item, Findings& problems) const {
+  std::map<std::string, json, std::less<>> files;
+  for (const auto& [column, paths] : item.files) files.emplace(column, paths);
+  const auto value_of = [&](std::string_view name) -> const json* {
+    if (const auto file = files.find(name); file != files.end()) return &file->second;
+    const auto value = item.values.find(name);
+    return value == item.values.end() ? nullptr : &value->second;
+  };
+  const auto wrong = inputs::unpaired(inputs_, value_of);
+  for (const auto& [input, error] : wrong)
+    problems.add(kWrongValues, error.at(item.place + " [" + std::string(input->name) + "]"));
+  return wrong.empty();
 }
 
 bool Columns::read_value(const InputSpec& input, const json& value, const std::string& place,

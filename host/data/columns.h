@@ -18,8 +18,8 @@ namespace atelier::data {
 
 class Columns {
  public:
-  // Finds columns that are missing, extra inputs that the family or its `variant` does not know,
-  // and kinds of input that cannot be read; `odd` gets columns that look misspelt and known ones
+  // Finds columns that are missing and extra inputs that the family or its `variant` does not know;
+  // `odd` gets columns that look misspelt and known ones
   // that are not used.
   Columns(const DatasetOptions& options, std::span<const InputSpec> inputs,
           std::string_view variant, const Metadata& metadata, Findings& problems, Findings& odd);
@@ -43,6 +43,7 @@ class Columns {
                     Findings& problems);
   void check_columns(const DatasetOptions& options, std::span<const InputSpec> inputs,
                      const Metadata& metadata, Findings& problems, Findings& odd);
+  bool check_pairs(const Item& item, Findings& problems) const;
   bool read_value(const InputSpec& input, const nlohmann::json& value, const std::string& place,
                   Item& item, Findings& problems, Findings& odd) const;
 

@@ -113,7 +113,7 @@ void find_oddities(const std::vector<Item>& items, const std::string& target_inp
 }
 
 std::string make_fingerprint(const std::vector<Item>& items, const DatasetOptions& options,
-                             const ImageFiles& files) {
+                             const Columns& columns, const DataFiles& files) {
   const std::filesystem::path base = options.dataset_base_path;
   files::ContentHash hash;
   hash.add(static_cast<int64_t>(items.size())).add(options.mask_column);
@@ -129,7 +129,7 @@ std::string make_fingerprint(const std::vector<Item>& items, const DatasetOption
     for (const auto& [column, paths] : item.files) {
       hash.add(column).add(static_cast<int64_t>(paths.size()));
       for (const std::string& path : paths) {
-        const inputs::ImageFile& file = files.find(path)->second;
+        const inputs::ImageFile& file = files.of(columns.kind(column), path);
         hash.add(std::filesystem::path(path).lexically_proximate(base).string());
         hash.add(file.ends_hash);
       }
@@ -167,20 +167,19 @@ std::vector<Row> read_items(const Columns& columns, const Metadata& metadata, Fi
   return rows;
 }
 
-// What reads each file. One that several columns name is a clip where one of them takes clips.
-std::map<std::string, InputKind> kinds_of_files(const std::vector<Row>& rows,
-                                                const Columns& columns) {
-  std::map<std::string, InputKind> kinds;
+// Looks at all files. One that several columns name is a clip where one of them takes clips.
+DataFiles check_files_of(const std::vector<Row>& rows, const Columns& columns, bool decode_all) {
+  FileKinds seen, heard;
   for (const auto& [line, item] : rows) {
     for (const auto& [column, files] : item.files) {
       const InputKind kind = columns.kind(column);
       for (const std::string& file : files) {
-        const auto [known, is_new] = kinds.emplace(file, kind);
+        const auto [known, is_new] = (inputs::is_sound(kind) ? heard : seen).emplace(file, kind);
         if (inputs::is_clip(kind)) known->second = kind;
       }
     }
   }
-  return kinds;
+  return {check_files(seen, decode_all), check_files(heard, decode_all)};
 }
 
 bool learns_clips(std::span<const InputSpec> inputs) {
@@ -282,7 +281,7 @@ Dataset Dataset::open(const DatasetOptions& options, std::span<const InputSpec> 
       found[i] = check(rows[i].second, dataset.values_of(rows[i].second));
     });
   }
-  const ImageFiles files = check_files(kinds_of_files(rows, columns), options.decode_all);
+  const DataFiles files = check_files_of(rows, columns, options.decode_all);
   FileRules rules(dataset.options_, columns, sizes, spec, files, errors, odd);
   for (size_t i = 0; i < rows.size(); ++i) {
     auto& [line, row] = rows[i];
@@ -295,14 +294,14 @@ Dataset Dataset::open(const DatasetOptions& options, std::span<const InputSpec> 
                             std::make_move_iterator(items.end()));
   }
   odd.set_row(UINT64_MAX);  // behind those of single rows
-  find_duplicates(dataset.items_, dataset.target_input_, files, odd);
-  find_oddities(dataset.items_, dataset.target_input_, options, files, odd);
+  find_duplicates(dataset.items_, dataset.target_input_, files.seen, odd);
+  find_oddities(dataset.items_, dataset.target_input_, options, files.seen, odd);
   hand_over(errors, place, problems);
   for (const Error& warning : odd.list(place)) {
     dataset.warnings_.push_back(warning.message() +
                                 (warning.hint().empty() ? "" : "; " + warning.hint()));
   }
-  dataset.fingerprint_ = make_fingerprint(dataset.items_, dataset.options_, files);
+  dataset.fingerprint_ = make_fingerprint(dataset.items_, dataset.options_, columns, files);
   return dataset;
 }
 

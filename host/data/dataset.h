@@ -18,6 +18,7 @@
 #include "host/data/frame_picking.h"
 #include "host/data/metadata.h"
 #include "host/files/content_hash.h"
+#include "host/inputs/beside.h"
 #include "host/report/problems.h"
 
 namespace atelier::data {
@@ -61,20 +62,25 @@ struct Item {
   // Inputs of the family that are no files, as inputs::parse_value() gives them, and whatever else
   // the row holds.
   std::map<std::string, nlohmann::json, std::less<>> values;
-  // Paths of the family's image inputs and of the mask, as they are opened. Those whose
+  // Paths of the family's inputs that are files and of the mask, as they are opened. Those whose
   // when_absent says what stands in may be missing.
   std::map<std::string, std::vector<std::string>, std::less<>> files;
   MediaTarget target;  // what the target input is brought to by crop_and_resize
   // Numbers of the target's frames that are learnt, ascending; empty: it is an image.
   std::vector<int64_t> frames;
   int64_t piece = 0;  // of all that the row's clip is cut into, of whatever length, from 0
+  // How many of the frames that are seen are before it, and how many are shown a second (0: it is
+  // not known).
+  int64_t first = 0;
+  double fps = 0.0;
   // It stands for the same sample as the item before it: one of them is drawn at a time.
   bool is_alternative = false;
 };
 
 // A decoded row.
 struct Sample {
-  // Images as their InputSpec::fit brings them to the item's size; clips as inputs::read_clip().
+  // Images as their InputSpec::fit brings them to the item's size; clips and sounds as
+  // inputs::read_files() reads them.
   Inputs inputs;
   // float32 [1, H, W], or of a clip of masks [1, T, H, W], in [0, 1]; undefined: the loss counts
   // everywhere
@@ -149,6 +155,9 @@ class Dataset {
   std::vector<Item> items_;
   std::vector<std::string> warnings_;
 };
+
+// What an item's other inputs are read beside.
+inputs::Made made_of(const Item& item);
 
 // Adds a target to a content; that of an image has no frames in it.
 void add_target(files::ContentHash& content, const MediaTarget& target);

@@ -23,10 +23,29 @@ std::string counted(int64_t frames) {
   return std::to_string(frames) + (frames == 1 ? " frame" : " frames");
 }
 
+// What a clip or a sound beside an item has less than it needs; empty: nothing.
+std::string what_lacks(const InputSpec& input, const inputs::ImageFile& beside, const Item& item) {
+  const inputs::Made made = made_of(item);
+  if (beside.sound) {
+    const media::SoundInfo& sound = *beside.sound;
+    const inputs::SoundPart part = inputs::part_beside(input, made);
+    const int64_t samples =
+        media::samples_at_rate(sound.samples, sound.sample_rate, input.sample_rate);
+    if (!part.count || samples >= part.first + *part.count) return "";
+    return inputs::shorter_text(input, samples, part.first + *part.count);
+  }
+  const media::ClipInfo clip = inputs::clip_of(beside);
+  if (std::ssize(inputs::read_frames(input, clip, made)) == item.target.frames) return "";
+  const bool by_number = input.fps <= 0 && !item.frames.empty();
+  const int64_t end = by_number ? item.frames.back() + 1 : item.first + item.target.frames;
+  return "has " + counted(std::ssize(inputs::seen_frames(input, clip, made.fps))) + " of the " +
+         std::to_string(end) + " beside what is learnt";
+}
+
 }  // namespace
 
 FileRules::FileRules(const DatasetOptions& options, const Columns& columns, const SizeRule& sizes,
-                     const LatentSpec& spec, const ImageFiles& files, Findings& problems,
+                     const LatentSpec& spec, const DataFiles& files, Findings& problems,
                      Findings& odd)
     : options_(options),
       columns_(columns),
@@ -52,16 +71,16 @@ std::vector<Item> FileRules::items_of(Item row) {
   }
   if (!is_good || columns_.target_input().empty()) return {};
   is_good = check_size(row);
-  is_good &= check_frames(row);
   if (const auto mask = row.files.find(options_.mask_column); mask != row.files.end())
-    is_good &= check_mask(row, mask->second.front());
+    is_good &= check_mask_frames(row) && check_mask(row, mask->second.front());
   if (!is_good) return {};
   find_unseen(row);
-  return cut(std::move(row));
+  std::vector<Item> items = cut(row);
+  return check_beside(row, items) ? items : std::vector<Item>();
 }
 
 bool FileRules::check_file(const Item& item, const std::string& column, const std::string& path) {
-  const std::optional<Error>& error = file(path).error;
+  const std::optional<Error>& error = file(column, path).error;
   if (!error) return true;
   if (error->code() == ErrorCode::kNotFound) {
     problems_.add(
@@ -69,11 +88,11 @@ bool FileRules::check_file(const Item& item, const std::string& column, const st
         placed(item, column,
                Error(error->code(), error->message(),
                      missing_++ < options_.max_errors ? near_.hint(path) : "", error->tag())));
-  } else if (!inputs::is_clip(columns_.kind(column)) && media::looks_like_clip(path)) {
+  } else if (inputs::is_image(columns_.kind(column)) && media::looks_like_clip(path)) {
     return check_kind(item, column, path);
   } else {
     const bool is_damaged = error->code() == ErrorCode::kDataLoss;
-    problems_.add(is_damaged ? "damaged images" : "unreadable files", placed(item, column, *error));
+    problems_.add(is_damaged ? "damaged files" : "unreadable files", placed(item, column, *error));
   }
   return false;
 }
@@ -81,8 +100,8 @@ bool FileRules::check_file(const Item& item, const std::string& column, const st
 // A clip where a still is expected. One that is an image as well, an animation, gives its first
 // frame.
 bool FileRules::check_kind(const Item& item, const std::string& column, const std::string& path) {
-  const bool is_clip = file(path).clip != nullptr || file(path).error;
-  if (inputs::is_clip(columns_.kind(column)) || !is_clip) return true;
+  const inputs::ImageFile& still = file(column, path);
+  if (!inputs::is_image(columns_.kind(column)) || (!still.clip && !still.error)) return true;
   const bool is_target = column == columns_.target_input();
   problems_.add("clips in place of images",
                 place_of(item, column) + ": " + files::display_path(path) + " is a clip, and " +
@@ -106,7 +125,7 @@ bool FileRules::check_size(Item& item) {
   }
   const std::vector<std::string>& pictures = item.files.at(columns_.target_input());
   for (const std::string& path : pictures) {
-    const media::ImageInfo& other = file(path).info;
+    const media::ImageInfo& other = file(columns_.target_input(), path).info;
     if (other.height == info.height && other.width == info.width) continue;
     problems_.add("pictures of several sizes",
                   place + report::size_text(info.height, info.width) + ", and " +
@@ -130,7 +149,7 @@ bool FileRules::check_size(Item& item) {
 }
 
 bool FileRules::check_mask(const Item& item, const std::string& path) {
-  const media::ImageInfo& mask = file(path).info;
+  const media::ImageInfo& mask = file(options_.mask_column, path).info;
   const media::ImageInfo& image = target_of(item).info;
   if (inputs::has_shape_of(mask, image)) return true;
   problems_.add("masks of another shape",
@@ -141,23 +160,40 @@ bool FileRules::check_mask(const Item& item, const std::string& path) {
   return false;
 }
 
-// Clips beside the target give the frames of the same numbers.
-bool FileRules::check_frames(const Item& item) {
+// A clip that masks the target has a frame for each of its frames.
+bool FileRules::check_mask_frames(const Item& item) {
   const auto frames_of = [](const inputs::ImageFile& one) {
     return one.clip ? one.clip->frames() : int64_t{1};
   };
+  const std::string& column = options_.mask_column;
   const int64_t wanted = frames_of(target_of(item));
+  const inputs::ImageFile& mask = file(column, item.files.at(column).front());
+  if (!inputs::is_clip(columns_.kind(column)) || !mask.clip || frames_of(mask) == wanted)
+    return true;
+  problems_.add("clips of another length",
+                item.place + " [" + column + "]: has " + counted(frames_of(mask)) + ", the " +
+                    item.target_column + " " + std::to_string(wanted),
+                "a clip beside another has a frame for each of its frames");
+  return false;
+}
+
+// Clips and sounds that run beside the target and have no tail are as long as what is learnt.
+bool FileRules::check_beside(const Item& row, const std::vector<Item>& items) {
   bool is_good = true;
-  for (const auto& [column, paths] : item.files) {
-    if (!inputs::is_clip(columns_.kind(column)) || column == columns_.target_input()) continue;
-    const inputs::ImageFile& beside = file(paths.front());
-    const bool is_still_mask = column == options_.mask_column && !beside.clip;
-    if (is_still_mask || frames_of(beside) == wanted) continue;
-    problems_.add("clips of another length",
-                  item.place + " [" + column + "]: has " + counted(frames_of(beside)) + ", the " +
-                      item.target_column + " " + std::to_string(wanted),
-                  "a clip beside another has a frame for each of its frames");
-    is_good = false;
+  for (const InputSpec& input : columns_.inputs()) {
+    const auto paths = row.files.find(input.name);
+    if (paths == row.files.end() || !input.along_clip || input.tail != Tail::kRefuse) continue;
+    const inputs::ImageFile& beside = file(input.name, paths->second.front());
+    for (const Item& item : items) {
+      const std::string lack = what_lacks(input, beside, item);
+      if (lack.empty()) continue;
+      problems_.add(beside.sound ? "sounds that are too short" : "clips of another length",
+                    item.place + " [" + std::string(input.name) + "]: " + lack,
+                    beside.sound ? "give a longer sound"
+                                 : "a clip beside another has a frame for each that is learnt");
+      is_good = false;
+      break;
+    }
   }
   return is_good;
 }
@@ -168,7 +204,8 @@ void FileRules::find_unseen(const Item& item) {
     const auto paths = item.files.find(input.name);
     if (paths == item.files.end() || input.role != InputRole::kCondition) continue;
     for (const std::string& path : paths->second) {
-      for (const auto& [what, instead] : inputs::ignored_properties(input, file(path).info))
+      for (const auto& [what, instead] :
+           inputs::ignored_properties(input, file(input.name, path).info))
         odd_.add("images that are not seen whole",
                  place_of(item, std::string(input.name)) + ": " + files::display_path(path) + " " +
                      std::string(what),
@@ -218,7 +255,10 @@ void FileRules::find_short_clip(const Item& item, int64_t shown,
 
 std::vector<Item> FileRules::cut(Item row) {
   const auto clip = target_of(row).clip;
+  row.fps = options_.clips.model_fps;
   if (!clip) return {std::move(row)};
+  const double own = rate_of(*clip, options_.clips);
+  if (own > 0 && (options_.clips.keep_frame_rate || row.fps <= 0)) row.fps = own;
   find_odd_clip(row, *clip);
   const ClipOptions& options = options_.clips;
   const std::vector<int64_t> shown = frames_at_rate(*clip, options);
@@ -234,6 +274,7 @@ std::vector<Item> FileRules::cut(Item row) {
       item.piece = std::ssize(items) - 1;
       item.is_alternative =
           begin != begins.front() && options.frame_extraction == FrameExtraction::kRandom;
+      item.first = begin;
       item.frames.assign(shown.begin() + begin, shown.begin() + begin + frames);
       item.target.frames = frames;
       if (has_several)

@@ -21,15 +21,18 @@ class FileRules {
  public:
   // Rules for the rows of `files`; all outlive the rules.
   FileRules(const DatasetOptions& options, const Columns& columns, const SizeRule& sizes,
-            const LatentSpec& spec, const ImageFiles& files, Findings& problems, Findings& odd);
+            const LatentSpec& spec, const DataFiles& files, Findings& problems, Findings& odd);
 
   // The items of a row: one for each piece of its clip. None when it has problems.
   std::vector<Item> items_of(Item row);
 
  private:
-  const inputs::ImageFile& file(const std::string& path) const { return files_.find(path)->second; }
+  const inputs::ImageFile& file(std::string_view column, const std::string& path) const {
+    return files_.of(columns_.kind(column), path);
+  }
   const inputs::ImageFile& target_of(const Item& item) const {
-    return file(item.files.at(columns_.target_input()).front());
+    const std::string& target = columns_.target_input();
+    return file(target, item.files.at(target).front());
   }
   // Where in the row, as its file calls the column.
   std::string place_of(const Item& item, const std::string& column) const {
@@ -45,7 +48,8 @@ class FileRules {
   bool check_kind(const Item& item, const std::string& column, const std::string& path);
   bool check_size(Item& item);
   bool check_mask(const Item& item, const std::string& path);
-  bool check_frames(const Item& item);
+  bool check_mask_frames(const Item& item);
+  bool check_beside(const Item& row, const std::vector<Item>& items);
   std::vector<Item> cut(Item row);
   void find_unseen(const Item& item);
   void find_odd_clip(const Item& item, const media::ClipInfo& clip);
@@ -55,7 +59,7 @@ class FileRules {
   const Columns& columns_;
   const SizeRule& sizes_;
   const LatentSpec& spec_;
-  const ImageFiles& files_;
+  const DataFiles& files_;
   Findings& problems_;
   Findings& odd_;
   PathSuggester near_;

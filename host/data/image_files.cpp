@@ -4,10 +4,15 @@
 
 #include "host/data/parallel.h"
 #include "host/files/content_hash.h"
+#include "host/inputs/parse.h"
 
 namespace atelier::data {
 
-ImageFiles check_files(const std::map<std::string, InputKind>& kinds, bool decode_all) {
+const inputs::ImageFile& DataFiles::of(InputKind kind, const std::string& path) const {
+  return (inputs::is_sound(kind) ? heard : seen).find(path)->second;
+}
+
+ImageFiles check_files(const FileKinds& kinds, bool decode_all) {
   ImageFiles files;
   std::vector<std::pair<ImageFiles::value_type*, InputKind>> entries;
   entries.reserve(kinds.size());

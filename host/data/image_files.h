@@ -1,4 +1,4 @@
-// The images and clips of a dataset, looked at on all cores.
+// The files of a dataset, looked at on all cores.
 #pragma once
 
 #include <map>
@@ -10,9 +10,18 @@
 namespace atelier::data {
 
 using ImageFiles = std::map<std::string, inputs::ImageFile, std::less<>>;
+using FileKinds = std::map<std::string, InputKind>;
+
+// By path. A file that is seen by one input and heard by another is in both.
+struct DataFiles {
+  ImageFiles seen, heard;
+
+  // What the inputs of that kind read there.
+  const inputs::ImageFile& of(InputKind kind, const std::string& path) const;
+};
 
 // `kinds`: of the inputs that read the files; see inputs::check_file().
-ImageFiles check_files(const std::map<std::string, InputKind>& kinds, bool decode_all);
+ImageFiles check_files(const FileKinds& kinds, bool decode_all);
 
 // Files that hold the same bytes as one before them in `paths`, which they name. Only files of
 // equal length are read.

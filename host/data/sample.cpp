@@ -13,6 +13,20 @@
 
 namespace atelier::data {
 
+namespace {
+
+// The frames of an item's numbers.
+at::Tensor read_frames(const InputSpec& input, const std::string& path, const Item& item) {
+  return inputs::read_clip(
+      input, path, [&](const media::ClipInfo&) { return item.frames; }, item.target);
+}
+
+}  // namespace
+
+inputs::Made made_of(const Item& item) {
+  return {item.target, item.fps, item.first, item.frames};
+}
+
 Inputs Dataset::values_of(const Item& item) const {
   Inputs values;
   for (const InputSpec& input : inputs_) {
@@ -42,7 +56,7 @@ Inputs Dataset::shapes(const Item& item) const {
     const auto paths = item.files.find(input.name);
     shapes.emplace(input.name, paths == item.files.end()
                                    ? inputs::when_absent(input, target)
-                                   : inputs::shapes_of(input, paths->second, item.target));
+                                   : inputs::shapes_of(input, paths->second, made_of(item)));
   }
   return shapes;
 }
@@ -59,21 +73,20 @@ Sample Dataset::load(size_t index) const {
 // An input that has files in this row.
 InputValue Dataset::read(const InputSpec& input, const Item& item,
                          const std::vector<std::string>& paths) const {
-  if (!inputs::is_clip(input.kind)) return inputs::read_files(input, paths, item.target);
-  if (!item.frames.empty())
-    return inputs::read_clip(input, paths.front(), item.frames, item.target);
+  if (input.name != target_input_ || !inputs::is_clip(input.kind))
+    return inputs::read_files(input, paths, made_of(item));
+  if (!item.frames.empty()) return read_frames(input, paths.front(), item);
   // A picture is a clip of one frame.
   InputSpec image = input;
   image.kind = InputKind::kImage;
-  return std::get<at::Tensor>(inputs::read_files(image, paths, item.target)).unsqueeze(1);
+  return std::get<at::Tensor>(inputs::read_images(image, paths, item.target)).unsqueeze(1);
 }
 
 at::Tensor Dataset::read_mask(const Item& item, const std::string& path) const {
   const InputSpec clip = {.name = options_.mask_column, .kind = InputKind::kVideoMask};
-  if (!item.frames.empty() && media::looks_like_clip(path))
-    return inputs::read_clip(clip, path, item.frames, item.target);
+  if (!item.frames.empty() && media::looks_like_clip(path)) return read_frames(clip, path, item);
   const InputSpec image = {.name = options_.mask_column, .kind = InputKind::kMask};
-  return std::get<at::Tensor>(inputs::read_files(image, {&path, 1}, item.target));
+  return std::get<at::Tensor>(inputs::read_images(image, {&path, 1}, item.target));
 }
 
 Sample Dataset::load(const Item& item) const {

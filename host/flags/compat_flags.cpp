@@ -393,7 +393,7 @@ constexpr CompatRow kRows[] = {
     {kStudio, "swanlab_project= wandb_project=", kIdle, kNoLog},
     {kStudio, "processor_path=", kIdle, "the numbers of processors are built in", "",
      "tokenizer_path"},
-    {kStudio, "audio_processor_path=", kIdle, "no input is sound"},
+    {kStudio, "audio_processor_path=", kIdle, "sounds need none"},
     {kStudio, "framewise_decoding", kLost, "no family has models that are trained so"},
     {kStudio, "initialize_model_on_cpu", kIdle, "weights are read into the memory of --device"},
     {kStudio, "offload_models=", kIdle,

@@ -103,6 +103,11 @@ std::string value_problem(const FlagSpec& flag, const std::string& text) {
       return "";
     case FlagKind::kReal:
       return parse_real(text) ? "" : quote(text) + " is no number";
+    case FlagKind::kReals:
+      for (const std::string_view part : parts_of(text)) {
+        if (!parse_real(part)) return quote(part) + " is no number";
+      }
+      return "";
     case FlagKind::kFlag:
       return parse_flag(text) ? "" : quote(text) + " is neither true nor false";
     case FlagKind::kJson:
@@ -268,6 +273,14 @@ std::vector<int64_t> ParsedFlags::integers(std::string_view name) const {
   const auto text = find_text(name);
   if (!text) return numbers;
   for (const std::string_view part : parts_of(*text)) numbers.push_back(*parse_integer(part));
+  return numbers;
+}
+
+std::vector<double> ParsedFlags::reals(std::string_view name) const {
+  std::vector<double> numbers;
+  const auto text = find_text(name);
+  if (!text) return numbers;
+  for (const std::string_view part : parts_of(*text)) numbers.push_back(*parse_real(part));
   return numbers;
 }
 

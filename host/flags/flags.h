@@ -14,9 +14,9 @@
 
 namespace atelier::flags {
 
-// kIntegers: whole numbers between commas. kList: what formats::parse_list() reads. kSeed: a whole
-// number from 0 to 2^64 - 1, or -1.
-enum class FlagKind { kText, kInteger, kIntegers, kReal, kFlag, kJson, kList, kSeed };
+// kIntegers, kReals: numbers between commas. kList: what formats::parse_list() reads. kSeed: a
+// whole number from 0 to 2^64 - 1, or -1.
+enum class FlagKind { kText, kInteger, kIntegers, kReal, kReals, kFlag, kJson, kList, kSeed };
 
 struct FlagSpec {
   std::string name;  // without dashes: "num_inference_steps"
@@ -97,6 +97,8 @@ class ParsedFlags {
 
   // The numbers of a kIntegers, as they are written.
   std::vector<int64_t> integers(std::string_view name) const;
+  // The numbers of a kReals.
+  std::vector<double> reals(std::string_view name) const;
 
   // The texts of a kList.
   std::vector<std::string> list(std::string_view name) const;

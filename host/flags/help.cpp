@@ -58,6 +58,8 @@ std::string value_text(const FlagSpec& flag) {
       return " N,N";
     case FlagKind::kReal:
       return " X";
+    case FlagKind::kReals:
+      return " X,X";
     case FlagKind::kJson:
       return " JSON";
     case FlagKind::kList:

@@ -22,12 +22,13 @@ void at_file(const std::string& path, const Function& function) {
 }  // namespace
 
 ClipFile::ClipFile(const std::string& path, const MediaTarget& target, double fps,
-                   const media::Text& text)
+                   const media::Text& text, std::shared_ptr<const media::Sound> sound)
     : path_(path), file_(path) {
   const media::ClipSettings settings = {.width = static_cast<int>(target.width),
                                         .height = static_cast<int>(target.height),
                                         .fps = fps,
-                                        .comment = media::to_comment(text)};
+                                        .comment = media::to_comment(text),
+                                        .sound = std::move(sound)};
   at_file(path_, [&] {
     writer_ = media::create_clip(*media::find_clip_format(path), file_.path(), settings);
   });

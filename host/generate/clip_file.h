@@ -17,9 +17,10 @@ namespace atelier::generate {
 // Whole or not there: until finish() it is a temporary file, which the destructor removes.
 class ClipFile {
  public:
-  // `path` ends as a format of clips does; `text` says how it was made. Throws as
-  // media::create_clip(), naming `path`.
-  ClipFile(const std::string& path, const MediaTarget& target, double fps, const media::Text& text);
+  // `path` ends as a format of clips does; `text` says how it was made; `sound`: null, there is
+  // none. Throws as media::create_clip(), naming `path`.
+  ClipFile(const std::string& path, const MediaTarget& target, double fps, const media::Text& text,
+           std::shared_ptr<const media::Sound> sound = nullptr);
 
   // pixels: float32 [3, frames, H, W] in [-1, 1]. Throws Error{kEnvironment} when writing fails.
   void add(const at::Tensor& pixels);

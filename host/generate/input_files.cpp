@@ -11,7 +11,6 @@
 #include "host/inputs/image_file.h"
 #include "host/inputs/parse.h"
 #include "host/inputs/read.h"
-#include "host/media/frame_rate.h"
 #include "memory/transfer_device.h"
 
 namespace atelier::generate {
@@ -41,17 +40,17 @@ InputFiles inputs_by(const ReadFiles& read_value, const order::Settings& s,
   return files;
 }
 
-// The frames of a clip that are seen, as many as are made.
-std::vector<int64_t> read_frames(const std::string& clip, const order::Settings& s) {
-  std::vector<int64_t> frames = shown_frames(media::open_clip(clip)->info(), s);
-  frames.resize(std::min(frames.size(), static_cast<size_t>(order::target_of(s).frames)));
-  return frames;
-}
-
 }  // namespace
 
-std::vector<int64_t> shown_frames(const media::ClipInfo& clip, const order::Settings& s) {
-  return media::frames_at_rate(clip, s.fps.value_or(0.0));
+std::string soundtrack_file(const order::Settings& s, const ModelFamily& family) {
+  for (const InputSpec& input : family.inputs()) {
+    const auto given = s.family_inputs.find(input.name);
+    if (!input.is_soundtrack || given == s.family_inputs.end()) continue;
+    const std::string path = inputs::texts_of(*given).front();
+    const auto file = inputs::check_file(input.kind, path, /*decode_all=*/false);
+    if (file.sound || (file.clip && file.clip->has_sound)) return path;
+  }
+  return {};
 }
 
 files::Checkpoint open_latents(const std::string& path) {
@@ -82,23 +81,17 @@ Inputs input_shapes(const order::Settings& s, const ModelFamily& family) {
       return inputs::check_file(input.kind, path, /*decode_all=*/false).error.has_value();
     });
     if (paths.empty()) continue;
-    InputValue shape = inputs::shapes_of(input, paths, std::nullopt);
-    if (inputs::is_clip(input.kind)) {
-      const auto frames = std::ssize(shown_frames(media::open_clip(paths.front())->info(), s));
-      shape = std::get<at::Tensor>(shape).narrow(1, 0, 1).expand({-1, frames, -1, -1});
-    }
-    shapes.insert_or_assign(std::string(input.name), std::move(shape));
+    shapes.insert_or_assign(std::string(input.name),
+                            inputs::own_shapes_of(input, paths, s.fps.value_or(0.0)));
   }
   return shapes;
 }
 
 InputFiles read_inputs(const order::Settings& s, const ModelFamily& family) {
-  const MediaTarget target = order::target_of(s);
+  const inputs::Made made = {order::target_of(s), s.fps.value_or(0.0)};
   const memory::HostScope on_host;  // files are read there, whatever computes
-  const auto read_value = [&](const InputSpec& input,
-                              std::span<const std::string> paths) -> InputValue {
-    if (!inputs::is_clip(input.kind)) return inputs::read_files(input, paths, target);
-    return inputs::read_clip(input, paths.front(), read_frames(paths.front(), s), target);
+  const auto read_value = [&](const InputSpec& input, std::span<const std::string> paths) {
+    return inputs::read_files(input, paths, made);
   };
   InputFiles files = inputs_by(read_value, s, family);
   if (!s.latents.empty()) files.latents = open_latents(s.latents).read("latents", at::kFloat);
@@ -112,14 +105,12 @@ InputFiles blank_inputs(const order::Settings& s, const ModelFamily& family) {
   };
   const auto read_value = [&](const InputSpec& input,
                               std::span<const std::string> paths) -> InputValue {
-    InputValue shapes = inputs::shapes_of(input, paths, order::target_of(s));
+    InputValue shapes = inputs::shapes_of(input, paths, {order::target_of(s), s.fps.value_or(0.0)});
     if (auto* const images = std::get_if<std::vector<at::Tensor>>(&shapes)) {
       std::ranges::transform(*images, images->begin(), blank);
       return shapes;
     }
-    const at::Tensor& shape = std::get<at::Tensor>(shapes);
-    if (!inputs::is_clip(input.kind)) return blank(shape);
-    return blank(shape.narrow(1, 0, std::ssize(read_frames(paths.front(), s))));
+    return blank(std::get<at::Tensor>(shapes));
   };
   return inputs_by(read_value, s, family);
 }

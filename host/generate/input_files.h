@@ -9,7 +9,6 @@
 #include "atelier/model_family.h"
 
 #include "host/files/checkpoint.h"
-#include "host/media/clip.h"
 #include "host/order/settings.h"
 
 namespace atelier::generate {
@@ -30,13 +29,15 @@ InputFiles blank_inputs(const order::Settings& settings, const ModelFamily& fami
 
 // Inputs that are no files: what the text encoder is given beside images.
 Inputs value_inputs(const order::Settings& settings, const ModelFamily& family);
-// The inputs that are given; images and clips have the sizes of their files and no values, clips
-// the frames that are seen. Files that cannot be read are told when they are checked.
+// The inputs that are given; images, clips and sounds have the sizes of their files and no values,
+// clips the frames that are seen. Files that cannot be read are told when they are checked.
 Inputs input_shapes(const order::Settings& settings, const ModelFamily& family);
+
+// The file whose sound is written beside the clip that is made, see InputSpec::is_soundtrack;
+// empty: there is none.
+std::string soundtrack_file(const order::Settings& settings, const ModelFamily& family);
 
 // The file of initial latents; throws Error{kNotFound} when it lacks the tensor "latents".
 files::Checkpoint open_latents(const std::string& path);
-// Numbers of the frames of a clip that are seen at the rate of what is made.
-std::vector<int64_t> shown_frames(const media::ClipInfo& clip, const order::Settings& settings);
 
 }  // namespace atelier::generate

@@ -143,12 +143,13 @@ void Session::run(const order::Settings& settings, JobResult& result) {
       finished(path, index);
     }
   };
+  const std::shared_ptr<const media::Sound> sound = soundtrack_of(settings);
   std::optional<ClipFile> clip;  // that is being decoded
   size_t clips_done = 0;
   const auto write_clip = [&](size_t index, int64_t first, const at::Tensor& pixels) {
     if (first == 0)
       clip.emplace(paths.at(index), request.target, settings.fps.value(),
-                   text_of(settings, request, index));
+                   text_of(settings, request, index), sound);
     clip->add(pixels);
     if (first + pixels.size(1) < frames) return;
     clip->finish();
@@ -198,6 +199,25 @@ Request Session::request_of(const order::Settings& settings, uint64_t seed) {
   request.tiling = order_.tiling();
   request.encoder_state = loras_.encoder_state(settings);
   return request;
+}
+
+// The sound that is written beside a clip; null: there is none, or the file's format has none.
+std::shared_ptr<const media::Sound> Session::soundtrack_of(const order::Settings& settings) {
+  const std::string file = soundtrack_file(settings, model_.family());
+  if (file.empty()) return nullptr;
+  const media::ClipFormat* const format = media::find_clip_format(settings.output);
+  if (format == nullptr || !format->has_sound) {
+    progress_.note(settings.output + ": has no sound beside it, which .mp4 files have");
+    return nullptr;
+  }
+  const double seconds =
+      static_cast<double>(order::target_of(settings).frames) / settings.fps.value();
+  try {
+    return std::make_shared<const media::Sound>(media::read_soundtrack(file, seconds));
+  } catch (const Error& error) {  // of a clip whose frames can be read
+    progress_.warn("warning: the clip gets no sound: " + std::string(error.what()));
+    return nullptr;
+  }
 }
 
 // How an image was made.

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,6 +15,7 @@
 #include "host/generate/job_runner.h"
 #include "host/generate/lora_set.h"
 #include "host/generate/metadata.h"
+#include "host/media/sound.h"
 #include "host/model/memory_holders.h"
 #include "host/order/generation.h"
 #include "host/progress/progress.h"
@@ -76,6 +78,7 @@ class Session {
   void make_graphs(bool wanted);
   void end_graphs();
   Request request_of(const order::Settings& settings, uint64_t seed);
+  std::shared_ptr<const media::Sound> soundtrack_of(const order::Settings& settings);
   media::Text text_of(const order::Settings& settings, const Request& request, size_t index) const;
   Error does_not_fit(const Error& failure, const Request& request);
 

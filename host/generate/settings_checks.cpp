@@ -10,6 +10,7 @@
 #include "host/generate/fill_settings.h"
 #include "host/generate/input_files.h"
 #include "host/generate/request.h"
+#include "host/inputs/beside.h"
 #include "host/inputs/frame_count.h"
 #include "host/inputs/image_file.h"
 #include "host/inputs/parse.h"
@@ -129,16 +130,22 @@ void check_files(const order::Settings& s, std::span<const InputSpec> inputs,
   for (const InputSpec& input : inputs) {
     const auto given = s.family_inputs.find(input.name);
     if (given == s.family_inputs.end() || !inputs::is_file(input.kind)) continue;
-    if (const auto unread = inputs::unread_files(input.kind); !unread.empty()) {
-      problems.add(place.of(input.name) + ": " + std::string(unread) + " cannot be read yet",
-                   "leave it out", ErrorCode::kUnsupported);
-      continue;
-    }
     for (const std::string& path : inputs::texts_of(*given)) {
       const auto file = inputs::check_file(input.kind, path, /*decode_all=*/false);
       if (file.error) problems.add(file.error->at(place.of(input.name)));
     }
   }
+}
+
+// Whether lists that belong together are equally long.
+void check_pairs(const order::Settings& s, std::span<const InputSpec> inputs,
+                 const order::Origin& place, report::Problems& problems) {
+  const auto value_of = [&](std::string_view name) -> const nlohmann::json* {
+    const auto given = s.family_inputs.find(name);
+    return given == s.family_inputs.end() ? nullptr : &*given;
+  };
+  for (const auto& [input, error] : inputs::unpaired(inputs, value_of))
+    problems.add(error.at(place.of(input->name)));
 }
 
 // Whether there is an image to keep what the mask keeps of it, and they belong together. The image
@@ -216,33 +223,52 @@ void check_latents(const order::Settings& s, const Model& model, bool knows_size
   }
 }
 
-void check_length(const order::Settings& s, const media::ClipInfo& clip, const LatentSpec& spec,
-                  const std::string& name, const order::Origin& place, report::Problems& problems) {
-  const auto seen = std::ssize(shown_frames(clip, s));
-  if (seen >= *s.num_frames) return;
-  std::string text = name + " has " + std::to_string(seen) + (seen == 1 ? " frame" : " frames");
-  if (clip.fps > 0 && s.fps) text += " at " + report::number_text(*s.fps) + " a second";
-  const int64_t most = largest_clip(seen, spec);
+// A clip that is shorter than what is made, where nothing stands behind its end.
+void check_frames(const order::Settings& s, const InputSpec& input, const inputs::ImageFile& file,
+                  const LatentSpec& spec, const std::string& name, const order::Origin& place,
+                  report::Problems& problems) {
+  const media::ClipInfo clip = inputs::clip_of(file);
+  const double fps = s.fps.value_or(0.0);
+  const auto read = std::ssize(inputs::read_frames(input, clip, {order::target_of(s), fps}));
+  const bool runs_beside = input.along_clip || input.role == InputRole::kStart;
+  if (!runs_beside || read >= *s.num_frames) return;
+  const double rate = input.fps > 0 ? input.fps : input.role == InputRole::kStart ? fps : 0.0;
+  std::string text = name + " has " + std::to_string(read) + (read == 1 ? " frame" : " frames");
+  if (clip.fps > 0 && rate > 0) text += " at " + report::number_text(rate) + " a second";
+  const int64_t most = largest_clip(read, spec);
   problems.add(text + ", and " + std::to_string(*s.num_frames) + " are made",
                "use " + place.of("num_frames") + " " + std::to_string(most) +
                    (most == 1 ? "" : " or less") + ", or a longer clip");
 }
 
-// Whether what is given has as many frames as are made. Files that cannot be read are told by
+// A sound that is shorter than what is made, where nothing stands behind its end.
+void check_sound(const order::Settings& s, const InputSpec& input, const media::SoundInfo& sound,
+                 const std::string& name, const order::Origin& place, report::Problems& problems) {
+  const auto wanted = inputs::part_beside(input, {order::target_of(s), s.fps.value_or(0.0)}).count;
+  const int64_t samples =
+      media::samples_at_rate(sound.samples, sound.sample_rate, input.sample_rate);
+  if (!wanted || samples >= *wanted || input.tail != Tail::kRefuse) return;
+  problems.add(name + " " + inputs::shorter_text(input, samples, *wanted),
+               "use a smaller " + place.of("num_frames") + ", or a longer sound");
+}
+
+// Whether what is given is as long as what is made. Files that cannot be read are told by
 // check_files().
 void check_lengths(const order::Settings& s, const ModelFamily& family, const LatentSpec& spec,
                    const order::Origin& place, report::Problems& problems) {
   for (const InputSpec& input : family.inputs()) {
     const auto given = s.family_inputs.find(input.name);
     if (given == s.family_inputs.end()) continue;
-    if (inputs::is_clip(input.kind)) {
+    if (inputs::is_clip(input.kind) || inputs::is_sound(input.kind)) {
       const std::string path = inputs::texts_of(*given).front();
+      const std::string name = place.of(input.name) + ": " + path;
       const auto file = inputs::check_file(input.kind, path, /*decode_all=*/false);
       if (file.error) continue;
-      media::ClipInfo still;
-      still.times_s = {0.0};
-      check_length(s, file.clip ? *file.clip : still, spec, place.of(input.name) + ": " + path,
-                   place, problems);
+      if (file.sound) {
+        check_sound(s, input, *file.sound, name, place, problems);
+      } else {
+        check_frames(s, input, file, spec, name, place, problems);
+      }
     } else if (input.role == InputRole::kStart && *s.num_frames > 1) {
       problems.add(place.of(input.name) + ": an image does not start " +
                        std::to_string(*s.num_frames) + " frames",
@@ -262,7 +288,9 @@ void check_settings(const order::Settings& s, const ModelFamily* family, const o
   check_range(fps >= 0.01, place.of("fps"), report::number_text(fps), "below 0.01", problems);
   check_schedule(s, family, variant, place, problems);
   check_mask(s, family, place, problems);
-  check_files(s, family ? family->inputs() : std::span<const InputSpec>(), place, problems);
+  if (family == nullptr) return;
+  check_pairs(s, family->inputs(), place, problems);
+  check_files(s, family->inputs(), place, problems);
 }
 
 std::vector<std::string> odd_images(const order::Settings& s, const ModelFamily& family,
@@ -315,6 +343,7 @@ void check_against_model(const order::Settings& s, const ModelFamily& family, co
   const LatentSpec spec = model.latent_spec();
   const size_t before = problems.size();
   check_sizes(s, family, spec, variant, place, problems);
+  const bool has_sizes = problems.size() == before;
   for (const InputSpec& input : family.inputs()) {
     if (input.use == InputUse::kTrain || order::is_setting(input.name)) continue;
     const bool is_given = s.family_inputs.contains(input.name);
@@ -324,7 +353,7 @@ void check_against_model(const order::Settings& s, const ModelFamily& family, co
     if (!is_given && inputs::is_required(input, variant))
       problems.add(place.of(input.name) + " is missing", std::string(input.help));
   }
-  check_lengths(s, family, spec, place, problems);
+  if (has_sizes) check_lengths(s, family, spec, place, problems);
   if (!s.latents.empty())
     check_latents(s, model, /*knows_size=*/problems.size() == before, place.of("latents"),
                   problems);

@@ -4,6 +4,7 @@
 
 #include "host/generate/input_files.h"
 #include "host/generate/request.h"
+#include "host/inputs/parse.h"
 #include "host/model/stages.h"
 
 namespace atelier::generate {
@@ -31,11 +32,57 @@ std::optional<Error> TextLengths::check(const EncodeInputs& in, const std::strin
   return std::nullopt;
 }
 
+namespace {
+
+// The texts of an input; none where it holds something else.
+std::vector<std::string> texts_of(const InputValue& value) {
+  if (const auto* text = std::get_if<std::string>(&value)) return {*text};
+  const auto* texts = std::get_if<std::vector<std::string>>(&value);
+  return texts == nullptr ? std::vector<std::string>() : *texts;
+}
+
+// Texts of `values` that a stage encodes; those among choices are none.
+std::vector<const InputSpec*> encoded_texts(const ModelFamily& family, const EncodeStage& stage,
+                                            const Inputs& values) {
+  std::vector<const InputSpec*> texts;
+  for (const InputSpec& input : family.inputs()) {
+    if (model::reads(stage, input.name) && input.kind == InputKind::kText &&
+        input.choices.empty() && values.contains(input.name))
+      texts.push_back(&input);
+  }
+  return texts;
+}
+
+}  // namespace
+
+std::vector<Error> TextLengths::check_others(const ModelFamily& family,
+                                             std::span<const EncodeStage> stages,
+                                             const Inputs& values, const PlaceOf& place_of) {
+  std::vector<Error> wrong;
+  for (const EncodeStage& stage : stages) {
+    if (model::is_prompted(stage) || !model::reads_texts(stage, family)) continue;
+    EncodeInputs in = {.stage = stage.name, .values = model::inputs_of(stage, values)};
+    for (const InputSpec* input : encoded_texts(family, stage, values)) {
+      InputValue& value = in.values.find(input->name)->second;
+      const bool is_list = inputs::is_list(*input);
+      for (const std::string& text : texts_of(values.find(input->name)->second)) {
+        value = is_list ? InputValue(std::vector<std::string>{text}) : InputValue(text);
+        if (auto error = check(in, place_of(input->name))) wrong.push_back(std::move(*error));
+      }
+      value = values.find(input->name)->second;
+    }
+  }
+  return wrong;
+}
+
 void TextLengths::check(const order::Settings& settings, const ModelFamily& family,
                         std::string_view variant, const order::Origin& place,
                         report::Problems& problems) {
   const EncodeInputs in = {.stage = {}, .values = value_inputs(settings, family)};
   if (const auto error = check(in, place.of("prompt"))) problems.add(*error);
+  for (const Error& error : check_others(family, model::encode_stages(family, variant), in.values,
+                                         [&](std::string_view input) { return place.of(input); }))
+    problems.add(error);
   bool is_guided = true;  // also where the schedule's name is wrong
   try {
     is_guided = cfg_scales_of(settings, family, variant).is_guided();

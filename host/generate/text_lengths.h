@@ -3,11 +3,14 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
-#include "atelier/model.h"
+#include "atelier/model_family.h"
 
 #include "host/order/settings.h"
 #include "host/report/problems.h"
@@ -25,7 +28,13 @@ class TextLengths {
   // What keeps texts from being counted at all is told once.
   std::optional<Error> check(const EncodeInputs& in, const std::string& place);
 
-  // The prompt, and the negative one where guidance uses it.
+  // What is wrong with texts of `values` that `stages` of their own encode, which do not read the
+  // prompt; of a list each is counted alone. `place_of` names an input.
+  using PlaceOf = std::function<std::string(std::string_view input)>;
+  std::vector<Error> check_others(const ModelFamily& family, std::span<const EncodeStage> stages,
+                                  const Inputs& values, const PlaceOf& place_of);
+
+  // All texts: the prompt, the negative one where guidance uses it, and others.
   void check(const order::Settings& settings, const ModelFamily& family, std::string_view variant,
              const order::Origin& place, report::Problems& problems);
 

@@ -96,11 +96,22 @@ void check_clip(const std::string& path, bool decode_all, ImageFile& file) {
   file.clip = std::make_shared<const media::ClipInfo>(clip);
 }
 
-ImageFile check(const std::string& path, bool is_clip, bool decode_all) {
+void check_sound(const std::string& path, bool decode_all, ImageFile& file) {
+  const media::SoundInfo sound = media::probe_sound(path);
+  if (decode_all) media::read_sound(path, {});
+  file.sound = std::make_shared<const media::SoundInfo>(sound);
+}
+
+// What a file is looked at as.
+enum class Medium { kStill, kClip, kSound };
+
+ImageFile check(const std::string& path, Medium medium, bool decode_all) {
   ImageFile image;
   try {
-    if (is_clip) {
+    if (medium == Medium::kClip) {
       check_clip(path, decode_all, image);
+    } else if (medium == Medium::kSound) {
+      check_sound(path, decode_all, image);
     } else {
       image.info = check_content(FileReader(path), decode_all);
     }
@@ -119,7 +130,7 @@ ImageFile check(const std::string& path, bool is_clip, bool decode_all) {
 }  // namespace
 
 ImageFile check_image(const std::string& path, bool decode_all) {
-  return check(path, /*is_clip=*/false, decode_all);
+  return check(path, Medium::kStill, decode_all);
 }
 
 bool has_shape_of(const media::ImageInfo& mask, const media::ImageInfo& image) {
@@ -129,12 +140,20 @@ bool has_shape_of(const media::ImageInfo& mask, const media::ImageInfo& image) {
 }
 
 ImageFile check_file(InputKind kind, const std::string& path, bool decode_all) {
-  if (!is_clip(kind)) return check(path, /*is_clip=*/false, decode_all);
-  if (media::looks_like_clip(path)) return check(path, /*is_clip=*/true, decode_all);
-  ImageFile still = check(path, /*is_clip=*/false, decode_all);
+  if (is_sound(kind)) return check(path, Medium::kSound, decode_all);
+  if (!is_clip(kind)) return check(path, Medium::kStill, decode_all);
+  if (media::looks_like_clip(path)) return check(path, Medium::kClip, decode_all);
+  ImageFile still = check(path, Medium::kStill, decode_all);
   // What is no picture either is told as what stands in a clip's place.
   const bool is_unread = still.error && still.error->code() == ErrorCode::kUnsupported;
-  return is_unread ? check(path, /*is_clip=*/true, decode_all) : still;
+  return is_unread ? check(path, Medium::kClip, decode_all) : still;
+}
+
+media::ClipInfo clip_of(const ImageFile& file) {
+  if (file.clip) return *file.clip;
+  media::ClipInfo still;
+  still.times_s = {0.0};
+  return still;
 }
 
 std::vector<IgnoredProperty> ignored_properties(const InputSpec& input,

@@ -1,4 +1,4 @@
-// One image or clip: whether it can be read, and its bytes.
+// One image, clip or sound: whether it can be read, and its bytes.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,14 @@
 
 #include "host/media/clip.h"
 #include "host/media/decode.h"
+#include "host/media/sound.h"
 
 namespace atelier::inputs {
 
 struct ImageFile {
-  media::ImageInfo info;                        // of a clip, the size of its frames
-  std::shared_ptr<const media::ClipInfo> clip;  // null: a still
+  media::ImageInfo info;                          // of a clip, the size of its frames
+  std::shared_ptr<const media::ClipInfo> clip;    // null: a still
+  std::shared_ptr<const media::SoundInfo> sound;  // of an input of sounds; null: it is none
   int64_t bytes = 0;
   std::string ends_hash;       // files::hash_ends()
   std::optional<Error> error;  // what is wrong with the file; the rest is then not filled in
@@ -32,8 +34,12 @@ ImageFile check_image(const std::string& path, bool decode_all);
 bool has_shape_of(const media::ImageInfo& mask, const media::ImageInfo& image);
 
 // Checks the file of an input of that kind. Of inputs of clips it may be one: a video, an
-// animation, a folder of frames; with `decode_all` every frame is decoded.
+// animation, a folder of frames; of inputs of sounds it is the sound of any file. With `decode_all`
+// all frames and samples are decoded.
 ImageFile check_file(InputKind kind, const std::string& path, bool decode_all);
+
+// What a clip's file says; of a still, that it has one frame and no rate.
+media::ClipInfo clip_of(const ImageFile& file);
 
 // Something of an image that an input does not see, and what it sees in its place: "is an
 // animation", "its first frame is taken".

@@ -23,7 +23,10 @@ std::vector<FlagSpec> flags_of_inputs(std::span<const InputSpec> inputs, InputUs
     if (input.kind == InputKind::kReal) flag.kind = FlagKind::kReal;
     if (input.kind == InputKind::kFlag) flag.kind = FlagKind::kFlag;
     flag.repeated = is_list(input);
+    flag.choices.assign(input.choices.begin(), input.choices.end());
     if (is_file(input.kind)) flag.value_name = "FILE";
+    if (flag.repeated && flag.kind == FlagKind::kInteger) flag.kind = FlagKind::kIntegers;
+    if (flag.repeated && flag.kind == FlagKind::kReal) flag.kind = FlagKind::kReals;
   }
   return flags;
 }

@@ -12,6 +12,8 @@
 #include "formats/escape.h"
 #include "formats/glob.h"
 #include "formats/json.h"
+#include "formats/list.h"
+#include "host/report/problems.h"
 
 namespace atelier::inputs {
 namespace {
@@ -61,6 +63,33 @@ json parse_flag(const json& given) {
   refuse(shown(given) + " is no truth value", "write true or false");
 }
 
+// What one number of a list is parsed with.
+json parse_number_of(InputKind kind, const json& given) {
+  return kind == InputKind::kInteger ? parse_integer(given) : parse_real(given);
+}
+
+// The numbers of "1,2,3" or of a JSON list.
+json split_numbers(const std::string& text) {
+  try {
+    return text.starts_with('[') ? formats::parse_json(text) : json(formats::parse_list(text));
+  } catch (const formats::ParseError& error) {
+    refuse(shown(text) + " is no list of numbers: " + error.what(), "write for instance 1,2,3",
+           error.tag);
+  }
+}
+
+// Numbers, or texts of them as repeated flags are, each of which may hold several.
+json parse_numbers(InputKind kind, const json& given) {
+  json numbers = json::array();
+  for (const json& one : given.is_array() ? given : json::array({given})) {
+    const bool is_text = one.is_string();
+    for (const json& number :
+         is_text ? split_numbers(one.get_ref<const std::string&>()) : json::array({one}))
+      numbers.push_back(parse_number_of(kind, number));
+  }
+  return numbers;
+}
+
 // One text, or a JSON list of them, which the cell of a csv holds as text.
 std::vector<std::string> parse_texts(const json& given, const std::string& noun) {
   json list = given;
@@ -80,6 +109,13 @@ std::vector<std::string> parse_texts(const json& given, const std::string& noun)
   return list.get<std::vector<std::string>>();
 }
 
+// "1 file", "2 texts".
+std::string counted(const InputSpec& input, int64_t number) {
+  const bool is_number = input.kind == InputKind::kInteger || input.kind == InputKind::kReal;
+  const char* noun = is_file(input.kind) ? " file" : is_number ? " number" : " text";
+  return std::to_string(number) + noun + (number == 1 ? "" : "s");
+}
+
 void check_count(const InputSpec& input, size_t count) {
   const auto number = static_cast<int64_t>(count);
   if (number >= input.min_count && number <= input.max_count) return;
@@ -87,10 +123,19 @@ void check_count(const InputSpec& input, size_t count) {
   const int64_t bound = is_few ? input.min_count : input.max_count;
   std::string expected = bound == 1 ? "one" : std::to_string(bound);
   if (is_list(input)) expected = (is_few ? "at least " : "at most ") + expected;
-  refuse(std::to_string(number) + (is_file(input.kind) ? " file" : " text") +
-             (number == 1 ? " is given, " : "s are given, ") + expected +
+  refuse(counted(input, number) + (number == 1 ? " is given, " : " are given, ") + expected +
              (bound == 1 ? " is expected" : " are expected"),
          is_few ? "name more" : "leave some out");
+}
+
+void check_choice(const InputSpec& input, const std::string& text) {
+  if (input.choices.empty() || std::ranges::find(input.choices, text) != input.choices.end())
+    return;
+  const std::vector<std::string> known(input.choices.begin(), input.choices.end());
+  const std::string nearest = report::nearest_name(text, known);
+  throw Error(ErrorCode::kInvalidArgument,
+              shown(text) + " is not one of " + report::list_names(known),
+              nearest.empty() ? "use one of these" : "did you mean " + nearest + "?");
 }
 
 void check_path(const std::string& path) {
@@ -131,7 +176,7 @@ void add(files::ContentHash& hash, const std::vector<T>& list) {
 }  // namespace
 
 bool is_file(InputKind kind) {
-  return is_image(kind) || is_clip(kind) || !unread_files(kind).empty();
+  return is_image(kind) || is_clip(kind) || is_sound(kind);
 }
 
 bool is_image(InputKind kind) {
@@ -142,8 +187,12 @@ bool is_clip(InputKind kind) {
   return kind == InputKind::kVideo || kind == InputKind::kVideoMask;
 }
 
-std::string_view unread_files(InputKind kind) {
-  return kind == InputKind::kAudio ? "sounds" : "";
+bool is_sound(InputKind kind) {
+  return kind == InputKind::kAudio;
+}
+
+bool is_mask(InputKind kind) {
+  return kind == InputKind::kMask || kind == InputKind::kVideoMask;
 }
 
 std::string kind_name(const InputSpec& input) {
@@ -185,17 +234,22 @@ std::string shown(const json& value) {
 }
 
 json parse_value(const InputSpec& input, const json& given) {
-  if (input.kind == InputKind::kInteger) return parse_integer(given);
-  if (input.kind == InputKind::kReal) return parse_real(given);
   if (input.kind == InputKind::kFlag) return parse_flag(given);
+  if (input.kind == InputKind::kInteger || input.kind == InputKind::kReal) {
+    if (!is_list(input)) return parse_number_of(input.kind, given);
+    json numbers = parse_numbers(input.kind, given);
+    check_count(input, numbers.size());
+    return numbers;
+  }
   const bool is_path = is_file(input.kind);
   if (!is_path && !is_list(input)) {
     if (!given.is_string()) refuse(shown(given) + " is no text", "put it in double quotes");
+    check_choice(input, given.get_ref<const std::string&>());
     return given;
   }
   const std::vector<std::string> texts = parse_texts(given, is_path ? "path" : "text");
   check_count(input, texts.size());
-  if (is_path) std::ranges::for_each(texts, check_path);
+  for (const std::string& text : texts) is_path ? check_path(text) : check_choice(input, text);
   return is_list(input) ? json(texts) : json(texts.front());
 }
 
@@ -204,9 +258,38 @@ std::vector<std::string> texts_of(const json& value) {
   return value.get<std::vector<std::string>>();
 }
 
+std::vector<std::pair<const InputSpec*, Error>> unpaired(std::span<const InputSpec> inputs,
+                                                         const ValueOf& value_of) {
+  std::vector<std::pair<const InputSpec*, Error>> wrong;
+  const auto count_of = [&](std::string_view name) -> int64_t {
+    const json* value = value_of(name);
+    if (value == nullptr) return 0;
+    return value->is_array() ? std::ssize(*value) : 1;
+  };
+  for (const InputSpec& input : inputs) {
+    const auto other = std::ranges::find(inputs, input.paired_with, &InputSpec::name);
+    if (input.paired_with.empty() || other == inputs.end()) continue;
+    const int64_t own = count_of(input.name), others = count_of(other->name);
+    if (own == 0 || own == others) continue;
+    const std::string name(other->name);
+    wrong.emplace_back(
+        &input, Error(ErrorCode::kInvalidArgument,
+                      counted(input, own) + (own == 1 ? " is given, and " : " are given, and ") +
+                          (others == 0 ? "none" : std::to_string(others)) + " of " + name,
+                      "give as many of both"));
+  }
+  return wrong;
+}
+
 InputValue to_input(const InputSpec& input, const json& value) {
-  if (input.kind == InputKind::kInteger) return value.get<int64_t>();
-  if (input.kind == InputKind::kReal) return value.get<double>();
+  if (input.kind == InputKind::kInteger) {
+    if (is_list(input)) return value.get<std::vector<int64_t>>();
+    return value.get<int64_t>();
+  }
+  if (input.kind == InputKind::kReal) {
+    if (is_list(input)) return value.get<std::vector<double>>();
+    return value.get<double>();
+  }
   if (input.kind == InputKind::kFlag) return value.get<bool>();
   if (is_list(input)) return texts_of(value);
   return value.get<std::string>();

@@ -2,9 +2,12 @@
 // datasets.
 #pragma once
 
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "atelier/error.h"
@@ -20,8 +23,10 @@ bool is_file(InputKind kind);
 bool is_image(InputKind kind);
 // Whether those files are clips, or images that stand for clips of one frame.
 bool is_clip(InputKind kind);
-// "sounds" for the kind that cannot be read yet; empty for the others.
-std::string_view unread_files(InputKind kind);
+// Whether those files are sounds.
+bool is_sound(InputKind kind);
+// Whether values are the brightness of pixels.
+bool is_mask(InputKind kind);
 // "image", "images" of a list, as programs read it.
 std::string kind_name(const InputSpec& input);
 
@@ -38,12 +43,19 @@ Error not_taken(const InputSpec& input, std::string_view variant);
 std::string shown(const nlohmann::json& value);
 
 // Turns what was written, JSON or the text of a cell, into a text, a number or a boolean as the
-// input's kind has it, or into an array of texts where it takes several. Files are their paths.
-// Throws Error{kInvalidArgument} when it is something else, and when it is too few or too many.
+// input's kind has it, or into an array of texts or numbers where it takes several. Files are their
+// paths; a text of numbers may hold several, "1,2,3". Throws Error{kInvalidArgument} when it is
+// something else or none of its choices, and when it is too few or too many.
 nlohmann::json parse_value(const InputSpec& input, const nlohmann::json& given);
 
 // The texts of a parsed value, which is one or an array of them.
 std::vector<std::string> texts_of(const nlohmann::json& value);
+
+// What is wrong with lists that are given as many values as another one and have not as many:
+// inputs and their error. `values`: of inputs by name, as parse_value() gives them.
+using ValueOf = std::function<const nlohmann::json*(std::string_view input)>;
+std::vector<std::pair<const InputSpec*, Error>> unpaired(std::span<const InputSpec> inputs,
+                                                         const ValueOf& value_of);
 
 // The value of an input that is no file.
 InputValue to_input(const InputSpec& input, const nlohmann::json& value);

@@ -15,6 +15,7 @@
 #include "host/inspect/run.h"
 #include "host/media/clip.h"
 #include "host/media/decode.h"
+#include "host/media/sound.h"
 #include "host/media/text.h"
 #include "host/plugins/guard.h"
 #include "host/plugins/plugin_loader.h"
@@ -64,6 +65,17 @@ Thing inspect_clip(const std::string& path) {
     }
   }
   return out;
+}
+
+Thing inspect_sound(const std::string& path) {
+  const media::SoundInfo sound = media::probe_sound(path);
+  return {{"path", path},
+          {"kind", "sound"},
+          {"format", sound.format},
+          {"codec", sound.codec},
+          {"channels", sound.channels},
+          {"sample_rate", sound.sample_rate},
+          {"duration_s", static_cast<double>(sound.samples) / sound.sample_rate}};
 }
 
 Thing inspect_image(const std::string& path) {
@@ -189,6 +201,7 @@ Thing Inspector::inspect_file(const std::string& path) {
   reader.read(first.data(), 0, first.size());
   const auto* bytes = reinterpret_cast<const uint8_t*>(first.data());
   if (media::looks_like_image({bytes, first.size()})) return inspect_image(path);
+  if (media::looks_like_sound(first)) return inspect_sound(path);
   if (media::looks_like_clip(path)) return inspect_clip(path);
   const std::string extension = fs::path(path).extension().string();
   try {

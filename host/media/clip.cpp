@@ -1,9 +1,5 @@
 #include "host/media/clip.h"
 
-#include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <optional>
 #include <string_view>
 
@@ -11,36 +7,13 @@
 
 #include "host/media/clip_readers.h"
 #include "host/media/codec.h"
+#include "host/media/file_head.h"
 #include "host/media/video_library.h"
-#include "host/report/open_failure.h"
 
 namespace atelier::media {
 namespace {
 
 namespace fs = std::filesystem;
-
-// What tells any kind: a transport stream by two packets of up to 192 bytes.
-constexpr size_t kHeadBytes = 400;
-
-std::string read_head(const fs::path& path) {
-  std::string head(kHeadBytes, '\0');
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    const int why = errno;
-    throw Error(report::open_failure(why), path.string() + ": " + std::strerror(why));
-  }
-  file.read(head.data(), static_cast<std::streamsize>(head.size()));
-  head.resize(static_cast<size_t>(file.gcount()));
-  return head;
-}
-
-std::span<const uint8_t> bytes_of(const std::string& text) {
-  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
-}
-
-bool has_text(std::string_view head, size_t at, std::string_view text) {
-  return head.size() >= at && head.substr(at).starts_with(text);
-}
 
 bool is_transport_stream(std::string_view head) {
   const auto has_packets = [&](size_t first, size_t length) {
@@ -66,23 +39,6 @@ std::optional<Video> find_video(std::string_view head) {
   if (has_text(head, 0, "OggS")) return Video{"Ogg"};
   if (has_text(head, 0, "YUV4MPEG2")) return Video{"YUV4MPEG2"};
   return std::nullopt;
-}
-
-// What text that stands in a video's place is.
-std::string_view name_of_text(std::string_view head) {
-  struct Kind {
-    std::string_view begin, name;
-  };
-  constexpr Kind kKinds[] = {{"#EXTM3U", "an HLS playlist"},    {"[playlist]", "a playlist"},
-                             {"v=0\r\n", "an SDP description"}, {"v=0\n", "an SDP description"},
-                             {"<!DOCTYPE html", "a web page"},  {"<html", "a web page"}};
-  for (const Kind& kind : kKinds)
-    if (has_text(head, 0, kind.begin)) return kind.name;
-  const bool is_text = std::ranges::none_of(head, [](char c) {
-    const auto byte = static_cast<unsigned char>(c);
-    return (byte < 0x20 && c != '\n' && c != '\r' && c != '\t') || byte == 0x7F;
-  });
-  return is_text ? "text" : "";
 }
 
 bool is_animated(const fs::path& path, std::string_view head) {
@@ -123,7 +79,7 @@ std::unique_ptr<ClipReader> open_clip(const fs::path& path, const ClipLimits& li
                       ", which is not read",
                   "convert it to MP4 (H.264)");
     // What holds nothing, and what stands in a file's place, is told as for images.
-    if (!head.empty() && !has_text(head, 0, "version https://git-lfs")) {
+    if (!head.empty() && !is_lfs_pointer(head)) {
       if (const std::string_view text = name_of_text(head); !text.empty())
         throw Error(ErrorCode::kUnsupported,
                     path.string() + ": " + std::string(text) + ", and no video or image",

@@ -14,7 +14,7 @@ namespace {
 
 // Players show frames of GIF that are shorter than 20 ms, and of WebP of 10 ms and less, for 100.
 constexpr ClipFormat kFormats[] = {
-    {".mp4", 16'384, 240}, {".webp", 16'383, 90}, {".gif", 65'535, 50}};
+    {".mp4", 16'384, 240, /*has_sound=*/true}, {".webp", 16'383, 90}, {".gif", 65'535, 50}};
 constexpr const ClipFormat& kMp4 = kFormats[0];
 constexpr const ClipFormat& kWebp = kFormats[1];
 constexpr const ClipFormat& kGif = kFormats[2];

@@ -9,6 +9,7 @@
 #include "atelier/error.h"
 
 #include "host/media/image.h"
+#include "host/media/sound.h"
 
 namespace atelier::media {
 
@@ -16,6 +17,9 @@ struct ClipSettings {
   int width = 0, height = 0;  // of every frame
   double fps = 0;             // frames per second
   std::string comment = {};   // ASCII, see to_comment(); empty: the file says nothing
+  // Beside the frames, from the first one on; null: there is none. Formats without sound, see
+  // ClipFormat, leave it out.
+  std::shared_ptr<const Sound> sound = nullptr;
 };
 
 // What has been added takes no memory, or a bounded part of it. Not thread-safe.
@@ -44,6 +48,7 @@ struct ClipFormat {
   std::string_view extension;  // ".mp4"
   int64_t max_side;            // pixels
   double max_fps;              // above which the format or its players are slower
+  bool has_sound = false;
 };
 
 // The format of a file's name; null: it is no clip's.

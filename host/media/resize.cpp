@@ -60,10 +60,26 @@ std::pair<int, int> covering_size(const Image& image, int width, int height) {
   return {round_half_even(image.width * scale), round_half_even(image.height * scale)};
 }
 
-Image crop_and_resize(const Image& image, int width, int height) {
+Image crop_and_resize(const Image& image, int width, int height, Filter filter) {
   if (image.width == width && image.height == height) return image;
   const auto [scaled_width, scaled_height] = covering_size(image, width, height);
-  return center_crop(resize(image, scaled_width, scaled_height, Filter::kBilinear), width, height);
+  return center_crop(resize(image, scaled_width, scaled_height, filter), width, height);
+}
+
+std::pair<int, int> size_within(const Image& image, int width, int height) {
+  const int64_t w = image.width, h = image.height;
+  if (w * height >= h * width)
+    return {width, static_cast<int>(std::max(h * width / w, int64_t{1}))};
+  return {static_cast<int>(std::max(w * height / h, int64_t{1})), height};
+}
+
+Image padded(const Image& image, int width, int height, int level) {
+  Image out(width, height);
+  std::ranges::fill(out.rgb, static_cast<uint8_t>(level));
+  const int left = (width - image.width) / 2, top = (height - image.height) / 2;
+  for (int y = 0; y < image.height; ++y)
+    std::copy_n(image.row(y), image.row_bytes(), out.row(top + y) + 3 * left);
+  return out;
 }
 
 void resize_with_alpha(Image& image, Image& alpha, int width, int height, Filter filter) {

@@ -17,6 +17,8 @@ set(ATELIER_VIDEO_SOURCES
   ffmpeg/input_file.cpp
   ffmpeg/packet_index.cpp
   ffmpeg/reader.cpp
+  ffmpeg/sound.cpp
+  ffmpeg/sound_encoder.cpp
   ffmpeg/writer.cpp
   raster.cpp)
 

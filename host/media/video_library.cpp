@@ -23,8 +23,8 @@ std::variant<const VideoLibrary*, Error> open() {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr)
     return Error(ErrorCode::kEnvironment,
-                 std::string("videos cannot be read or written: ") + dlerror(), kPackages,
-                 "VIDEO_LIBRARY");
+                 std::string("videos and sounds cannot be read or written: ") + dlerror(),
+                 kPackages, "VIDEO_LIBRARY");
   using Door = const VideoLibrary* (*)() noexcept;
   const auto door = reinterpret_cast<Door>(dlsym(library, "atelier_video"));
   const VideoLibrary* found = door == nullptr ? nullptr : door();

@@ -193,6 +193,14 @@ bool is_for(const InputSpec& input, const ComponentSpec& control,
          });
 }
 
+bool reads_texts(const EncodeStage& stage, const ModelFamily& family) {
+  return std::ranges::any_of(family.components(), [&](const ComponentSpec& component) {
+    const bool is_of_texts =
+        component.role == Role::kTextEncoder || component.role == Role::kTokenizer;
+    return is_of_texts && uses(stage, component);
+  });
+}
+
 bool is_prompted(const EncodeStage& stage) {
   return reads(stage, kPrompt);
 }

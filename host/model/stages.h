@@ -75,6 +75,8 @@ bool encodes(const ModelFamily& family, const ComponentSpec& component);
 // stage that names the control.
 bool is_for(const InputSpec& input, const ComponentSpec& control,
             std::span<const EncodeStage> stages);
+// Whether it runs a text encoder or a tokenizer.
+bool reads_texts(const EncodeStage& stage, const ModelFamily& family);
 bool is_prompted(const EncodeStage& stage);  // whether it reads the prompt
 // Whether it runs for the negative branch of guidance, too.
 bool runs_per_branch(const EncodeStage& stage);

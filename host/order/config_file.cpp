@@ -85,6 +85,8 @@ std::string wanted(const FlagSpec& flag) {
       return "a whole number or a list of them";
     case FlagKind::kReal:
       return "a number";
+    case FlagKind::kReals:
+      return "a number or a list of them";
     case FlagKind::kFlag:
       return "true or false";
     case FlagKind::kList:
@@ -107,14 +109,14 @@ std::optional<std::string> text_value(const FlagSpec& flag, const toml::node& no
 // The text of a flag that takes a number.
 std::optional<std::string> number_value(const FlagSpec& flag, const toml::node& node) {
   if (node.is_integer()) return std::to_string(*node.value_exact<int64_t>());
-  if (node.is_floating_point() && flag.kind == FlagKind::kReal)
+  if (node.is_floating_point() && (flag.kind == FlagKind::kReal || flag.kind == FlagKind::kReals))
     return report::number_text(*node.value_exact<double>());
   // TOML has no whole numbers from 2^63.
   if (node.is_string() && flag.kind == FlagKind::kSeed) return *node.value_exact<std::string>();
   return std::nullopt;
 }
 
-// The text of a flag that takes whole numbers.
+// The text of a flag that takes several numbers.
 std::optional<std::string> numbers_value(const FlagSpec& flag, const toml::node& node) {
   const toml::array* const numbers = node.as_array();
   if (numbers == nullptr) return number_value(flag, node);
@@ -145,6 +147,7 @@ std::string value_text(const FlagSpec& flag, const toml::node& node) {
       text = number_value(flag, node);
       break;
     case FlagKind::kIntegers:
+    case FlagKind::kReals:
       text = numbers_value(flag, node);
       break;
     case FlagKind::kText:

@@ -40,9 +40,10 @@ std::string list_text(const std::vector<std::string>& parts) {
 }
 
 // One number stands without brackets.
-std::string numbers_text(const std::vector<int64_t>& numbers) {
+template <typename Number>
+std::string numbers_text(const std::vector<Number>& numbers, std::string (*text_of)(Number)) {
   std::string out;
-  for (const int64_t number : numbers) out += (out.empty() ? "" : ", ") + std::to_string(number);
+  for (const Number number : numbers) out += (out.empty() ? "" : ", ") + text_of(number);
   return numbers.size() == 1 ? out : "[" + out + "]";
 }
 
@@ -132,13 +133,15 @@ std::string value_line(const FlagSpec& flag, const flags::ParsedFlags& flags) {
     case FlagKind::kInteger:
       return std::to_string(flags.integer(flag.name));
     case FlagKind::kIntegers:
-      return numbers_text(flags.integers(flag.name));
+      return numbers_text<int64_t>(flags.integers(flag.name), std::to_string);
     case FlagKind::kSeed: {
       const std::string text = flags.text(flag.name);
       return flags.find_integer(flag.name) ? text : text_text(text);
     }
     case FlagKind::kReal:
       return real_text(flags.real(flag.name));
+    case FlagKind::kReals:
+      return numbers_text<double>(flags.reals(flag.name), real_text);
     case FlagKind::kFlag:
       return flags.flag(flag.name) ? "true" : "false";
     case FlagKind::kList:

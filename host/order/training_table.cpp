@@ -105,7 +105,8 @@ void add_values(Table& table, data::DatasetOptions& d, const ModelFamily* family
     const std::string name(input.name);
     table.add({.name = name,
                .kind = is_switch ? FlagKind::kFlag : FlagKind::kText,
-               .help = "of rows that have no such column: " + std::string(input.help)},
+               .help = "of rows that have no such column: " + std::string(input.help),
+               .choices = {input.choices.begin(), input.choices.end()}},
               [&d, name](const ParsedFlags& flags) {
                 if (const auto text = flags.find_text(name)) d.texts_of_all.emplace(name, *text);
               });

@@ -32,6 +32,11 @@ void add_frames(ContentHash& hash, const std::vector<int64_t>& frames) {
   for (const int64_t frame : frames) hash.add(frame);
 }
 
+// Where what runs beside an item is read.
+void add_place(ContentHash& hash, const data::Item& item) {
+  hash.add("place").add(item.first).add(&item.fps, sizeof item.fps).add(item.target.frames);
+}
+
 void add_files(ContentHash& hash, const std::vector<std::string>& paths, const SourceFiles& files) {
   hash.add(static_cast<int64_t>(paths.size()));
   for (const std::string& path : paths)
@@ -73,7 +78,10 @@ std::string stage_content(const data::Dataset& dataset, size_t index, const Enco
     const auto paths = item.files.find(input.name);
     if (paths != item.files.end()) {
       add_files(hash, paths->second, files);
-      if (inputs::is_clip(input.kind)) add_frames(hash, item.frames);
+      const bool is_target = input.name == dataset.target_input();
+      if (inputs::is_clip(input.kind) && (is_target || input.along_clip))
+        add_frames(hash, item.frames);
+      if (!is_target && input.along_clip) add_place(hash, item);
       continue;
     }
     hash.add(static_cast<int64_t>(input.when_absent));

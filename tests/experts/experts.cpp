@@ -22,7 +22,9 @@ using parts::CausalVaeConfig;
 constexpr int64_t kChannels = 16, kStride = 2, kFrameStride = 2, kHeadDim = 16, kTimeChannels = 32;
 constexpr double kBoundary = 0.5;  // noise levels above it are the first expert's
 constexpr std::string_view kVariants[] = {"experts", "experts-fast"};
-constexpr const char *kReference = "reference", *kSides = "sides", *kAid = "aid";
+constexpr const char *kReference = "reference", *kSides = "sides", *kAid = "aid",
+                      *kBeside = "beside", *kLabels = "labels";
+constexpr std::string_view kDirections[] = {"left", "right"};
 
 constexpr InputSpec kInputs[] = {
     {.name = "prompt", .kind = InputKind::kText, .required = true, .help = "what is to be seen"},
@@ -43,6 +45,37 @@ constexpr InputSpec kInputs[] = {
      .help = "a clip to change",
      .role = InputRole::kStart},
     {.name = "aid", .kind = InputKind::kInteger, .help = "how much the aids help"},
+    {.name = "music",
+     .kind = InputKind::kAudio,
+     .help = "a sound beside the clip",
+     .channels = 1,
+     .along_clip = true,
+     .tail = Tail::kZero,
+     .is_soundtrack = true},
+    {.name = "guide",
+     .kind = InputKind::kVideo,
+     .help = "a clip beside the clip",
+     .fps = 4,
+     .along_clip = true,
+     .tail = Tail::kMirror},
+    {.name = "panel",
+     .kind = InputKind::kImage,
+     .help = "an image of any shape",
+     .fit = InputFit::kPad,
+     .filter = ResizeFilter::kLanczos,
+     .pad_level = 127,
+     .fit_height = 8,
+     .fit_width = 12},
+    {.name = "direction",
+     .kind = InputKind::kText,
+     .help = "where it goes",
+     .choices = kDirections},
+    {.name = "labels", .kind = InputKind::kText, .help = "texts beside the prompt", .max_count = 3},
+    {.name = "label_scales",
+     .kind = InputKind::kReal,
+     .help = "how much each of labels counts",
+     .max_count = 3,
+     .paired_with = "labels"},
     {.name = "looped",
      .kind = InputKind::kFlag,
      .variants = "loops*",
@@ -58,12 +91,16 @@ constexpr std::string_view kTextEncoder[] = {"text_encoder"}, kVae[] = {"vae"},
                            kEye[] = {"image_encoder"}, kPrompt[] = {"prompt"},
                            kFirst[] = {"first_image"}, kSideImages[] = {"side_images"},
                            kImage[] = {"image"}, kAids[] = {"aid_high", "aid_low"},
-                           kAidInput[] = {"aid"};
+                           kAidInput[] = {"aid"},
+                           kAround[] = {"music", "guide", "panel", "direction"},
+                           kTexts[] = {"labels", "label_scales"};
 constexpr EncodeStage kStages[] = {
     {.name = "text", .components = kTextEncoder, .inputs = kPrompt},
     {.name = "reference", .components = kVae, .inputs = kFirst},
     {.name = "sides", .components = kEye, .inputs = kSideImages, .variants = "experts"},
     {.name = "aid", .components = kAids, .inputs = kAidInput},
+    {.name = "beside", .components = {}, .inputs = kAround},
+    {.name = "labels", .components = kTextEncoder, .inputs = kTexts},
     {.name = "latents", .components = kVae, .inputs = kImage},
 };
 constexpr ScheduleDefaults kSchedules[] = {
@@ -169,7 +206,11 @@ struct Expert final : Denoiser {
   int64_t patch() const override { return 1; }
   at::ScalarType dtype() const override { return embed.weight->draw().scalar_type(); }
   std::vector<ConditioningEntry> entries() const override {
-    return {{.width = embed.out_features()}, {.name = kReference}, {.name = kSides}};
+    return {{.width = embed.out_features()},
+            {.name = kReference},
+            {.name = kSides},
+            {.name = kBeside},
+            {.name = kLabels}};
   }
   nn::NoiseLevels* levels() override { return &noise_levels; }
 
@@ -179,7 +220,9 @@ struct Expert final : Denoiser {
     std::vector<int64_t> lengths;
     for (const Conditioning* cond : in.cond) {
       context.push_back(named_tensor(*cond, kPromptEmbeds, 2));
-      for (const char* images : {kReference, kSides}) {
+      if (cond->contains(kLabels))
+        context.back() = at::cat({context.back(), named_tensor(*cond, kLabels, 2)});
+      for (const char* images : {kReference, kSides, kBeside}) {
         if (!cond->contains(images)) continue;
         const at::Tensor cells = named_tensor(*cond, images, 2);
         context.back() = at::cat({context.back(), embed.forward(cells.to(context.back().dtype()))});
@@ -231,7 +274,11 @@ struct Experts final : ComponentModel {
     return {asked.frames, sides->front().size(1), sides->front().size(2)};
   }
   static std::string text_of(const EncodeInputs& in) {
-    return text_input(in.values, "prompt") + '\n';
+    if (in.stage != "labels") return text_input(in.values, "prompt") + '\n';
+    std::string longest;
+    for (const std::string& text : *find_input<std::vector<std::string>>(in.values, "labels"))
+      if (text.size() >= longest.size()) longest = text + '\n';
+    return longest;
   }
   TextLength text_length(const EncodeInputs& in) const override {
     return {.tokens = std::ssize(text_of(in)), .limit = 64};
@@ -249,10 +296,36 @@ struct Experts final : ComponentModel {
           {kReference, latents_of(clip_input(in.values, "first_image"), runner).flatten(1).t()}};
     if (in.stage == "aid")
       return {{kAid, at::tensor({static_cast<float>(*find_input<int64_t>(in.values, "aid"))})}};
+    if (in.stage == "beside") return {{kBeside, beside_of(in)}};
+    if (in.stage == "labels") return {{kLabels, labels_of(in, runner)}};
     std::vector<at::Tensor> cells;  // [cells, C] of each image
     for (const at::Tensor& side : *find_input<std::vector<at::Tensor>>(in.values, "side_images"))
       cells.push_back(loaded<Eye>("image_encoder").forward(side));
     return {{kSides, at::cat(cells)}};
+  }
+  // Rows [N, C] of all that stands beside.
+  static at::Tensor beside_of(const EncodeInputs& in) {
+    std::vector<at::Tensor> rows;
+    if (const auto* music = find_input<at::Tensor>(in.values, "music"))
+      rows.push_back(at::adaptive_avg_pool1d(music->abs(), {2 * kChannels}).view({2, kChannels}));
+    if (const auto* guide = find_input<at::Tensor>(in.values, "guide"))
+      rows.push_back(at::adaptive_avg_pool2d(guide->mean(0), {4, 4}).flatten(1));
+    if (const auto* panel = find_input<at::Tensor>(in.values, "panel"))
+      rows.push_back(at::adaptive_avg_pool2d(*panel, {4, 4}).flatten(1));
+    if (const auto* direction = find_input<std::string>(in.values, "direction"))
+      rows.push_back(at::full({1, kChannels}, *direction == "left" ? -1.0 : 1.0));
+    return at::cat(rows);
+  }
+  at::Tensor labels_of(const EncodeInputs& in, BlockRunner& runner) {
+    const auto* scales = find_input<std::vector<double>>(in.values, "label_scales");
+    const auto& labels = *find_input<std::vector<std::string>>(in.values, "labels");
+    std::vector<at::Tensor> rows;
+    for (size_t i = 0; i < labels.size(); ++i) {
+      std::vector<int64_t> ids = tokenize(labels[i] + '\n');
+      cut_to_limit(ids, {.tokens = std::ssize(ids), .limit = text_length(in).limit});
+      rows.push_back(encode_ids("text_encoder", ids, runner) * (scales ? scales->at(i) : 1.0));
+    }
+    return at::cat(rows);
   }
   NamedTensors probe(std::string_view name, const NamedTensors& in, BlockRunner& runner) override {
     if (name.starts_with("aid")) {

@@ -294,7 +294,7 @@ class Experts(unittest.TestCase):
             shutil.copy(program.PROGRAM.parent.parent / part, self.folder / "alone" / part)
         result = program.run_line([str(word) for word in (self.folder / "alone/bin/atelier", *flags, "--num_frames", 3,
                                                           "--output", "a.mp4")], code=3, cwd=self.folder)
-        self.assertIn('--output: "a.mp4": videos cannot be read or written', result.stderr)
+        self.assertIn('--output: "a.mp4": videos and sounds cannot be read or written', result.stderr)
         self.assertIn("write .webp, .gif or .png instead, or install FFmpeg", result.stderr)
         self.assertNotIn("denoise", result.stderr)
 

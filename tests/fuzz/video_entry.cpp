@@ -1,5 +1,6 @@
-// The reader of videos, over FFmpeg's own code.
+// The readers of videos and sounds, over FFmpeg's own code.
 #include <algorithm>
+#include <functional>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -33,6 +34,27 @@ void read_clip(const std::string& path) {
   promise(count == std::size(numbers), "each frame that is asked for is given");
 }
 
+void read_sound(const std::string& path) {
+  const media::SoundInfo info = media::ffmpeg::probe_sound(path);
+  promise(info.channels > 0 && info.sample_rate > 0 && info.samples >= 0, "a sound has a shape");
+  constexpr int64_t kMostSamples = 1 << 16;
+  const media::Sound sound = media::ffmpeg::read_sound(path, {.count = kMostSamples});
+  promise(sound.channels == 1 && sound.samples() <= kMostSamples, "no more than is asked for");
+  promise(std::ranges::all_of(sound.values, [](float x) { return x >= -1 && x <= 1; }),
+          "values lie within 1");
+}
+
+// What is wrong with a file is one of these.
+void expect_refusal(const std::function<void()>& read) {
+  try {
+    read();
+  } catch (const Error& error) {
+    promise(error.code() == ErrorCode::kUnsupported || error.code() == ErrorCode::kDataLoss ||
+                error.code() == ErrorCode::kInvalidArgument,
+            "a video is unknown, damaged or too large");
+  }
+}
+
 }  // namespace
 
 void fuzz_video(std::string_view bytes) {
@@ -40,13 +62,9 @@ void fuzz_video(std::string_view bytes) {
   const int file = memfd_create("clip", MFD_CLOEXEC);
   promise(file >= 0 && write(file, bytes.data(), bytes.size()) == ssize_t(bytes.size()),
           "a file in memory can be written");
-  try {
-    read_clip("/proc/self/fd/" + std::to_string(file));
-  } catch (const Error& error) {
-    promise(error.code() == ErrorCode::kUnsupported || error.code() == ErrorCode::kDataLoss ||
-                error.code() == ErrorCode::kInvalidArgument,
-            "a video is unknown, damaged or too large");
-  }
+  const std::string path = "/proc/self/fd/" + std::to_string(file);
+  expect_refusal([&] { read_clip(path); });
+  expect_refusal([&] { read_sound(path); });
   close(file);
 }
 

@@ -11,10 +11,17 @@ namespace {
 // Containers of whole videos in one file. Playlists, image sequences, devices and the like, which
 // would open other files, are not among them.
 constexpr const char* kDemuxers = "mov,matroska,avi,mpegts";
+constexpr const char* kSoundDemuxers =
+    "mov,matroska,avi,mpegts,wav,w64,aiff,flac,mp3,ogg,aac,caf,flv,asf";
 // Decoders of what cameras, editors and the web write.
 constexpr const char* kDecoders =
     "h264,hevc,vp8,vp9,libvpx,libvpx-vp9,libdav1d,libaom-av1,mpeg4,msmpeg4,h263,mpeg1video,"
     "mpeg2video,mjpeg,prores,dnxhd,ffv1,huffyuv,ffvhuff,utvideo,rawvideo,png,qtrle,theora";
+constexpr const char* kSoundDecoders =
+    "pcm_u8,pcm_s8,pcm_s16le,pcm_s16be,pcm_s24le,pcm_s24be,pcm_s32le,pcm_s32be,pcm_f32le,pcm_f32be,"
+    "pcm_f64le,pcm_f64be,pcm_alaw,pcm_mulaw,adpcm_ms,adpcm_ima_wav,adpcm_ima_qt,aac,mp3,mp3float,"
+    "mp2,"
+    "mp2float,flac,alac,vorbis,opus,ac3,eac3,wmav1,wmav2";
 
 constexpr int kMaxStreams = 64;
 constexpr int64_t kProbeBytes = 5'000'000;
@@ -45,7 +52,8 @@ std::string format_name(const AVFormatContext& context, InputFile& file) {
 
 }  // namespace
 
-Demuxer::Demuxer(const std::filesystem::path& path) : place_(path.string()), file_(path) {
+Demuxer::Demuxer(const std::filesystem::path& path, Track track)
+    : place_(path.string()), track_(track), file_(path) {
   declared_length_ = declared_length(file_);
   auto* buffer = static_cast<uint8_t*>(av_malloc(kIoBytes));
   io_.reset(avio_alloc_context(buffer, kIoBytes, /*write_flag=*/0, &file_, InputFile::read,
@@ -60,8 +68,9 @@ void Demuxer::open() {
   AVFormatContext* context = avformat_alloc_context();
   context->pb = io_.get();
   context->io_open = refuse_to_open;
-  context->format_whitelist = av_strdup(kDemuxers);
-  context->codec_whitelist = av_strdup(kDecoders);
+  const bool is_sound = track_ == Track::kSound;
+  context->format_whitelist = av_strdup(is_sound ? kSoundDemuxers : kDemuxers);
+  context->codec_whitelist = av_strdup(is_sound ? kSoundDecoders : kDecoders);
   context->max_streams = kMaxStreams;
   context->probesize = kProbeBytes;
   context->max_analyze_duration = kProbeSeconds * AV_TIME_BASE;
@@ -71,22 +80,31 @@ void Demuxer::open() {
   if (code >= 0) return;
   if (const auto error = cut_short("nothing of it can be read")) throw Error(*error);
   const bool is_damage = code == AVERROR_INVALIDDATA || code == AVERROR_EOF;
-  throw Error(is_damage ? ErrorCode::kDataLoss : ErrorCode::kUnsupported,
-              place_ + ": the video cannot be opened: " + message_of(code),
-              is_damage ? "it is damaged or of a kind that is not read; get it again or convert it "
-                          "to MP4 (H.264)"
-                        : "convert it to MP4 (H.264)");
+  const std::string way_out = is_sound ? "convert it to WAV or FLAC" : "convert it to MP4 (H.264)";
+  throw Error(
+      is_damage ? ErrorCode::kDataLoss : ErrorCode::kUnsupported,
+      place_ + ": the " + (is_sound ? "sound" : "video") + " cannot be opened: " + message_of(code),
+      is_damage ? "it is damaged or of a kind that is not read; get it again or " + way_out
+                : way_out);
 }
 
 void Demuxer::choose_stream() {
   for (unsigned i = 0; i < context_->nb_streams; ++i) context_->streams[i]->discard = AVDISCARD_ALL;
-  stream_ = av_find_best_stream(context_.get(), AVMEDIA_TYPE_VIDEO, -1, -1, nullptr, 0);
+  const bool is_sound = track_ == Track::kSound;
+  stream_ = av_find_best_stream(context_.get(), is_sound ? AVMEDIA_TYPE_AUDIO : AVMEDIA_TYPE_VIDEO,
+                                /*wanted_stream_nb=*/-1, /*related_stream=*/-1, nullptr, 0);
   constexpr int kNoMotion = AV_DISPOSITION_ATTACHED_PIC | AV_DISPOSITION_TIMED_THUMBNAILS;
+  if (stream_ < 0 && is_sound) {
+    if (const auto error = cut_short("nothing of its sound can be read")) throw Error(*error);
+    throw Error(ErrorCode::kUnsupported, place_ + ": holds no sound", "name a file with sound");
+  }
   if (stream_ < 0 || (stream().disposition & kNoMotion) != 0)
     throw Error(ErrorCode::kUnsupported,
                 place_ + (has_sound() ? ": holds sound and no video" : ": holds no video"),
                 "leave it out");
   context_->streams[stream_]->discard = AVDISCARD_DEFAULT;
+  if (context_->duration_estimation_method != AVFMT_DURATION_FROM_BITRATE)
+    told_duration_ = std::max<int64_t>(stream().duration, 0);
 }
 
 bool Demuxer::has_sound() const {

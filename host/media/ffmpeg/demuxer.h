@@ -1,4 +1,5 @@
-// The packets of one video file. Nothing but this file is opened, whatever stands in it.
+// The packets of one track of a video or a sound file. Nothing but this file is opened, whatever
+// stands in it.
 #pragma once
 
 #include <array>
@@ -41,14 +42,18 @@ class InputFile {
 // not say. A file that is shorter was cut.
 int64_t declared_length(InputFile& file);
 
+enum class Track { kVideo, kSound };
+
 class Demuxer {
  public:
-  // Finds the video's stream. Throws Error as open_video().
-  explicit Demuxer(const std::filesystem::path& path);
+  // Finds the stream of that kind. Throws Error as open_video() and probe_sound().
+  explicit Demuxer(const std::filesystem::path& path, Track track = Track::kVideo);
 
   const AVStream& stream() const { return *context_->streams[stream_]; }
   const AVFormatContext& context() const { return *context_; }
   const std::string& format() const { return format_; }  // as ClipInfo::format
+  // How long the header says that the stream is, in its unit; 0 where it does not.
+  int64_t told_duration() const { return told_duration_; }
   bool has_sound() const;
   // Square pixels have 1/1, and so have those of which nothing is known.
   AVRational pixel_shape(const AVFrame& frame) const;
@@ -78,12 +83,14 @@ class Demuxer {
   void choose_stream();
 
   std::string place_;
+  const Track track_;
   InputFile file_;
   int64_t declared_length_ = 0;
   std::unique_ptr<AVIOContext, FreeIo> io_;
   std::unique_ptr<AVFormatContext, Freed<avformat_close_input>> context_;
   std::string format_;
   int stream_ = -1;
+  int64_t told_duration_ = 0;
 };
 
 }  // namespace atelier::media::ffmpeg

@@ -35,6 +35,18 @@ int64_t declared_by_boxes(InputFile& file) {
   return 0;
 }
 
+// The length of a RIFF file: "RIFF", its length behind here, and what it holds, 12 bytes.
+int64_t declared_by_riff(const std::array<uint8_t, 12>& head) {
+  const int64_t length =
+      int64_t{head[4]} | int64_t{head[5]} << 8 | int64_t{head[6]} << 16 | int64_t{head[7]} << 24;
+  // Recorders that write a sound into a pipe do not know it, and put the largest number there.
+  constexpr int64_t kUnknown = 0x7fff'0000;
+  const bool is_sound =
+      std::string_view(reinterpret_cast<const char*>(head.data()) + 8, 4) == "WAVE";
+  if (is_sound && length >= kUnknown) return 0;
+  return 8 + (is_sound ? length & ~int64_t{1} : length);  // an odd one may lack its last zero
+}
+
 // An element of Matroska: where its contents begin and end; `end` is 0 where the file does not say.
 struct Element {
   int64_t begin = 0, end = 0;
@@ -118,9 +130,7 @@ int64_t declared_length(InputFile& file) {
     const Element header = read_element(file, 0);
     return header.end == 0 ? 0 : read_element(file, header.end).end;
   }
-  if (text.starts_with("RIFF"))
-    return 8 + (int64_t{head[4]} | int64_t{head[5]} << 8 | int64_t{head[6]} << 16 |
-                int64_t{head[7]} << 24);
+  if (text.starts_with("RIFF")) return declared_by_riff(head);
   return declared_by_boxes(file);
 }
 

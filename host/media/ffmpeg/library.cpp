@@ -26,9 +26,13 @@ void log(void* context, int level, const char* format, va_list arguments) {
 extern "C" ATELIER_API const atelier::media::VideoLibrary* atelier_video() noexcept {
   using namespace atelier::media;
   static const std::string version = std::string("FFmpeg ") + av_version_info();
-  static const VideoLibrary library = {ATELIER_ABI " video=" ATELIER_VIDEO_HASH, ffmpeg::open_video,
-                                       ffmpeg::create_video, version.c_str(),
-                                       ffmpeg::require_encoder};
+  static const VideoLibrary library = {ATELIER_ABI " video=" ATELIER_VIDEO_HASH,
+                                       ffmpeg::open_video,
+                                       ffmpeg::create_video,
+                                       version.c_str(),
+                                       ffmpeg::require_encoder,
+                                       ffmpeg::probe_sound,
+                                       ffmpeg::read_sound};
   av_log_set_callback(log);
   return &library;
 }

@@ -1,12 +1,10 @@
 #include <algorithm>
+#include <optional>
 
 #include "atelier/error.h"
 
 #include "host/media/ffmpeg/ffmpeg.h"
-
-extern "C" {
-#include <libavutil/opt.h>
-}
+#include "host/media/ffmpeg/sound_encoder.h"
 
 namespace atelier::media::ffmpeg {
 namespace {
@@ -15,16 +13,6 @@ constexpr const char* kEncoder = "libx264";
 constexpr const char* kQuality = "18";  // constant rate factor: no loss is seen at this one
 // Fixed, because the bytes depend on it.
 constexpr int kThreads = 4;
-
-void require(int result) {
-  if (result < 0) throw Error(ErrorCode::kEnvironment, "cannot be written: " + message_of(result));
-}
-
-template <typename T>
-T required(T made) {
-  if (!made) throw Error(ErrorCode::kOutOfMemory, "not enough memory to write a video");
-  return made;
-}
 
 struct FreeOutput {
   void operator()(AVFormatContext* output) const {
@@ -42,12 +30,13 @@ const AVCodec* find_encoder() {
   return codec;
 }
 
-// H.264 in MP4, colours as BT.709 in limited range with half the resolution.
+// H.264 in MP4, colours as BT.709 in limited range with half the resolution; sound in AAC.
 class H264Writer final : public ClipWriter {
  public:
   H264Writer(const std::filesystem::path& path, const ClipSettings& settings)
       : settings_(settings), packet_(required(av_packet_alloc())) {
     open_encoder();
+    if (settings.sound != nullptr) sound_.emplace(settings.sound);
     make_scaler();
     open_file("file:" + path.string());
   }
@@ -61,10 +50,14 @@ class H264Writer final : public ClipWriter {
     sws_scale(scaler_.get(), planes, strides, 0, even.height, frame_->data, frame_->linesize);
     frame_->pts = frames_++;
     encode(frame_.get());
+    if (sound_)
+      sound_->encode_until(static_cast<double>(frames_) / settings_.fps,
+                           [&](AVPacket* packet) { write_sound(packet); });
   }
 
   void finish() override {
     encode(nullptr);
+    if (sound_) sound_->finish([&](AVPacket* packet) { write_sound(packet); });
     require(av_write_trailer(output_.get()));
     require(avio_closep(&output_->pb));
   }
@@ -120,6 +113,11 @@ class H264Writer final : public ClipWriter {
     require(avcodec_parameters_from_context(stream_->codecpar, encoder_.get()));
     stream_->time_base = encoder_->time_base;
     stream_->avg_frame_rate = encoder_->framerate;
+    if (sound_) {
+      sound_stream_ = required(avformat_new_stream(made, nullptr));
+      require(avcodec_parameters_from_context(sound_stream_->codecpar, &sound_->context()));
+      sound_stream_->time_base = sound_->context().time_base;
+    }
     if (!settings_.comment.empty())
       require(av_dict_set(&output_->metadata, "comment", settings_.comment.c_str(), 0));
     // The index stands before the frames, so that players begin while they load.
@@ -142,6 +140,12 @@ class H264Writer final : public ClipWriter {
     }
   }
 
+  void write_sound(AVPacket* packet) {
+    av_packet_rescale_ts(packet, sound_->context().time_base, sound_stream_->time_base);
+    packet->stream_index = sound_stream_->index;
+    require(av_interleaved_write_frame(output_.get(), packet));
+  }
+
   // Half the resolution needs even sides: the last row and column are there twice.
   static Image with_even_sides(const Image& frame) {
     if (frame.width % 2 == 0 && frame.height % 2 == 0) return frame;
@@ -160,7 +164,8 @@ class H264Writer final : public ClipWriter {
   Packet packet_;
   Scaler scaler_;
   std::unique_ptr<AVFormatContext, FreeOutput> output_;
-  AVStream* stream_ = nullptr;  // of output_
+  std::optional<SoundEncoder> sound_;
+  AVStream *stream_ = nullptr, *sound_stream_ = nullptr;  // of output_
   int64_t frames_ = 0;
 };
 

@@ -181,7 +181,7 @@ TEST_CASE("Inputs that contradict themselves are found", "[conformance]") {
   constexpr InputKind kImage = InputKind::kImage;
   const std::pair<InputSpec, const char*> cases[] = {
       {{.name = "more", .kind = kImage, .min_count = 3, .max_count = 2}, "has no count"},
-      {{.name = "more", .kind = InputKind::kReal, .max_count = 2},
+      {{.name = "more", .kind = InputKind::kVideo, .max_count = 2},
        "is a list of what has no lists"},
       {{.name = "more",
         .kind = kImage,
@@ -218,6 +218,111 @@ TEST_CASE("Inputs that contradict themselves are found", "[conformance]") {
   const InputSpec start = {
       .name = "more", .kind = kImage, .use = InputUse::kGenerate, .role = InputRole::kStart};
   CHECK(failed(conformance::check_family(ToyWithInput(start))).empty());
+}
+
+TEST_CASE("Fields of an input that do not belong together are found", "[conformance]") {
+  constexpr InputKind kImage = InputKind::kImage, kVideo = InputKind::kVideo,
+                      kAudio = InputKind::kAudio, kText = InputKind::kText;
+  static constexpr std::string_view kChoices[] = {"a", "b"}, kTwice[] = {"a", "a"};
+  const std::pair<InputSpec, const char*> cases[] = {
+      {{.name = "more", .kind = kImage, .choices = kChoices}, "has choices and is no text"},
+      {{.name = "more", .kind = kText, .choices = kTwice}, "has choices that are empty or twice"},
+      {{.name = "more", .kind = kText, .max_count = 2, .paired_with = "none"},
+       "is paired with no other input"},
+      {{.name = "more", .kind = kText, .max_count = 2, .paired_with = "more"},
+       "is paired with no other input"},
+      {{.name = "more", .kind = kText, .paired_with = "references"}, "one of the two is no list"},
+      {{.name = "more", .kind = kText, .max_count = 2, .paired_with = "prompt"},
+       "one of the two is no list"},
+      {{.name = "more", .kind = kImage, .fit = InputFit::kAsIs, .filter = ResizeFilter::kBox},
+       "has a filter, and nothing is scaled"},
+      {{.name = "more", .kind = kText, .filter = ResizeFilter::kBox}, "nothing is scaled"},
+      {{.name = "more", .kind = kImage, .fit = InputFit::kPad, .pad_level = 256}, "outside of 0"},
+      {{.name = "more", .kind = kImage, .pad_level = 127}, "no such gray is beside it"},
+      {{.name = "more", .kind = InputKind::kMask, .fit = InputFit::kPad, .pad_level = 1},
+       "no such gray is beside it"},
+      {{.name = "more", .kind = kImage, .fit_height = 8}, "has one side of a size"},
+      {{.name = "more", .kind = kImage, .fit = InputFit::kAsIs, .fit_height = 8, .fit_width = 8},
+       "nothing is brought to it"},
+      {{.name = "more", .kind = kAudio, .channels = 1, .fit_height = 8, .fit_width = 8},
+       "nothing is brought to it"},
+      {{.name = "more", .kind = kImage, .fps = 8}, "has fps and is no clip"},
+      {{.name = "more", .kind = kVideo, .fps = -1}, "has fps that are out of range"},
+      {{.name = "more", .kind = kImage, .along_clip = true}, "neither clip nor sound"},
+      {{.name = "more", .kind = kVideo, .tail = Tail::kMirror}, "does not run along the clip"},
+      {{.name = "more", .kind = InputKind::kVideoMask, .along_clip = true, .tail = Tail::kMinusOne},
+       "has a tail of -1"},
+      {{.name = "more", .kind = kAudio, .channels = 1, .sample_rate = 0}, "has a sample_rate"},
+      {{.name = "more", .kind = kAudio}, "has channels"},
+      {{.name = "more", .kind = kImage, .is_soundtrack = true}, "no sound or clip of generation"},
+      {{.name = "more",
+        .kind = kAudio,
+        .use = InputUse::kTrain,
+        .channels = 1,
+        .is_soundtrack = true},
+       "no sound or clip of generation"},
+  };
+  for (const auto& [input, said] : cases) {
+    const std::vector<std::string> names = failed(conformance::check_family(ToyWithInput(input)));
+    INFO(said);
+    REQUIRE(!names.empty());
+    CHECK_THAT(names.front(), Catch::Contains("declarations") && Catch::Contains(said));
+  }
+}
+
+// A toy with several more inputs.
+class ToyWithInputs final : public test::ToyFamily {
+ public:
+  explicit ToyWithInputs(const std::vector<InputSpec>& more) {
+    inputs_.assign(ToyFamily::inputs().begin(), ToyFamily::inputs().end());
+    for (InputSpec input : more) {
+      input.help = "one more";
+      inputs_.push_back(input);
+    }
+  }
+  std::span<const InputSpec> inputs() const override { return inputs_; }
+
+ private:
+  std::vector<InputSpec> inputs_;
+};
+
+TEST_CASE("Fields of inputs that belong together are no findings", "[conformance]") {
+  static constexpr std::string_view kChoices[] = {"a", "b"};
+  const auto failed_with = [](const std::vector<InputSpec>& more) {
+    return failed(conformance::check_family(ToyWithInputs(more)));
+  };
+  CHECK(failed_with(
+            {{.name = "way", .kind = InputKind::kText, .choices = kChoices},
+             {.name = "texts", .kind = InputKind::kText, .max_count = 4},
+             {.name = "scales", .kind = InputKind::kReal, .max_count = 4, .paired_with = "texts"},
+             {.name = "face",
+              .kind = InputKind::kVideo,
+              .fit = InputFit::kPad,
+              .filter = ResizeFilter::kBicubic,
+              .pad_level = 127,
+              .fit_height = 512,
+              .fit_width = 512,
+              .fps = 24,
+              .along_clip = true,
+              .tail = Tail::kMirror},
+             {.name = "sound",
+              .kind = InputKind::kAudio,
+              .channels = 2,
+              .along_clip = true,
+              .tail = Tail::kZero,
+              .sample_rate = 48000,
+              .is_soundtrack = true}}) == std::vector<std::string>{});
+  const auto sound = [](std::string_view name, std::string_view variants) {
+    return InputSpec{.name = name,
+                     .kind = InputKind::kAudio,
+                     .variants = variants,
+                     .channels = 1,
+                     .is_soundtrack = true};
+  };
+  CHECK(failed_with({sound("a", "one*"), sound("b", "two*")}) == std::vector<std::string>{});
+  const auto both = failed_with({sound("a", "one*"), sound("b", "*")});
+  REQUIRE(!both.empty());
+  CHECK_THAT(both.front(), Catch::Contains("input 'b' is the soundtrack beside another one"));
 }
 
 TEST_CASE("Components that contradict themselves are found", "[conformance]") {

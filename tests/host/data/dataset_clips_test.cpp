@@ -21,7 +21,7 @@ const std::vector<InputSpec> kClipInputs = {
     {.name = "prompt", .kind = InputKind::kText, .required = true},
     {.name = "first", .kind = InputKind::kImage, .when_absent = WhenAbsent::kFirstFrame},
     {.name = "last", .kind = InputKind::kImage, .when_absent = WhenAbsent::kLastFrame},
-    {.name = "control", .kind = InputKind::kVideo},
+    {.name = "control", .kind = InputKind::kVideo, .along_clip = true},
     {.name = "video",
      .kind = InputKind::kVideo,
      .required = true,
@@ -228,6 +228,28 @@ TEST_CASE("A clip beside the target gives the same frames", "[data][clips]") {
   REQUIRE(control.sizes() == at::IntArrayRef({3, 5, 32, 32}));
   const media::Image cut = media::crop_and_resize(frame(64, 64, 27), 32, 32);
   CHECK(control.select(1, 2)[0][0][0].item<int>() == cut.rgb[0]);
+}
+
+TEST_CASE("A clip beside the target is as long as what is learnt, or has a tail", "[data][clips]") {
+  ClipSet set;
+  set.write_clip("c", 10);
+  set.write_clip("k", 7, 32, 32, 20);
+  set.write_clip("long", 12, 32, 32, 20);
+  set.options().extra_inputs = {"control"};
+  const std::string table = "video,prompt,control\nc,walks,k\n";
+  CHECK(set.good(table).items().size() == 1);  // its head has five
+  CHECK(set.good("video,prompt,control\nc,walks,long\n").items().size() == 1);
+  set.options().clips.frame_extraction = FrameExtraction::kChunk;
+  set.open(table);
+  CHECK_THAT(set.problem(), Contains("(frames 5 to 9) [control]: has 7 frames of the 10 beside"));
+  std::vector<InputSpec> inputs = kClipInputs;
+  inputs[3].tail = Tail::kMirror;
+  const Dataset dataset = set.open(table, inputs);
+  CHECK(set.problem() == "");
+  const at::Tensor control = tensor(dataset.load(1), "control");
+  for (const auto& [place, number] : {std::pair(0, 25), {1, 26}, {2, 25}, {3, 24}, {4, 23}})
+    CHECK(control.select(1, place)[0][0][0].item<int>() == frame(32, 32, number).rgb[0]);
+  CHECK(std::get<at::Tensor>(dataset.shapes(1).at("control")).sizes() == control.sizes());
 }
 
 TEST_CASE("Clips that are short are learnt shorter, and told", "[data][clips]") {

@@ -326,15 +326,26 @@ TEST_CASE("Inputs of another variant are not required, and refused where they ar
              Contains("input \"pose\": only the variant \"pose*\" takes it"));
 }
 
-TEST_CASE("A family that learns sounds is refused", "[data]") {
+TEST_CASE("Lists of a row that belong together are equally long", "[data]") {
   TestSet set;
-  set.write("a.csv", "sound,prompt\na.wav,x\n");
   const std::vector<InputSpec> inputs = {
-      {.name = "sound", .kind = InputKind::kAudio, .required = true},
-      {.name = "prompt", .kind = InputKind::kText, .required = true}};
-  REQUIRE(set.problems(inputs).size() == 1);
-  CHECK_THAT(set.problems(inputs).front(), Contains("sounds cannot be read yet"));
-  CHECK(set.open(inputs).items().empty());
+      {.name = "image", .kind = InputKind::kImage, .required = true, .role = InputRole::kTarget},
+      {.name = "texts", .kind = InputKind::kText, .required = true, .max_count = 3},
+      {.name = "scales",
+       .kind = InputKind::kReal,
+       .required = true,
+       .max_count = 3,
+       .paired_with = "texts"}};
+  set.write("a.csv", "image,texts,scales\na.png,\"[\"\"x\"\", \"\"y\"\"]\",\"1,2\"\n");
+  const Dataset dataset = set.open(inputs);
+  REQUIRE(dataset.items().size() == 1);
+  CHECK(std::get<std::vector<double>>(dataset.values(0).at("scales")) ==
+        std::vector<double>{1.0, 2.0});
+  set.write("a.csv", "image,texts,scales\na.png,x,\"1,2\"\na.png,x,wide\n");
+  const auto problems = set.problems(inputs);
+  REQUIRE(problems.size() == 2);
+  CHECK_THAT(problems[0], Contains("a.csv:2 [scales]: 2 numbers are given, and 1 of texts"));
+  CHECK_THAT(problems[1], Contains("a.csv:3 [scales]: \"wide\" is no number"));
 }
 
 TEST_CASE("What is odd and no mistake is a warning", "[data]") {

@@ -114,6 +114,9 @@ TEST_CASE("Contents tell values apart and nothing else", "[inputs]") {
       at::zeros({2, 2}, at::kInt),
       std::vector<at::Tensor>{zeros},
       std::vector<at::Tensor>{zeros, zeros},
+      std::vector<int64_t>{1, 0},
+      std::vector<double>{1.0, 0.0},
+      std::vector<double>{1.0},
   };
   std::set<std::string> seen;
   for (const InputValue& value : values) CHECK(seen.insert(content_of({{"x", value}})).second);
@@ -134,24 +137,95 @@ TEST_CASE("An absent image is the first or the last frame of the target", "[inpu
   CHECK(std::get<std::vector<at::Tensor>>(when_absent(input, clip)).size() == 1);
 }
 
-TEST_CASE("What cannot be read yet is named", "[inputs]") {
-  const std::vector<std::string> paths = {"a.mp4"};
-  CHECK(is_file(InputKind::kAudio));
-  CHECK(unread_files(InputKind::kAudio) == "sounds");
-  CHECK_THROWS_WITH(read_files(of(InputKind::kAudio), paths, {1, 8, 8}),
-                    Contains("sounds cannot be read yet"));
-  for (const auto kind : {InputKind::kMask, InputKind::kVideo, InputKind::kVideoMask}) {
+TEST_CASE("Numbers may be lists", "[inputs]") {
+  const InputSpec reals = {.name = "x", .kind = InputKind::kReal, .min_count = 2, .max_count = 3};
+  const InputSpec integers = {.name = "x", .kind = InputKind::kInteger, .max_count = 3};
+  CHECK(parse_value(reals, "1, 2.5") == json::array({1.0, 2.5}));
+  CHECK(parse_value(reals, "[1, 2.5]") == json::array({1.0, 2.5}));
+  CHECK(parse_value(reals, json::array({1, 2.5})) == json::array({1.0, 2.5}));
+  CHECK(parse_value(reals, json::array({"1,2", "3"})) == json::array({1.0, 2.0, 3.0}));
+  CHECK(parse_value(integers, 4) == json::array({4}));
+  CHECK(parse_value(integers, "-1,0") == json::array({-1, 0}));
+  CHECK_THAT(refusal(reals, 1), Contains("1 number is given, at least 2 are expected"));
+  CHECK_THAT(refusal(integers, "1,2,3,4"), Contains("4 numbers are given, at most 3"));
+  CHECK_THAT(refusal(integers, "1,2.5"), Contains("\"2.5\" is no whole number"));
+  CHECK_THAT(refusal(integers, "[1,"), Contains("is no list of numbers"));
+  CHECK_THAT(refusal(integers, "[1;2]"), Contains("is no list of numbers"));
+  CHECK_THAT(refusal(reals, json::array({json::array({1}), 2})), Contains("[1] is no number"));
+  CHECK(std::get<std::vector<double>>(to_input(reals, json::array({1.0, 2.5}))) ==
+        std::vector<double>{1.0, 2.5});
+  CHECK(std::get<std::vector<int64_t>>(to_input(integers, json::array({4}))) ==
+        std::vector<int64_t>{4});
+}
+
+TEST_CASE("A text among choices is told with the nearest", "[inputs]") {
+  constexpr std::string_view kChoices[] = {"left", "right"};
+  InputSpec input = of(InputKind::kText);
+  input.choices = kChoices;
+  CHECK(parse_value(input, "left") == "left");
+  const auto error = [&](const json& given) {
+    try {
+      parse_value(input, given);
+    } catch (const Error& refused) {
+      return std::string(refused.what());
+    }
+    return std::string();
+  };
+  CHECK_THAT(error("rihgt"), Contains("\"rihgt\" is not one of \"left\", \"right\"; did you mean right?"));
+  CHECK_THAT(error(""), Contains("is not one of \"left\", \"right\""));
+  input.max_count = 2;
+  CHECK(parse_value(input, json::array({"left", "left"})).size() == 2);
+  CHECK_THAT(error(json::array({"left", "up"})), Contains("\"up\" is not one of"));
+}
+
+TEST_CASE("Lists that belong together are equally long", "[inputs]") {
+  const InputSpec specs[] = {
+      kTexts, {.name = "scales", .kind = InputKind::kReal, .max_count = 9, .paired_with = "texts"}};
+  json values = json::object();
+  const auto wrong = [&] {
+    return unpaired(specs, [&](std::string_view name) -> const json* {
+      const auto found = values.find(name);
+      return found == values.end() ? nullptr : &*found;
+    });
+  };
+  CHECK(wrong().empty());
+  values["texts"] = {"a", "b"};
+  CHECK(wrong().empty());
+  values["scales"] = {1.0, 2.0};
+  CHECK(wrong().empty());
+  values["scales"] = {1.0};
+  REQUIRE(wrong().size() == 1);
+  CHECK(wrong().front().first->name == "scales");
+  CHECK_THAT(wrong().front().second.what(), Contains("1 number is given, and 2 of texts"));
+  values.erase("texts");
+  CHECK_THAT(wrong().front().second.what(), Contains("1 number is given, and none of texts"));
+}
+
+TEST_CASE("Files are images, clips or sounds", "[inputs]") {
+  for (const auto kind : {InputKind::kImage, InputKind::kMask, InputKind::kVideo,
+                          InputKind::kVideoMask, InputKind::kAudio})
     CHECK(is_file(kind));
-    CHECK(unread_files(kind).empty());
-  }
   CHECK((is_clip(InputKind::kVideo) && is_clip(InputKind::kVideoMask)));
-  CHECK_FALSE(is_clip(InputKind::kImage));
+  CHECK_FALSE((is_clip(InputKind::kImage) || is_clip(InputKind::kAudio)));
+  CHECK(
+      (is_mask(InputKind::kMask) && is_mask(InputKind::kVideoMask) && !is_mask(InputKind::kImage)));
+  CHECK((is_sound(InputKind::kAudio) && !is_sound(InputKind::kVideo)));
 }
 
 TEST_CASE("Flags follow kind and count", "[inputs]") {
-  const InputSpec specs[] = {kImage, kImages, kTexts, of(InputKind::kReal)};
+  constexpr std::string_view kChoices[] = {"left", "right"};
+  const InputSpec specs[] = {kImage,
+                             kImages,
+                             kTexts,
+                             of(InputKind::kReal),
+                             {.name = "reals", .kind = InputKind::kReal, .max_count = 2},
+                             {.name = "integers", .kind = InputKind::kInteger, .max_count = 2},
+                             {.name = "way", .kind = InputKind::kText, .choices = kChoices}};
   const auto flags = flags_of_inputs(specs, InputUse::kGenerate);
-  REQUIRE(flags.size() == 4);
+  REQUIRE(flags.size() == 7);
+  CHECK((flags[4].kind == flags::FlagKind::kReals && flags[4].repeated));
+  CHECK((flags[5].kind == flags::FlagKind::kIntegers && flags[5].repeated));
+  CHECK(flags[6].choices == std::vector<std::string>{"left", "right"});
   CHECK((flags[0].value_name == "FILE" && !flags[0].repeated));
   CHECK((flags[1].value_name == "FILE" && flags[1].repeated));
   CHECK((flags[2].value_name.empty() && flags[2].repeated));
