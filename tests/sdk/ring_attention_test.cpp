@@ -109,23 +109,33 @@ struct SetsCase {
   bool shares_text;
 };
 
-// Output, and gradients of q and of the keys and values of both sets; `P` 1: of all rows.
-Tensors with_sets(const SetsCase& in, at::ScalarType dtype) {
-  at::manual_seed(9);
-  const int64_t nq = in.picture.total(), nk = in.text.total();
+// q, keys and values of picture and text, and groups of both.
+struct SetsInputs {
+  Tensors heads;
+  Tensor sees, groups;
+
+  SetsInputs(const SetsCase& in, at::ScalarType dtype) {
+    at::manual_seed(9);
+    const int64_t nq = in.picture.total(), nk = in.text.total();
+    for (const auto& [rows, count] :
+         {std::pair(nq, in.heads), std::pair(nq, in.key_heads), std::pair(nq, in.key_heads),
+          std::pair(nk, in.key_heads), std::pair(nk, in.key_heads)})
+      heads.push_back(at::randn({rows, count, 8}, at::kDouble).to(dtype));
+    sees = at::randint(0, 4, {nq}, at::kLong);
+    groups = at::randint(1, 4, {nk}, at::kLong);
+  }
+};
+
+// All rows of the output, and this rank's part of the gradients of the inputs.
+Tensors with_sets(const SetsCase& in, const SetsInputs& inputs) {
   Tensors leaves;
-  for (const auto& [rows, heads] :
-       {std::pair(nq, in.heads), std::pair(nq, in.key_heads), std::pair(nq, in.key_heads),
-        std::pair(nk, in.key_heads), std::pair(nk, in.key_heads)})
-    leaves.push_back(test::trained(at::randn({rows, heads, 8}, at::kDouble).to(dtype)));
-  const Tensor sees = at::randint(0, 4, {nq}, at::kLong),
-               groups = at::randint(1, 4, {nk}, at::kLong);
+  for (const Tensor& t : inputs.heads) leaves.push_back(test::trained(t));
   const SharedRows picture(in.picture), text(in.text);
   const auto of_text = [&](const Tensor& t) { return in.shares_text ? text.take(t) : t; };
   const std::vector<KeySet> sets = {
       {picture.take(leaves[1]), picture.take(leaves[2]), picture.rows()},
       {of_text(leaves[3]), of_text(leaves[4]), in.shares_text ? text.rows() : in.text,
-       picture.take(sees), of_text(groups), 0.6}};
+       picture.take(inputs.sees), of_text(inputs.groups), 0.6}};
   const Tensor out = picture.gather(attention(picture.take(leaves[0]), picture.rows(), sets, 0.5));
   Tensors result = test::gradients({out}, leaves);
   result.insert(result.begin(), out.detach());
@@ -139,11 +149,12 @@ TEST_CASE("Sets of keys go around, and whole ones stay", "[ring]") {
           SetsCase{Segments({9, 0, 14}), Segments({2, 3, 0}), 4, 2, shares_text}}) {
       for (auto [dtype, bound] : {std::pair(at::kDouble, 1e-12), std::pair(at::kFloat, 1e-5),
                                   std::pair(at::kBFloat16, 0.03)}) {
-        const Tensors want = with_sets(in, dtype);
+        const SetsInputs inputs(in, dtype);
+        const Tensors want = with_sets(in, inputs);
         for (const int64_t P : {2, 3, 4}) {
           INFO(in.picture.tensor() << in.text.tensor() << toString(dtype) << ", " << P << " ranks");
           RankThreads threads(P);
-          const auto ranks = threads.run([&] { return with_sets(in, dtype); });
+          const auto ranks = threads.run([&] { return with_sets(in, inputs); });
           CHECK(error(ranks[0][0], want[0]) < bound);
           for (size_t i = 1; i < want.size(); ++i) {
             Tensor sum = at::zeros_like(want[i]);
