@@ -12,18 +12,18 @@ namespace {
 
 // What shapes of published models do not tell.
 struct Published {
-  int64_t width, mlp_width, heads;
+  int64_t width, mlp_width, heads, layers;
   bool quick_gelu;
 };
 constexpr Published kTexts[] = {
-    {768, 3072, 12, true},    // ViT-L/14
-    {1024, 4096, 16, false},  // ViT-H/14
-    {1280, 5120, 20, false},  // ViT-bigG/14
+    {768, 3072, 12, 12, true},    // ViT-L/14
+    {1024, 4096, 16, 24, false},  // ViT-H/14
+    {1280, 5120, 20, 32, false},  // ViT-bigG/14
 };
 constexpr Published kImages[] = {
-    {1024, 4096, 16, true},   // ViT-L/14
-    {1280, 5120, 16, false},  // ViT-H/14
-    {1664, 8192, 16, false},  // ViT-bigG/14
+    {1024, 4096, 16, 24, true},   // ViT-L/14
+    {1280, 5120, 16, 32, false},  // ViT-H/14
+    {1664, 8192, 16, 48, false},  // ViT-bigG/14
 };
 
 const Published* find_published(std::span<const Published> rows, int64_t width, int64_t mlp_width) {
@@ -61,11 +61,20 @@ void check_states(const PartView& view, const Config& c) {
   }
 }
 
-// Layers as published, of which a file may lack those that are not run. What is counted from the
-// end is so counted from that of the published model.
+// Layers as published. A file that was saved here lacks those that are not run, and its last norm,
+// where that is not used: without a config's number they are those of the published widths, or such
+// a file lacks as many as stand behind all states that are counted from the end.
 template <class Config>
-int64_t published_layers(const PartView& view, int64_t there, Config c) {
-  c.layers = view.index().config_integer("num_hidden_layers").value_or(there);
+int64_t published_layers(const PartView& view, int64_t there, bool has_norm,
+                         const Published* published, Config c) {
+  int64_t unused = INT64_MAX;
+  for (const int64_t state : c.states) {
+    if (state < 0) unused = std::min(unused, -1 - state);
+  }
+  const int64_t whole = has_norm || unused == INT64_MAX ? there : there + unused;
+  c.layers = view.index()
+                 .config_integer("num_hidden_layers")
+                 .value_or(published != nullptr ? published->layers : whole);
   check_states(view, c);
   if (c.layers < 1 || there < c.layers_run() || there > c.layers) {
     view.refuse("has " + std::to_string(there) + " layers, num_hidden_layers is " +
@@ -90,8 +99,6 @@ ClipTextConfig read_text(const PartView& view, const std::string& stem, const Cl
   c.states.assign(use.states.begin(), use.states.end());
   c.norms_states = use.norms_states;
   c.pools = use.pooling != ClipPooling::kNone;
-  c.layers = published_layers(
-      view, view.block_count(stem + "encoder.layers.{}.self_attn.q_proj.weight"), c);
   c.vocabulary = view.dim(stem + "embeddings.token_embedding.weight", 0);
   c.width = view.dim(stem + "embeddings.token_embedding.weight", 1);
   c.positions = view.dim(stem + "embeddings.position_embedding.weight", 0);
@@ -99,6 +106,9 @@ ClipTextConfig read_text(const PartView& view, const std::string& stem, const Cl
   c.projection = use.pooling == ClipPooling::kProjected ? view.dim(kProjection, 0) : 0;
   const Published* published = find_published(kTexts, c.width, c.mlp_width);
   view.require_config(published != nullptr, "num_attention_heads and hidden_act");
+  c.layers =
+      published_layers(view, view.block_count(stem + "encoder.layers.{}.self_attn.q_proj.weight"),
+                       view.contains(stem + "final_layer_norm.weight"), published, c);
   c.quick_gelu = index.config().empty() ? published->quick_gelu : says_quick_gelu(index);
   c.heads = index.config_integer("num_attention_heads").value_or(published ? published->heads : 12);
   c.eps = index.config_real("layer_norm_eps").value_or(c.eps);
@@ -147,8 +157,9 @@ ConfigFields clip_text_fields(const Detection& part) {
       .told("vocab_size", {c.vocabulary})
       .told("hidden_size", {c.width})
       .told("intermediate_size", {c.mlp_width})
+      .told("num_hidden_layers", {c.layers})
       .fixed("hidden_act", {activation_name(c.quick_gelu)})
-      .read({"num_hidden_layers", "num_attention_heads", "layer_norm_eps"});
+      .read({"num_attention_heads", "layer_norm_eps"});
   if (c.projection) {
     fields.told("projection_dim", {c.projection});
   } else {
@@ -179,17 +190,17 @@ WeightMap clip_text_map(const Detection& part) {
 namespace {
 
 struct VisionNames {
-  const char *spelling, *stem, *layers, *patch, *positions, *up, *class_row;
+  const char *spelling, *stem, *layers, *patch, *positions, *up, *class_row, *norm;
 };
 constexpr VisionNames kVisionNames[] = {
     {"original", "visual.", "transformer.{}.norm1.weight", "patch_embedding.weight",
-     "pos_embedding", "transformer.0.mlp.0.weight", "cls_embedding"},
+     "pos_embedding", "transformer.0.mlp.0.weight", "cls_embedding", "post_norm.weight"},
     {"transformers", "vision_model.", "encoder.layers.{}.layer_norm1.weight",
      "embeddings.patch_embedding.weight", "embeddings.position_embedding.weight",
-     "encoder.layers.0.mlp.fc1.weight", "embeddings.class_embedding"},
+     "encoder.layers.0.mlp.fc1.weight", "embeddings.class_embedding", "post_layernorm.weight"},
     {"transformers_bare", "", "encoder.layers.{}.layer_norm1.weight",
      "embeddings.patch_embedding.weight", "embeddings.position_embedding.weight",
-     "encoder.layers.0.mlp.fc1.weight", "embeddings.class_embedding"},
+     "encoder.layers.0.mlp.fc1.weight", "embeddings.class_embedding", "post_layernorm.weight"},
 };
 
 bool allows(const ClipVisionUse& use, bool quick_gelu) {
@@ -202,7 +213,6 @@ ClipVisionConfig read_vision(const PartView& view, const VisionNames& names,
   const TensorIndex& index = view.index();
   ClipVisionConfig c;
   c.states.assign(use.states.begin(), use.states.end());
-  c.layers = published_layers(view, view.block_count(stem + names.layers), c);
   c.width = view.dim(stem + names.patch, 0);
   c.patch = view.dim(stem + names.patch, 2);
   c.mlp_width = view.dim(stem + names.up, 0);
@@ -210,6 +220,8 @@ ClipVisionConfig read_vision(const PartView& view, const VisionNames& names,
   c.rows = view.dim(stem + names.positions, c.has_batch_axes ? 1 : 0);
   const Published* published = find_published(kImages, c.width, c.mlp_width);
   view.require_config(published && allows(use, published->quick_gelu), "num_attention_heads");
+  c.layers = published_layers(view, view.block_count(stem + names.layers),
+                              view.contains(stem + names.norm), published, c);
   c.quick_gelu = index.config().empty() ? published->quick_gelu : says_quick_gelu(index);
   c.heads = index.config_integer("num_attention_heads").value_or(16);
   c.eps = index.config_real("layer_norm_eps").value_or(1e-5);
@@ -320,9 +332,10 @@ ConfigFields clip_vision_fields(const Detection& part, const ClipVisionUse& use)
       .told("intermediate_size", {c.mlp_width})
       .told("patch_size", {c.patch})
       .told("image_size", {c.image_side()})
+      .told("num_hidden_layers", {c.layers})
       .fixed("num_channels", {3})
       .fixed("hidden_act", std::move(activations))
-      .read({"num_hidden_layers", "num_attention_heads", "layer_norm_eps"})
+      .read({"num_attention_heads", "layer_norm_eps"})
       .add(processor_fields(c.image_side()), "image_processor.");
   return fields;
 }

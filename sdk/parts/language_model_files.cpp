@@ -230,28 +230,30 @@ std::optional<Detection> detect_language_model(const TensorIndex& checkpoint,
 Detection tiny_language_model(const LanguageModelUse& use) {
   constexpr int64_t kLayers = 3;
   const std::string_view type = use.model_types.front();
-  const bool is_gemma_2 = type == kGemma2, is_gemma_3 = type == kGemma3;
+  const bool has_head_norms = type == "qwen3" || type == kGemma3;
+  const bool has_windows = is_gemma(type) || type == "mistral";
   LanguageModelConfig c = {.layers = kLayers,
                            .width = kTinyLanguageModelWidth,
-                           .heads = is_gemma_2 ? 2 : 4,
-                           .kv_heads = is_gemma_2 ? 1 : 2,
-                           .head_dim = is_gemma_2 ? 256 : 16,
+                           .heads = 4,
+                           .kv_heads = 2,
+                           .head_dim = has_head_norms    ? 16
+                                       : type == kGemma2 ? 256
+                                                         : 128,
                            .mlp_width = 48,
                            .vocabulary = 512,
                            .qkv_bias = type == "qwen2",
-                           .head_norms = type == "qwen3" || is_gemma_3,
-                           .window = is_gemma(type) ? 4096 : 0,
-                           .windowed = std::vector<bool>(kLayers, is_gemma(type)),
-                           .rope_theta = is_gemma_3 ? 1e6 : use.rope_theta,
+                           .head_norms = has_head_norms,
+                           .window = has_windows ? 4096 : 0,
+                           .windowed = std::vector<bool>(kLayers, has_windows),
+                           .rope_theta = type == kGemma3 ? 1e6 : use.rope_theta,
                            .eps = use.eps,
                            .states = {use.states.begin(), use.states.end()}};
-  if (is_gemma_2) c.windowed[1] = false;
-  if (is_gemma_2) c.softcap = 50;
-  if (is_gemma_3) c.local_rope_theta = 1e4;
   if (is_gemma(type)) {
     c.norms_add_one = c.has_outer_norms = c.has_gelu_gate = c.scales_embeddings = true;
     c.query_scalar = 256;
   }
+  if (type == kGemma2) c.windowed[1] = false, c.softcap = 50;
+  if (type == kGemma3) c.local_rope_theta = 1e4;
   for (int64_t& state : c.states) state = std::clamp<int64_t>(state, -1 - kLayers, kLayers);
   return brief_detection_of(std::string(use.component), "transformers", std::move(c));
 }

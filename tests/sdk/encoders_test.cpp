@@ -1,8 +1,11 @@
 #include "atelier/error.h"
 #include "atelier/parts/clip.h"
+#include "atelier/parts/language_model.h"
 #include "atelier/parts/siglip.h"
+#include "atelier/parts/t5.h"
 #include "atelier/parts/wav2vec2.h"
 
+#include "host/weights/published_tensors.h"
 #include "host/weights/weight_binding.h"
 #include "support/files.h"
 #include "support/published_keys.h"
@@ -11,24 +14,6 @@ namespace atelier::parts {
 namespace {
 
 using test::expect_error, test::index_of, test::Keys, test::read_keys;
-
-// The names and shapes of a module as a spelling of its files has them.
-Keys keys_of(nn::Module& module, const WeightMap& map) {
-  Keys keys;
-  module.visit_weights([&](const std::string& path, Weight& weight) {
-    for (const WeightRule& row : map) {
-      if (row.to != path) continue;
-      const auto shape = weight.sizes();
-      std::vector<int64_t>& there = keys[row.from];
-      if (row.axis == 0 && !there.empty()) {
-        there[0] += shape[0];
-      } else {
-        there.assign(shape.begin(), shape.end());
-      }
-    }
-  });
-  return keys;
-}
 
 constexpr int64_t kBeforeLast[] = {-2}, kFar[] = {-9};
 constexpr ClipTextUse kProjected = {
@@ -42,10 +27,76 @@ Keys text_keys() {
   const Detection part = detection_of("text_encoder", "transformers",
                                       ClipTextConfig{.pools = true, .projection = 768});
   ClipText model(config_of<ClipTextConfig>(part));
-  return keys_of(model, clip_text_map(part));
+  const TensorIndex index = weights::published_index(model, clip_text_map(part));
+  Keys keys;
+  for (const auto& [name, meta] : index.tensors()) keys[name] = meta.shape;
+  return keys;
 }
 
+// What the detection of a row makes of the files of its tiny part, whose config says what the row's
+// table of fields has.
+std::optional<Detection> taken(const ComponentRow& row) {
+  const Detection part = row.tiny();
+  const auto module = row.make(part);
+  TensorIndex::Config config;
+  const ConfigFields fields = row.config_fields(part);
+  for (const ConfigField& field : fields.rows()) {
+    const bool is_said =
+        field.use == ConfigField::Use::kFixed || field.use == ConfigField::Use::kTold;
+    if (is_said) config.try_emplace(field.name, field.values.front());
+  }
+  const TensorIndex index = weights::published_index(*module, row.weight_map(part));
+  return row.detect(TensorIndex(index.tensors(), std::move(config)));
+}
+
+constexpr int64_t kLast[] = {-1};
+template <const std::string_view& type>
+constexpr std::string_view kOnly[] = {type};
+template <const std::string_view& type>
+constexpr LanguageModelUse kLanguageModel = {.model_types = kOnly<type>, .states = kLast};
+template <const std::string_view& type>
+constexpr T5Use kT5Of = {.model_types = kOnly<type>};
+constexpr std::string_view kQwen2 = "qwen2", kQwen3 = "qwen3", kLlama = "llama",
+                           kMistral = "mistral", kGemma2 = "gemma2", kGemma3 = "gemma3_text",
+                           kFirstT5 = "t5", kSecondT5 = "umt5";
+constexpr std::string_view kQuick[] = {"quick_gelu"};
+constexpr ClipVisionUse kQuickImages = {.activations = kQuick, .states = kBeforeLast};
+constexpr ClipTextUse kPooled = {.states = kLast, .pooling = ClipPooling::kPlain};
+constexpr SiglipUse kSiglip = {.pools = true}, kHeadless = {.is_bilinear = true};
+constexpr Wav2Vec2Use kSound = {};
+
 }  // namespace
+
+TEST_CASE("Tiny parts are what their files are taken for", "[parts]") {
+  const ComponentRow rows[] = {language_model_row<kLanguageModel<kQwen2>>("Qwen2"),
+                               language_model_row<kLanguageModel<kQwen3>>("Qwen3"),
+                               language_model_row<kLanguageModel<kLlama>>("Llama"),
+                               language_model_row<kLanguageModel<kMistral>>("Mistral"),
+                               language_model_row<kLanguageModel<kGemma2>>("Gemma 2"),
+                               language_model_row<kLanguageModel<kGemma3>>("Gemma 3"),
+                               t5_row<kT5Of<kFirstT5>>("T5"),
+                               t5_row<kT5Of<kSecondT5>>("umT5"),
+                               clip_text_row<kStates>("texts"),
+                               clip_text_row<kProjected>("projected texts"),
+                               clip_text_row<kPooled>("pooled texts"),
+                               clip_vision_row<kImages>("images"),
+                               clip_vision_row<kQuickImages>("images, quick GELU"),
+                               siglip_row<kSiglip>("SigLIP"),
+                               siglip_row<kHeadless>("SigLIP without its head"),
+                               wav2vec2_row<kSound>("sound")};
+  for (const ComponentRow& row : rows) {
+    INFO(row.spec.help);
+    const auto part = taken(row);
+    REQUIRE(part);
+    CHECK(part->component == row.spec.name);
+    const TensorIndex::Config wanted = row.tiny().config;
+    for (const auto& [name, value] : wanted) {
+      INFO(name << ": " << to_text(value));
+      CHECK((part->config.contains(name) && is_same(part->config.at(name), value)));
+    }
+    CHECK(part->config.size() == wanted.size());
+  }
+}
 
 TEST_CASE("CLIP's text model is known by its names and shapes, in both spellings", "[parts]") {
   Keys bare;
@@ -84,7 +135,7 @@ TEST_CASE("CLIP's text model needs what is used of it", "[parts]") {
   expect_error(ErrorCode::kNotFound, {"text_projection.weight"},
                [&] { detect_clip_text(index_of(keys), kProjected); });
   expect_error(ErrorCode::kInvalidArgument, {"num_hidden_layers is 13"}, [&] {
-    detect_clip_text(index_of(keys, "", {{"num_hidden_layers", int64_t{13}}}), kProjected);
+    detect_clip_text(index_of(keys, "", {{"num_hidden_layers", int64_t{13}}}), kPooled);
   });
   // Numbers that config.json has to tell.
   expect_error(ErrorCode::kInvalidArgument, {"768", "num_attention_heads"}, [&] {
@@ -104,6 +155,26 @@ TEST_CASE("A text that CLIP has no positions for is refused", "[parts]") {
   DirectRunner runner;
   expect_error(ErrorCode::kInvalidArgument, {"78 tokens", "77"},
                [&] { model.forward(at::zeros({78}, at::kLong), Segments({78}), runner); });
+}
+
+TEST_CASE("A file of CLIP that lacks what is not run is of as many layers as the whole one",
+          "[parts]") {
+  Keys text = text_keys(), images = read_keys("clip_vision.txt");
+  for (Keys* keys : {&text, &images}) {
+    std::erase_if(*keys, [](const auto& row) {
+      return row.first.find("layers.11.self") != std::string::npos ||
+             row.first.find("layers.31.") != std::string::npos ||
+             row.first.find("post_layernorm") != std::string::npos;
+    });
+  }
+  CHECK(detect_clip_text(index_of(text), kStates)->integer("layers") == 12);
+  CHECK(detect_clip_vision(index_of(images), kImages)->integer("layers") == 32);
+  // Without published widths the last norm tells.
+  const TensorIndex::Config config = {{"hidden_act", "gelu"}};
+  images["vision_model.encoder.layers.0.mlp.fc1.weight"] = {4096, 1280};
+  CHECK(detect_clip_vision(index_of(images, "", config), kImages)->integer("layers") == 32);
+  images["vision_model.post_layernorm.weight"] = {1280};
+  CHECK(detect_clip_vision(index_of(images, "", config), kImages)->integer("layers") == 31);
 }
 
 TEST_CASE("CLIP's images and SigLIP's are not taken for each other", "[parts]") {
