@@ -545,8 +545,6 @@ void Generator::take_back() {
 
 void Generator::decode(const Request& request, const at::Tensor& latents_1CTHW,
                        const model::SampleSink& sink) {
-  residents_.decode(check());
-  begin_phase("decode");
   progress::Step step(progress_, "decode", 0, progress::Unit::kParts);
   CountingRunner counting(runner(), step);
   BlockRunner& blocks = request.tiling ? runner() : counting;
@@ -593,7 +591,8 @@ TileRanks Generator::tile_ranks() const {
           }};
 }
 
-void Generator::run(const Request& request, const OnFrames& on_frames) {
+void Generator::run(const Request& request, const OnFrames& on_frames, OnSound on_sound) {
+  on_sound_ = std::move(on_sound);
   const at::NoGradGuard no_grad;
   const ops::FastSums fast;
   const ops::StopScope stops([this] { check_cancelled(); });
@@ -712,6 +711,14 @@ void Generator::sample(const Request& request, const Conditionings& cond, const 
   }
 }
 
+// Pieces of a clip have no sounds of their own.
+void Generator::decode_sound(const Request& request, const at::Tensor& latents_1CTHW,
+                             const Conditioning& cond, size_t index) {
+  if (!request.pieces.empty()) return;
+  const Sound sound = engine_.model.decode_sound(latents_1CTHW, cond, runner());
+  if (sound.samples_CN.defined() && on_sound_) on_sound_(index, sound);
+}
+
 void Generator::decode(const Request& request, const Conditionings& cond, const Batch& batch,
                        const OnFrames& on_frames) {
   const auto count = static_cast<size_t>(batch.x.size(0));
@@ -719,8 +726,11 @@ void Generator::decode(const Request& request, const Conditionings& cond, const 
   if (batch.first + count == request.seeds.size()) forget_denoiser();
   if (!engine_.ranks.is_first() && !request.tiling) return;  // nothing is shared out
   for (size_t i = 0; i < count; ++i) {
-    const FinishedLatents finished =
-        engine_.model.to_decode(batch.x.narrow(0, static_cast<int64_t>(i), 1), cond.with);
+    residents_.decode(check());
+    begin_phase("decode");
+    const at::Tensor latents = batch.x.narrow(0, static_cast<int64_t>(i), 1);
+    decode_sound(request, latents, cond.with, batch.first + i);
+    const FinishedLatents finished = engine_.model.to_decode(latents, cond.with);
     int64_t done = -finished.skipped_frames;
     decode(request, finished.latents_BCTHW, [&](const at::Tensor& pixels) {
       const int64_t before = std::exchange(done, done + pixels.size(1));

@@ -112,9 +112,12 @@ class Generator {
   // the first gets them, others may or may not.
   using OnFrames = std::function<void(size_t index, int64_t first, const at::Tensor& pixels)>;
 
+  // Gets the sound that is made beside a clip, before its frames; see Model::decode_sound().
+  using OnSound = std::function<void(size_t index, const Sound& sound)>;
+
   // Throws Error{kCancelled} at the next edge after is_cancelled said yes; what on_frames has got
   // stays valid. Throws Error{kInvalidArgument} when latents or input_pixels have the wrong shape.
-  void run(const Request& request, const OnFrames& on_frames);
+  void run(const Request& request, const OnFrames& on_frames, OnSound on_sound = {});
 
   // Encodes what `requests` will need, so that encoders are loaded once for all of them.
   // What does not fit into the cache is encoded when it is asked for.
@@ -166,6 +169,8 @@ class Generator {
   void take_back();
   void decode(const Request& request, const at::Tensor& latents_1CTHW,
               const model::SampleSink& sink);
+  void decode_sound(const Request& request, const at::Tensor& latents_1CTHW,
+                    const Conditioning& cond, size_t index);
   void decode(const Request& request, const Conditionings& cond, const Batch& batch,
               const OnFrames& on_frames);
   TileFunction through_vae(TileFunction run) const;
@@ -185,6 +190,7 @@ class Generator {
   progress::Progress& progress_;
   std::function<bool()> is_cancelled_;
 
+  OnSound on_sound_;         // of the run that goes on
   bool splits_cfg_ = false;  // both halves at once did not fit
 
   // The denoiser whose levels are prepared, and the step of the first of them.

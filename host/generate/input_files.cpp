@@ -21,11 +21,12 @@ using ReadFiles = std::function<InputValue(const InputSpec&, std::span<const std
 
 // The mask is brought to its size as the image is that sampling begins from.
 InputFiles inputs_by(const ReadFiles& read_value, const order::Settings& s,
-                     const ModelFamily& family) {
+                     const ModelFamily& family, Beside beside) {
   InputFiles files = {.inputs = value_inputs(s, family)};
   for (const InputSpec& input : family.inputs()) {
     const auto given = s.family_inputs.find(input.name);
     if (given == s.family_inputs.end() || !inputs::is_file(input.kind)) continue;
+    if (beside == Beside::kPieces && input.along_clip) continue;
     InputValue value = read_value(input, inputs::texts_of(*given));
     if (input.role != InputRole::kStart) {
       files.inputs.insert_or_assign(std::string(input.name), std::move(value));
@@ -87,32 +88,72 @@ Inputs input_shapes(const order::Settings& s, const ModelFamily& family) {
   return shapes;
 }
 
-InputFiles read_inputs(const order::Settings& s, const ModelFamily& family) {
-  const inputs::Made made = {order::target_of(s), s.fps.value_or(0.0)};
-  const memory::HostScope on_host;  // files are read there, whatever computes
-  const auto read_value = [&](const InputSpec& input, std::span<const std::string> paths) {
-    return inputs::read_files(input, paths, made);
-  };
-  InputFiles files = inputs_by(read_value, s, family);
-  if (!s.latents.empty()) files.latents = open_latents(s.latents).read("latents", at::kFloat);
-  return files;
+namespace {
+
+inputs::Made made_of(const order::Settings& s) {
+  return {order::target_of(s), s.fps.value_or(0.0)};
 }
 
-InputFiles blank_inputs(const order::Settings& s, const ModelFamily& family) {
-  const memory::HostScope on_host;
-  const auto blank = [](const at::Tensor& shape) {
-    return at::zeros(shape.sizes(), at::TensorOptions(at::kCPU).dtype(shape.scalar_type()));
+// Files are read on the host, whatever computes.
+ReadFiles reads(const inputs::Made& made) {
+  return [made](const InputSpec& input, std::span<const std::string> paths) {
+    const memory::HostScope on_host;
+    return inputs::read_files(input, paths, made);
   };
-  const auto read_value = [&](const InputSpec& input,
-                              std::span<const std::string> paths) -> InputValue {
-    InputValue shapes = inputs::shapes_of(input, paths, {order::target_of(s), s.fps.value_or(0.0)});
+}
+
+ReadFiles makes_blank(const inputs::Made& made) {
+  return [made](const InputSpec& input, std::span<const std::string> paths) -> InputValue {
+    const memory::HostScope on_host;
+    const auto blank = [](const at::Tensor& shape) {
+      return at::zeros(shape.sizes(), at::TensorOptions(at::kCPU).dtype(shape.scalar_type()));
+    };
+    InputValue shapes = inputs::shapes_of(input, paths, made);
     if (auto* const images = std::get_if<std::vector<at::Tensor>>(&shapes)) {
       std::ranges::transform(*images, images->begin(), blank);
       return shapes;
     }
     return blank(std::get<at::Tensor>(shapes));
   };
-  return inputs_by(read_value, s, family);
+}
+
+// A piece may end behind the clip, where what runs beside that ends, too.
+Inputs beside_by(ReadFiles (*read)(const inputs::Made& made), const order::Settings& s,
+                 const ModelFamily& family, const Piece& piece) {
+  inputs::Made made = made_of(s);
+  made.target.frames = piece.frames;
+  made.first = piece.first;
+  Inputs values;
+  for (const InputSpec& input : family.inputs()) {
+    const auto given = s.family_inputs.find(input.name);
+    if (given == s.family_inputs.end() || !input.along_clip) continue;
+    InputSpec lasting = input;
+    if (input.tail == Tail::kRefuse)
+      lasting.tail = inputs::is_sound(input.kind) ? Tail::kZero : Tail::kRepeat;
+    values.emplace(input.name, read(made)(lasting, inputs::texts_of(*given)));
+  }
+  return values;
+}
+
+}  // namespace
+
+InputFiles read_inputs(const order::Settings& s, const ModelFamily& family, Beside beside) {
+  InputFiles files = inputs_by(reads(made_of(s)), s, family, beside);
+  const memory::HostScope on_host;
+  if (!s.latents.empty()) files.latents = open_latents(s.latents).read("latents", at::kFloat);
+  return files;
+}
+
+Inputs read_beside(const order::Settings& s, const ModelFamily& family, const Piece& piece) {
+  return beside_by(reads, s, family, piece);
+}
+
+InputFiles blank_inputs(const order::Settings& s, const ModelFamily& family, Beside beside) {
+  return inputs_by(makes_blank(made_of(s)), s, family, beside);
+}
+
+Inputs blank_beside(const order::Settings& s, const ModelFamily& family, const Piece& piece) {
+  return beside_by(makes_blank, s, family, piece);
 }
 
 }  // namespace atelier::generate

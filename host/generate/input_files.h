@@ -20,12 +20,23 @@ struct InputFiles {
   at::Tensor latents = {};       // float32 [N, C, T, H, W], initial noise; undefined: none
 };
 
+// Which inputs of a clip are read.
+enum class Beside {
+  kWhole,   // all, as long as the clip
+  kPieces,  // those that do not run beside it, see InputSpec::along_clip
+};
+
 // Reads the files of settings that fill_target() has filled. Throws Error when a file cannot be
 // read or does not fit.
-InputFiles read_inputs(const order::Settings& settings, const ModelFamily& family);
-// The shapes of what read_inputs() gives, filled with zeros, without initial latents: headers of
-// files alone are read.
-InputFiles blank_inputs(const order::Settings& settings, const ModelFamily& family);
+InputFiles read_inputs(const order::Settings& settings, const ModelFamily& family,
+                       Beside beside = Beside::kWhole);
+// What runs beside a piece of the clip. Throws as read_inputs().
+Inputs read_beside(const order::Settings& settings, const ModelFamily& family, const Piece& piece);
+// The shapes of what these give, filled with zeros, without initial latents: headers of files alone
+// are read.
+InputFiles blank_inputs(const order::Settings& settings, const ModelFamily& family,
+                        Beside beside = Beside::kWhole);
+Inputs blank_beside(const order::Settings& settings, const ModelFamily& family, const Piece& piece);
 
 // Inputs that are no files: what the text encoder is given beside images.
 Inputs value_inputs(const order::Settings& settings, const ModelFamily& family);

@@ -62,14 +62,38 @@ CfgScales cfg_scales_of(const order::Settings& s, const ModelFamily& family,
           schedule.cfg_off};
 }
 
+namespace {
+
+// What reads inputs' files, or their headers alone.
+struct Reader {
+  decltype(&read_inputs) inputs;
+  decltype(&read_beside) beside;
+};
+
+Request request_by(const Reader& reader, const order::Settings& s, const model::LoadedModel& model,
+                   uint64_t seed) {
+  const ModelFamily& family = model.family();
+  const MediaTarget target = order::target_of(s);
+  std::vector<Piece> pieces;
+  if (target.frames > 1) pieces = model.model().pieces(input_shapes(s, family), target);
+  const Beside beside = pieces.empty() ? Beside::kWhole : Beside::kPieces;
+  Request request = make_request(s, reader.inputs(s, family, beside), family,
+                                 model.model().latent_spec(), seed, model.stages().variant);
+  request.pieces = std::move(pieces);
+  request.read_beside = [reader, s, &family](const Piece& piece) {
+    return reader.beside(s, family, piece);
+  };
+  return request;
+}
+
+}  // namespace
+
 Request read_request(const order::Settings& s, const model::LoadedModel& model, uint64_t seed) {
-  return make_request(s, read_inputs(s, model.family()), model.family(),
-                      model.model().latent_spec(), seed, model.stages().variant);
+  return request_by({read_inputs, read_beside}, s, model, seed);
 }
 
 Request blank_request(const order::Settings& s, const model::LoadedModel& model) {
-  return make_request(s, blank_inputs(s, model.family()), model.family(),
-                      model.model().latent_spec(), /*seed=*/0, model.stages().variant);
+  return request_by({blank_inputs, blank_beside}, s, model, /*seed=*/0);
 }
 
 Request make_request(const order::Settings& s, InputFiles files, const ModelFamily& family,

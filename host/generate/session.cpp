@@ -56,6 +56,15 @@ ModelRecord record_of(const LoadedModel& model, const plugins::Plugin& plugin) {
   return record;
 }
 
+std::shared_ptr<const media::Sound> sound_of(const Sound& made) {
+  const at::Tensor samples = made.samples_CN.to(at::kCPU).contiguous();
+  const float* const values = samples.const_data_ptr<float>();
+  return std::make_shared<const media::Sound>(
+      media::Sound{.channels = static_cast<int>(samples.size(0)),
+                   .sample_rate = static_cast<int>(made.sample_rate),
+                   .values = {values, values + samples.numel()}});
+}
+
 // Whether all weights of a model, and the largest images, fit into a GPU at once.
 bool everything_fits(const LoadedModel& model) {
   if (model.is_simulated()) return false;
@@ -118,7 +127,7 @@ void Session::run(const order::Settings& settings, JobResult& result) {
   const auto in_a_clip = std::max<int64_t>(std::ssize(request.pieces), 1);
   steps_ = batches * in_a_clip * (std::ssize(request.sigmas) - 1);
   if (!hooks_.ranks.is_first())
-    return make_images(request, [](size_t, int64_t, const at::Tensor&) {});
+    return make_images(request, [](size_t, int64_t, const at::Tensor&) {}, {});
   const std::vector<std::string> paths = order::written_files(settings);
   if (const std::string note = files::replaced_note(paths); !note.empty()) progress_.warn(note);
   for (const std::string& folder : order::make_folders(paths))
@@ -143,7 +152,10 @@ void Session::run(const order::Settings& settings, JobResult& result) {
       finished(path, index);
     }
   };
-  const std::shared_ptr<const media::Sound> sound = soundtrack_of(settings);
+  std::shared_ptr<const media::Sound> sound = soundtrack_of(settings);
+  const auto keep_sound = [&](size_t, const Sound& made) {
+    if (holds_sound(settings)) sound = sound_of(made);
+  };
   std::optional<ClipFile> clip;  // that is being decoded
   size_t clips_done = 0;
   const auto write_clip = [&](size_t index, int64_t first, const at::Tensor& pixels) {
@@ -158,7 +170,7 @@ void Session::run(const order::Settings& settings, JobResult& result) {
     finished(paths.at(index), index);
   };
   try {
-    make_images(request, is_clip ? Generator::OnFrames(write_clip) : write_images);
+    make_images(request, is_clip ? Generator::OnFrames(write_clip) : write_images, keep_sound);
   } catch (...) {
     // Pieces that are finished are kept.
     if (clip && !request.pieces.empty()) {
@@ -169,9 +181,10 @@ void Session::run(const order::Settings& settings, JobResult& result) {
   }
 }
 
-void Session::make_images(const Request& request, const Generator::OnFrames& on_frames) {
+void Session::make_images(const Request& request, const Generator::OnFrames& on_frames,
+                          Generator::OnSound on_sound) {
   try {
-    generator_.run(request, on_frames);
+    generator_.run(request, on_frames, std::move(on_sound));
   } catch (...) {
     const std::optional<Error> failure = plugins::out_of_memory();
     end_graphs();  // no other phase comes
@@ -201,15 +214,19 @@ Request Session::request_of(const order::Settings& settings, uint64_t seed) {
   return request;
 }
 
+// Whether the file that is written may have a sound, which is told where it may not.
+bool Session::holds_sound(const order::Settings& settings) {
+  const media::ClipFormat* const format = media::find_clip_format(settings.output);
+  if (format != nullptr && format->has_sound) return true;
+  progress_.note(settings.output + ": has no sound beside it, which .mp4 files have");
+  return false;
+}
+
 // The sound that is written beside a clip; null: there is none, or the file's format has none.
 std::shared_ptr<const media::Sound> Session::soundtrack_of(const order::Settings& settings) {
   const std::string file = soundtrack_file(settings, model_.family());
   if (file.empty()) return nullptr;
-  const media::ClipFormat* const format = media::find_clip_format(settings.output);
-  if (format == nullptr || !format->has_sound) {
-    progress_.note(settings.output + ": has no sound beside it, which .mp4 files have");
-    return nullptr;
-  }
+  if (!holds_sound(settings)) return nullptr;
   const double seconds =
       static_cast<double>(order::target_of(settings).frames) / settings.fps.value();
   try {

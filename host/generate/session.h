@@ -71,7 +71,9 @@ class Session {
  private:
   Engine make_engine();
   uint64_t seed_of(const order::Settings& settings) const;
-  void make_images(const Request& request, const Generator::OnFrames& on_frames);
+  void make_images(const Request& request, const Generator::OnFrames& on_frames,
+                   Generator::OnSound on_sound);
+  bool holds_sound(const order::Settings& settings);
   void begin_phase(std::string_view phase, int64_t number = 0);
   void watch_steps(int64_t number);
   void load(std::string_view component);

@@ -19,7 +19,8 @@ Sides fitted_sides(const InputSpec& input, const Sides& image, const MediaTarget
 // The image at that size, as InputSpec::fit says. Beside a mask there is black.
 media::Image fitted(const media::Image& image, const InputSpec& input, const MediaTarget& target);
 
-// Brings an image with transparency to that size, white where it is opaque: what stands beside it is so.
+// Brings an image with transparency to that size, white where it is opaque: what stands beside it
+// is so.
 void fit_with_alpha(media::Image& image, media::Image& alpha, const InputSpec& input,
                     const MediaTarget& target);
 

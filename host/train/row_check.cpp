@@ -64,8 +64,8 @@ data::RowCheck row_check(const Training& config, const model::LoadedModel& model
     const auto place_of = [&](std::string_view input) {
       return row.place + " [" + std::string(input) + "]";
     };
-    for (const Error& error : lengths.check_others(model.family(), model.stages().encoding,
-                                                   inputs, place_of))
+    for (const Error& error :
+         lengths.check_others(model.family(), model.stages().encoding, inputs, place_of))
       problems.push_back({"long texts", error});
     if (config.caption_dropout_rate > 0) {
       Inputs without = inputs;

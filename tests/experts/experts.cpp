@@ -23,7 +23,7 @@ constexpr int64_t kChannels = 16, kStride = 2, kFrameStride = 2, kHeadDim = 16, 
 constexpr double kBoundary = 0.5;  // noise levels above it are the first expert's
 constexpr std::string_view kVariants[] = {"experts", "experts-fast"};
 constexpr const char *kReference = "reference", *kSides = "sides", *kAid = "aid",
-                      *kBeside = "beside", *kLabels = "labels";
+                     *kBeside = "beside", *kLabels = "labels";
 constexpr std::string_view kDirections[] = {"left", "right"};
 
 constexpr InputSpec kInputs[] = {

@@ -196,7 +196,8 @@ class ATELIER_API Model {
                       const FrameSink& sink) = 0;
 
   // The sound of a clip whose latents, [1, C, T, H, W] before to_decode(), are finished. It is
-  // asked for before the frames. By default there is none.
+  // asked for before the frames, and not of clips that are made in pieces. By default there is
+  // none.
   virtual Sound decode_sound(const at::Tensor& latents_1CTHW, const Conditioning& cond,
                              BlockRunner& runner);
 

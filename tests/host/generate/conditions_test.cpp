@@ -31,8 +31,9 @@ constexpr InputSpec kInputs[] = {
 // Euler ends at the goal, but for its rounding. A pixel is a tenth of its latent cell.
 class VideoModel final : public Model {
  public:
-  int64_t references = 0;          // latent frames before the clip's own
-  int64_t decoded_before = 0;      // frames that decoding gives more, at the beginning
+  int64_t references = 0;      // latent frames before the clip's own
+  int64_t decoded_before = 0;  // frames that decoding gives more, at the beginning
+  bool makes_sound = false;
   Words encoded;                   // "style=blue", "style-=red" of the negative branch
   std::vector<at::Tensor> before;  // of each piece, as the stage of its own branch sees it
   std::vector<at::Tensor> noise;   // that sampling begins with
@@ -76,6 +77,11 @@ class VideoModel final : public Model {
     return {
         {"pose", in.is_negative ? at::zeros({in.target.frames}) : pose.select(0, 0).mean({1, 2})}};
   }
+  // A sample for each latent frame.
+  Sound decode_sound(const at::Tensor& latents, const Conditioning&, BlockRunner&) override {
+    if (!makes_sound) return {};
+    return {.samples_CN = latents[0].mean({0, 2, 3}).unsqueeze(0).to(at::kFloat), .sample_rate = 8};
+  }
   TextLength text_length(const EncodeInputs&) const override { return {.tokens = 1, .limit = 9}; }
   at::Tensor denoise(const DenoiseInputs& in, BlockRunner&) override {
     steps.emplace_back(in.step, in.steps);
@@ -102,6 +108,7 @@ struct Bench {
   VideoModel model;
   progress::Progress progress{progress::Options{.quiet = true}};
   std::vector<at::Tensor> clips;
+  std::vector<Sound> sounds;
 
   void run(const Request& request, const std::function<bool()>& is_cancelled = {}) {
     Engine engine = {.model = model,
@@ -112,14 +119,21 @@ struct Bench {
                      .load = [](std::string_view) {},
                      .unload = [](std::string_view) {}};
     Generator generator(engine, progress, is_cancelled);
-    generator.run(request, [&](size_t index, int64_t first, const at::Tensor& pixels) {
-      if (first == 0)
-        clips.emplace_back(pixels);
-      else
-        clips.back() = at::cat({clips.back(), pixels}, 1);
-      CHECK(index + 1 == clips.size());
-      CHECK(clips.back().size(1) == first + pixels.size(1));
-    });
+    generator.run(
+        request,
+        [&](size_t index, int64_t first, const at::Tensor& pixels) {
+          if (first == 0)
+            clips.emplace_back(pixels);
+          else
+            clips.back() = at::cat({clips.back(), pixels}, 1);
+          CHECK(index + 1 == clips.size());
+          CHECK(clips.back().size(1) == first + pixels.size(1));
+        },
+        [&](size_t index, const Sound& sound) {
+          CHECK(index == clips.size());
+          CHECK(index == sounds.size());
+          sounds.push_back(sound);
+        });
   }
 };
 
@@ -191,6 +205,21 @@ TEST_CASE("Conditions decide how many latents there are, and what is decoded of 
     request.latents = at::randn({1, 4, 3, 2, 3});
     const Error error = test::error_of([&] { bench.run(request); });
     CHECK(error.message().find("[1, 4, 5, 2, 3] expected") != std::string::npos);
+  }
+}
+
+TEST_CASE("A sound that is made is there before the frames", "[generate]") {
+  Bench bench;
+  bench.model.makes_sound = true;
+  bench.model.references = 2;
+  Request request = request_of(3);
+  request.seeds = {5, 9};
+  request.inputs["style"] = std::string("blue!");
+  bench.run(request);
+  REQUIRE(bench.sounds.size() == 2);
+  for (const Sound& sound : bench.sounds) {  // of the latents as they were denoised
+    CHECK(sound.sample_rate == 8);
+    CHECK(at::allclose(sound.samples_CN, at::full({1, 5}, 8.0), 0, 1e-4));
   }
 }
 

@@ -171,7 +171,8 @@ TEST_CASE("A text among choices is told with the nearest", "[inputs]") {
     }
     return std::string();
   };
-  CHECK_THAT(error("rihgt"), Contains("\"rihgt\" is not one of \"left\", \"right\"; did you mean right?"));
+  CHECK_THAT(error("rihgt"),
+             Contains("\"rihgt\" is not one of \"left\", \"right\"; did you mean right?"));
   CHECK_THAT(error(""), Contains("is not one of \"left\", \"right\""));
   input.max_count = 2;
   CHECK(parse_value(input, json::array({"left", "left"})).size() == 2);
