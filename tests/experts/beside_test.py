@@ -75,11 +75,11 @@ class Beside(unittest.TestCase):
         self.assertEqual(led, self.drawn("--music", "same.wav")[0])
         self.assertNotEqual(led, self.drawn("--music", "short.wav")[0])
         self.assertNotEqual(led, self.drawn("--music", "silent.wav")[0])
-        self.generate("--music", "long.wav", "--output", "x.mp4")
-        self.assertTrue(self.told("x.mp4").get("sound"))
-        self.assertEqual(5, self.told("x.mp4")["frames"])
+        self.generate("--music", "long.wav", "--output", "sounding.mp4")
+        self.assertTrue(self.told("sounding.mp4").get("sound"))
+        self.assertEqual(5, self.told("sounding.mp4")["frames"])
         # A clip with sound gives its own.
-        again, _ = self.drawn("--music", "x.mp4")
+        again, _ = self.drawn("--music", "sounding.mp4")
         self.assertNotEqual(plain, again)
         said = self.generate("--music", "long.wav", "--output", "x.webp")
         self.assertIn("x.webp: has no sound beside it", said)
@@ -189,7 +189,7 @@ class Beside(unittest.TestCase):
         program.run("cache", *self.dataset("pieces", [row], *extra), "--frame_extraction", "chunk", code=0, cwd=self.folder)
         self.assertEqual(2, len(self.entries("pieces", "beside")))
         program.run("train", *self.dataset("rows", [row], *extra), "--lora_base_model", "dit", "--lora_rank", 2,
-                    "--max_train_steps", 2, code=0, cwd=self.folder)
+                    "--max_train_steps", 2, "--save_steps", 2, code=0, cwd=self.folder)
         self.assertTrue(list((self.folder / "rows").glob("step-2*")))
 
     @unittest.skipUnless(HAS_VIDEO, "built without FFmpeg")
