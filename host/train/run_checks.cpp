@@ -218,7 +218,7 @@ std::string fingerprint_of(const model::LoadedModel& model, const Selection& sel
     all += model::fingerprint(*model.find_part(denoiser.name()));
   }
   for (const std::string& control : running_controls(model, selection))
-    all += "," + model::fingerprint(*model.find_part(control));
+    all.append(",").append(model::fingerprint(*model.find_part(control)));
   return all;
 }
 
