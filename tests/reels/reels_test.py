@@ -6,6 +6,7 @@ import json
 import pathlib
 import sys
 import unittest
+import wave
 
 import numpy
 import program
@@ -136,11 +137,26 @@ class Long(Reels):
     def test_a_plan_counts_the_pieces_and_the_memory_of_one(self):
         def plan(frames):
             file = self.dir / f"{frames}.json"
-            program.run_line(program.command("plan", "generate", json=file, **self.flags(
+            program.run_line(program.command("plan", "generate", json=file, device_profile="4090", **self.flags(
                 "long", prompt="a walk", num_frames=frames, pose=self.root / "walk")), code=0)
-            return json.loads(file.read_text())
+            return {phase["phase"]: phase for phase in json.loads(file.read_text())["phases"]}
         one, three = plan(5), plan(13)
-        self.assertLess(three["predicted"]["peak_bytes"], 1.2 * one["predicted"]["peak_bytes"])
+        for phase in ("denoise", "decode"):
+            self.assertEqual(3 * one[phase]["passes"], three[phase]["passes"])
+            self.assertEqual(one[phase]["working_bytes"], three[phase]["working_bytes"])
+
+    def test_a_sound_runs_beside_the_clip(self):
+        def generate(name, **more):
+            self.generate("long", num_frames=9, output=self.dir / f"{name}.png", **more)
+            return self.pictures(name)
+        with wave.open(str(self.dir / "beat.wav"), "wb") as file:
+            file.setparams((1, 2, 800, 0, "NONE", ""))
+            file.writeframes(numpy.repeat(numpy.int16([0, 0, 0, 0, 0, 0, 0, 0, 20000]), 100).tobytes())
+        silent, loud = generate("silent"), generate("loud", sound=self.dir / "beat.wav")
+        # It is heard in the last frame alone, which is in the second piece of two.
+        for a, b in zip(silent[:5], loud):
+            numpy.testing.assert_array_equal(a, b)
+        self.assertTrue((silent[8] != loud[8]).any())
 
     def test_moods_have_a_negative(self):
         made = {}
