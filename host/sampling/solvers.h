@@ -8,10 +8,10 @@
 
 namespace atelier::sampling {
 
-// Those of every family.
+// The solvers of every family.
 std::span<const SolverSpec> solvers();
 
-// The solver of that name, among those and a family's own. Throws Error{kNotFound} naming the
+// The solver of that name, among these and a family's own. Throws Error{kNotFound} naming the
 // solvers there are.
 const SolverSpec& find_solver(std::string_view name, std::span<const SolverSpec> own = {});
 

@@ -66,17 +66,17 @@ struct InputSpec {
   // How many values it has where it is given. It is a list, and its flag may be repeated, unless
   // max_count is 1; texts, images, masks and numbers may be lists.
   int64_t min_count = 1, max_count = 1;
-  // Of an image: 3, transparency lies over white; 4, RGBA is kept. Of a sound: 1 or 2.
+  // An image has 3, and transparency lies over white, or 4, and RGBA is kept. A sound has 1 or 2.
   int64_t channels = 3;
   InputFit fit = InputFit::kCrop;
   // An image of training may say what stands in for it; it is then never missing from a row.
   WhenAbsent when_absent = WhenAbsent::kNone;
-  // Of a text: the values that it may have. Empty: any.
+  // The values that a text may have; empty: any.
   std::span<const std::string_view> choices = {};
-  // Of a list: another input that is given as many values, if it is given any.
+  // Another input, of which as many values are given, for a list of which any are.
   std::string_view paired_with = {};
-  // Of a text: the input whose place it takes where the negative branch of guidance is encoded, in
-  // stages of EncodeStage::per_branch. Where it is not given, an empty text does.
+  // The input whose place a text takes where the negative branch of guidance is encoded, in stages
+  // of EncodeStage::per_branch. Where it is not given, an empty text does.
   std::string_view negative_of = {};
   // The component, of Role::kControl, that each value belongs to in turn: as many values as it has
   // files. Empty: none.

@@ -27,7 +27,7 @@ constexpr InputSpec kInputs[] = {
     {.name = "negative_style", .kind = InputKind::kText, .negative_of = "style"},
     {.name = "pose", .kind = InputKind::kVideo, .along_clip = true}};
 
-// Of latents x the velocity is x - goal, where the goal is the sum of what the conditions hold:
+// The velocity of latents x is x - goal, where the goal is the sum of what the conditions hold:
 // Euler ends at the goal, but for its rounding. A pixel is a tenth of its latent cell.
 class VideoModel final : public Model {
  public:
