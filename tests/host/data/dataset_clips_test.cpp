@@ -8,6 +8,7 @@
 #include "host/media/pixels.h"
 #include "host/media/png.h"
 #include "host/media/resize.h"
+#include "host/media/video_library.h"
 #include "support/files.h"
 
 namespace atelier::data {
@@ -250,6 +251,55 @@ TEST_CASE("A clip beside the target is as long as what is learnt, or has a tail"
   for (const auto& [place, number] : {std::pair(0, 25), {1, 26}, {2, 25}, {3, 24}, {4, 23}})
     CHECK(control.select(1, place)[0][0][0].item<int>() == frame(32, 32, number).rgb[0]);
   CHECK(std::get<at::Tensor>(dataset.shapes(1).at("control")).sizes() == control.sizes());
+}
+
+// A WAV file of one channel with 16000 samples a second, each of which tells its number.
+std::string counted_sound(int samples) {
+  const auto number = [](uint32_t value, int bytes) {
+    std::string text;
+    for (int i = 0; i < bytes; ++i) text += static_cast<char>(value >> (8 * i));
+    return text;
+  };
+  std::string data;
+  for (int i = 0; i < samples; ++i) data += number(static_cast<uint32_t>(i), 2);
+  const std::string form = number(1, 2) + number(1, 2) + number(16000, 4) + number(32000, 4) +
+                           number(2, 2) + number(16, 2);
+  const std::string body = "WAVEfmt " + number(16, 4) + form + "data" +
+                           number(static_cast<uint32_t>(data.size()), 4) + data;
+  return "RIFF" + number(static_cast<uint32_t>(body.size()), 4) + body;
+}
+
+TEST_CASE("A sound beside a clip is cut to each piece, or refused", "[data][clips]") {
+  try {
+    media::video_library();
+  } catch (const Error&) {
+    return;  // built without FFmpeg
+  }
+  ClipSet set;
+  set.write_clip("c", 12);
+  test::write_bytes(set.folder() / "long.wav", counted_sound(16000));
+  test::write_bytes(set.folder() / "short.wav", counted_sound(8000));
+  std::vector<InputSpec> inputs = kClipInputs;
+  inputs.push_back({.name = "sound", .kind = InputKind::kAudio, .channels = 1, .along_clip = true});
+  set.options().extra_inputs = {"sound"};
+  set.options().clips.frame_extraction = FrameExtraction::kChunk;
+  const Dataset dataset = set.open("video,prompt,sound\nc,walks,long.wav\n", inputs);
+  CHECK(set.problem() == "");
+  REQUIRE(dataset.items().size() == 2);
+  const Sample sample = dataset.load(1);
+  const at::Tensor& sound = tensor(sample, "sound");
+  REQUIRE(sound.sizes() == at::IntArrayRef({1, 5000}));  // five of 16 frames a second
+  CHECK(at::equal(sound[0], at::arange(5000, 10000).to(at::kFloat) / 32768));
+  CHECK(std::get<at::Tensor>(dataset.shapes(1).at("sound")).sizes() == sound.sizes());
+  const std::string table = "video,prompt,sound\nc,walks,short.wav\n";
+  CHECK(set.open(table, inputs).items().empty());
+  CHECK_THAT(set.problem(), Contains("a.csv:2 (frames 5 to 9) [sound]: lasts 0.5 s, and 0.625 s "
+                                     "are needed; give a longer sound"));
+  inputs.back().tail = Tail::kZero;
+  const Sample padded = set.open(table, inputs).load(1);
+  CHECK(set.problem() == "");
+  CHECK(tensor(padded, "sound")[0][2999].item<float>() == 7999.0F / 32768);
+  CHECK(!tensor(padded, "sound").narrow(1, 3000, 2000).any().item<bool>());
 }
 
 TEST_CASE("Clips that are short are learnt shorter, and told", "[data][clips]") {
