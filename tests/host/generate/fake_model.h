@@ -109,15 +109,18 @@ inline constexpr std::array<EncodeStage, 2> kStages = {
 inline constexpr InputSpec kTarget = {
     .name = "image", .kind = InputKind::kImage, .role = InputRole::kTarget};
 
+inline model::PresentComponent component(std::string_view name, Role role) {
+  return {std::string(name), {.name = name, .role = role}};
+}
+
 // What was loaded and unloaded, in order: "+text_encoder", "-text_encoder".
 inline Engine fake_engine(FakeModel& model, std::vector<std::string>& log, bool keeps_all = false) {
   Engine engine = {
       .model = model,
       .stages = {.variant = "",
-                 .components = {{.name = "words", .role = Role::kTokenizer},
-                                {.name = "text_encoder", .role = Role::kTextEncoder},
-                                {.name = "vae", .role = Role::kVae},
-                                {.name = "dit", .role = Role::kDenoiser}},
+                 .components = {component("words", Role::kTokenizer),
+                                component("text_encoder", Role::kTextEncoder),
+                                component("vae", Role::kVae), component("dit", Role::kDenoiser)},
                  .encoding = {kStages.begin(), kStages.end()},
                  .target_input = &kTarget,
                  .denoisers = {{.part = {.component = "dit"}}}},
@@ -130,7 +133,7 @@ inline Engine fake_engine(FakeModel& model, std::vector<std::string>& log, bool 
 // The engine with two denoisers, for the noisy half of the levels and for the other one.
 inline Engine two_denoisers(FakeModel& model, std::vector<std::string>& log) {
   Engine engine = fake_engine(model, log);
-  engine.stages.components.push_back({.name = "dit_low", .role = Role::kDenoiser});
+  engine.stages.components.push_back(component("dit_low", Role::kDenoiser));
   engine.stages.denoisers = {{{.component = "dit"}, {.low = 0.5, .high = 1.0}},
                              {{.component = "dit_low"}, {.low = 0.0, .high = 0.5}}};
   return engine;
