@@ -121,7 +121,7 @@ std::optional<LoadedPart> detect_first(const ModelFamily& family,
     const files::Checkpoint lent = checkpoint.with_config_of(lender.checkpoint);
     try {
       const std::optional<Detection> found = detect_checkpoint(family, lent, hint);
-      if (found && found->component == lender.detection.component)
+      if (found && spec_name(found->component) == spec_name(lender.detection.component))
         return LoadedPart{*found, lent, hint};
     } catch (const Error& error) {
       // The config is another component's, or contradicts the tensors.

@@ -77,7 +77,7 @@ void add_distributed(Table& table, Training& c) {
   table.group("Several processes")
       .choice("zero_stage", c.shards.stage, {{"0", 0}, {"1", 1}, {"2", 2}, {"3", 3}},
               "what processes share out: 0: nothing (DDP); 1: the optimizer's state; 2: gradients, "
-              "too; 3: the blocks of the denoisers, too, trained or below a LoRA")
+              "too; 3: the blocks of denoisers and controls, too, trained or below a LoRA")
       .text("zero_group", c.shards.group,
             "processes that share it out among them: all, node (those of one machine), or so many; "
             "several such groups exchange sums",

@@ -241,8 +241,8 @@ Conditioning ComponentModel::encode_latents(const Inputs& inputs, std::string_vi
   const auto& autoencoder = first<Autoencoder>("vae");
   const at::Tensor pixels = clip_input(inputs, name, autoencoder.pixel_channels());
   const int64_t frames = pixels.size(1), H = pixels.size(2), W = pixels.size(3);
-  check_frames(frames, latents_.takes_clips);
   const bool are_pictures = find_input<std::vector<at::Tensor>>(inputs, name) != nullptr;
+  if (!are_pictures) check_frames(frames, latents_.takes_clips);
   const int64_t step = are_pictures ? 1 : latents_.temporal_stride;
   if ((frames - 1) % step != 0)
     invalid("clip of " + number(frames) + " frames: one more than a multiple of " + number(step));

@@ -58,7 +58,8 @@ ATELIER_API bool is_called(const ComponentSpec& component, std::string_view name
 struct EncodeStage {
   // "text": names folders of caches, and steps of the progress.
   std::string_view name;
-  // The components that Model::encode() uses in this stage, tokenizers included.
+  // The components that Model::encode() uses in this stage, tokenizers included. A control among
+  // them is given what the stage makes, and does not encode.
   std::span<const std::string_view> components;
   // Names of ModelFamily::inputs() that it reads. A stage runs where one of them is given; one that
   // reads "prompt" runs again for the negative prompt.

@@ -56,8 +56,8 @@ struct EncodeInputs {
   double fps = 0.0;          // frames per second of what is made or learnt; 0: it has no rate
   bool is_negative = false;  // "prompt" is the one that guidance moves away from
   // What a stage that runs for each piece is given: the piece, and its shared frames as they were
-  // made before, float32 [channels, shared, H, W] in [-1, 1], on the compute device; undefined: there are none.
-  // `target` has the frames of the piece, `values` what runs beside it.
+  // made before, float32 [channels, shared, H, W] in [-1, 1], on the compute device; undefined:
+  // there are none. `target` has the frames of the piece, `values` what runs beside it.
   std::optional<Piece> piece = std::nullopt;
   at::Tensor before_CTHW = {};
 };
