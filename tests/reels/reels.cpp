@@ -237,18 +237,18 @@ struct Reels final : ComponentModel {
       pieces.push_back({first, kPieceFrames, first == 0 ? 0 : kShared});
     return pieces;
   }
+  static std::string text_of(const EncodeInputs& in) {
+    return text_input(in.values, in.stage == "mood" ? "mood" : "prompt") + '\n';
+  }
   TextLength text_length(const EncodeInputs& in) const override {
-    return {.tokens = std::ssize(text_input(in.values, "prompt")) + 1, .limit = 64};
+    return {.tokens = std::ssize(text_of(in)), .limit = 64};
   }
   Conditioning encode(const EncodeInputs& in, BlockRunner& runner) override {
     if (in.stage == "latents") return encode_latents(in.values, "image", runner);
-    if (in.stage == "mood")
-      return {{kMood,
-               encode_ids("text_encoder", tokenize(text_input(in.values, "mood") + ' '), runner)}};
     if (in.stage == "beside") return encode_beside(in, runner);
-    std::vector<int64_t> ids = tokenize(text_input(in.values, "prompt") + '\n');
+    std::vector<int64_t> ids = tokenize(text_of(in));
     cut_to_limit(ids, text_length(in));
-    return {{kPromptEmbeds, encode_ids("text_encoder", ids, runner)}};
+    return {{in.stage == "mood" ? kMood : kPromptEmbeds, encode_ids("text_encoder", ids, runner)}};
   }
   Conditioning encode_beside(const EncodeInputs& in, BlockRunner& runner) {
     Conditioning made;

@@ -67,7 +67,8 @@ class Layers(Reels):
         self.assertEqual([(16, 24, 4)] * 4, [picture.shape for picture in pictures])
         self.assertGreater(len({picture.tobytes() for picture in pictures}), 1)
         self.assertGreater(pictures[0][..., 3].std(), 0)
-        record = json.loads(Image.open(self.dir / "out_0000.png").info["atelier"])
+        with Image.open(self.dir / "out_0000.png") as image:
+            record = json.loads(image.info["atelier"])
         self.assertEqual((3, 4), (record["layer_num"], record["num_frames"]))
 
     def test_files_that_hold_none_are_refused(self):
@@ -139,20 +140,21 @@ class Long(Reels):
             file = self.dir / f"{frames}.json"
             program.run_line(program.command("plan", "generate", json=file, device_profile="4090", **self.flags(
                 "long", prompt="a walk", num_frames=frames, pose=self.root / "walk")), code=0)
-            return {phase["phase"]: phase for phase in json.loads(file.read_text())["phases"]}
+            return {phase["name"]: phase for phase in json.loads(file.read_text())["phases"]}
         one, three = plan(5), plan(13)
         for phase in ("denoise", "decode"):
             self.assertEqual(3 * one[phase]["passes"], three[phase]["passes"])
-            self.assertEqual(one[phase]["working_bytes"], three[phase]["working_bytes"])
+            self.assertLess(three[phase]["working_bytes"], 1.5 * one[phase]["working_bytes"])
 
     def test_a_sound_runs_beside_the_clip(self):
         def generate(name, **more):
             self.generate("long", num_frames=9, output=self.dir / f"{name}.png", **more)
             return self.pictures(name)
-        with wave.open(str(self.dir / "beat.wav"), "wb") as file:
-            file.setparams((1, 2, 800, 0, "NONE", ""))
-            file.writeframes(numpy.repeat(numpy.int16([0, 0, 0, 0, 0, 0, 0, 0, 20000]), 100).tobytes())
-        silent, loud = generate("silent"), generate("loud", sound=self.dir / "beat.wav")
+        for name, level in (("quiet", 0), ("beat", 20000)):
+            with wave.open(str(self.dir / f"{name}.wav"), "wb") as file:
+                file.setparams((1, 2, 800, 0, "NONE", ""))
+                file.writeframes(numpy.repeat(numpy.int16([0] * 8 + [level]), 100).tobytes())
+        silent, loud = (generate(name, sound=self.dir / f"{name}.wav") for name in ("quiet", "beat"))
         # It is heard in the last frame alone, which is in the second piece of two.
         for a, b in zip(silent[:5], loud):
             numpy.testing.assert_array_equal(a, b)
