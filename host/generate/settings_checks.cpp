@@ -277,6 +277,20 @@ void check_lengths(const order::Settings& s, const ModelFamily& family, const La
   }
 }
 
+// Each piece of a clip has noise of its own, and begins where the one before ended.
+void check_pieces(const order::Settings& s, const model::LoadedModel& model,
+                  const order::Origin& place, report::Problems& problems) {
+  const ModelFamily& family = model.family();
+  const InputSpec* const start = model::start_input(family.inputs());
+  const bool starts = order::has_start(s, family.inputs());
+  if (s.latents.empty() && !starts) return;
+  if (model.model().pieces(input_shapes(s, family), order::target_of(s)).empty()) return;
+  const std::string why = ": a clip of " + std::to_string(*s.num_frames) +
+                          " frames is made in pieces, which begin with noise of their own";
+  if (!s.latents.empty()) problems.add(place.of("latents") + why, "leave it out, or make less");
+  if (starts) problems.add(place.of(start->name) + why, "leave it out, or make less");
+}
+
 }  // namespace
 
 void check_settings(const order::Settings& s, const ModelFamily* family, const order::Origin& place,
@@ -369,6 +383,7 @@ void check_form(const order::Settings& s, const model::LoadedModel& model,
                  "end the name in .png");
   else if (is_clip && model::media_defaults(model).frames_are_pictures)
     problems.add(name + " is a clip's file, and the model makes pictures", "end the name in .png");
+  check_pieces(s, model, place, problems);
 }
 
 void check_encoders(const order::Settings& s, const model::LoadedModel& model,

@@ -11,6 +11,7 @@ import wave
 import numpy
 import program
 from PIL import Image
+from safetensors.numpy import save_file
 from tiny_run import FolderTest
 
 PLUGIN, WRITE_MODEL = (str(pathlib.Path(sys.argv.pop(1)).resolve()) for _ in range(2))
@@ -145,6 +146,14 @@ class Long(Reels):
         for phase in ("denoise", "decode"):
             self.assertEqual(3 * one[phase]["passes"], three[phase]["passes"])
             self.assertLess(three[phase]["working_bytes"], 1.5 * one[phase]["working_bytes"])
+
+    def test_noise_of_a_whole_clip_is_refused_for_pieces(self):
+        file = self.dir / "noise.safetensors"
+        save_file({"latents": numpy.zeros((1, 8, 13, 4, 6), numpy.float32)}, str(file))
+        said = self.generate("long", code=2, num_frames=13, latents=file).stderr
+        self.assertIn("--latents: a clip of 13 frames is made in pieces", said)
+        save_file({"latents": numpy.zeros((1, 8, 5, 4, 6), numpy.float32)}, str(file))
+        self.generate("long", num_frames=5, latents=file)
 
     def test_a_sound_runs_beside_the_clip(self):
         def generate(name, **more):
