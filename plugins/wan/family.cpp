@@ -14,7 +14,8 @@
 namespace wan {
 namespace {
 
-constexpr std::string_view kTextExperts = "wan2.2-t2v-a14b", kImageExperts = "wan2.2-i2v-a14b";
+constexpr std::string_view kTextExperts = "wan2.2-t2v-a14b", kImageExperts = "wan2.2-i2v-a14b",
+                           kText = "wan2.1-t2v-14b", kKrea = "wan2.1-t2v-14b-krea";
 
 using atelier::ComponentRow;
 using atelier::ConfigValue;
@@ -207,6 +208,16 @@ constexpr ScheduleDefaults kSmallImages = [] {
   schedule.help = "the same of Wan2.1-I2V-14B-480P";
   return schedule;
 }();
+// Wan2.1-Fun-InP and Wan2.2-Fun-A14B-InP have the tensors of other models of image to video.
+constexpr ScheduleDefaults of_fun(std::string_view name, std::string_view variants, double by) {
+  return {.name = name,
+          .variants = variants,
+          .num_inference_steps = 50,
+          .cfg_scale = 6.0,
+          .shift = shift(by),
+          .help = "straight steps, with the shift and guidance of VideoX-Fun"};
+}
+
 constexpr ScheduleDefaults kTwoScales = [] {
   ScheduleDefaults schedule = published("wan2.2-t2v-*", 40, 12, 4);
   schedule.cfg_scale_2 = 3.0;
@@ -236,19 +247,22 @@ constexpr ScheduleDefaults of_diffusers_dpm(std::string_view variants, double by
 }
 
 constexpr ScheduleDefaults kSchedules[] = {
-    published("wan2.1-t2v-*", 50, 5, 5),
+    {.name = "default",
+     .variants = kKrea,
+     .num_inference_steps = 6,
+     .cfg_scale = 1.0,
+     .shift = shift(20),
+     .help = "6 straight steps without guidance, as DiffSynth-Studio samples krea-realtime-video"},
+    published("wan2.1-t2v-*b", 50, 5, 5),
     published("*-flf2v", 50, 16, 5),
     published("*-i2v-14b", 40, 5, 5),
-    {.name = "default",
-     .variants = "*-i2v-1.3b",
-     .num_inference_steps = 50,
-     .cfg_scale = 6.0,
-     .shift = shift(3),
-     .help = "straight steps, with the shift and guidance of VideoX-Fun"},
+    of_fun("default", "*-i2v-1.3b", 3),
     kSmallImages,
     kTwoScales,
     published("wan2.2-i2v-*", 40, 5, 3.5),
     published("*-ti2v-*", 50, 5, 5),
+    of_fun("fun", "*-i2v-14b", 3),
+    of_fun("fun", "wan2.2-i2v-*", 5),
     of_diffusers("*-ti2v-*", 5),
     of_diffusers("*", 3),
     of_diffusers_dpm("*-ti2v-*", 5),
@@ -388,6 +402,7 @@ class Family final : public atelier::ComponentFamily {
     const std::string_view component = told(found);
     const bool is_low = component == "dit2";
     if (is_low || says(found.path, {"high_noise", "a14b"})) found.part.variant = experts_of(found);
+    if (found.part.variant == kText && says(found.path, {"krea"})) found.part.variant = kKrea;
     found.part.component = "dit";
     if (!is_expert(found.part)) return;
     if (is_low) found.part.config[kAlone] = std::string(kLow);

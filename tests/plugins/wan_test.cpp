@@ -5,6 +5,7 @@
 
 #include "atelier/model_family.h"
 
+#include "formats/glob.h"
 #include "host/model/config_check.h"
 #include "host/samples/timesteps.h"
 #include "host/weights/published_tensors.h"
@@ -370,6 +371,9 @@ TEST_CASE("One expert alone is the denoiser, for its own noise levels", "[detect
   const char *const t2v = "wan_t2v_14b.txt", *const i2v = "wan22_i2v_a14b.txt";
   CHECK(assigned(t2v, {"a.safetensors"}) == Told{"dit wan2.1-t2v-14b 0..1"});
   CHECK(assigned(t2v, {"transformer/a.safetensors"}) == Told{"dit wan2.1-t2v-14b 0..1"});
+  CHECK(assigned(t2v, {"krea-realtime-video/krea-realtime-video-14b.safetensors"}) ==
+        Told{"dit wan2.1-t2v-14b-krea 0..1"});
+  CHECK(assigned("wan_t2v_1_3b.txt", {"krea/a.safetensors"}) == Told{"dit wan2.1-t2v-1.3b 0..1"});
   CHECK(assigned(t2v, {"high_noise_model/a.safetensors"}) == Told{"dit wan2.2-t2v-a14b 0.875..1"});
   CHECK(assigned(t2v, {"low_noise_model/a.safetensors"}) == Told{"dit wan2.2-t2v-a14b 0..0.875"});
   CHECK(assigned(t2v, {"Wan2.2-T2V-A14B/transformer/a.safetensors"}) ==
@@ -391,6 +395,24 @@ TEST_CASE("Hints say which expert is which where paths do not", "[detect]") {
 // DiffSynth-Studio's scripts train an expert each, between --min_timestep_boundary and
 // --max_timestep_boundary. Those of Fun-A14B and VACE-Fun-A14B say what those of I2V-A14B say, and
 // no other script of Wan says any.
+TEST_CASE("Models that were trained on have schedules of their own", "[schedules]") {
+  const auto find = [](std::string_view name, std::string_view variant) {
+    const auto rows = family().schedules();
+    const auto found = std::ranges::find_if(rows, [&](const ScheduleDefaults& row) {
+      return row.name == name && formats::glob_match(row.variants, variant);
+    });
+    REQUIRE(found != rows.end());
+    return std::tuple(found->num_inference_steps, found->cfg_scale, found->shift.value,
+                      found->solver);
+  };
+  using Row = std::tuple<int, double, double, std::string_view>;
+  CHECK(find("default", "wan2.1-t2v-14b-krea") == Row{6, 1, 20, "euler"});
+  CHECK(find("default", "wan2.1-t2v-14b") == Row{50, 5, 5, "unipc"});
+  CHECK(find("default", "wan2.1-i2v-1.3b") == Row{50, 6, 3, "euler"});
+  CHECK(find("fun", "wan2.1-i2v-14b") == Row{50, 6, 3, "euler"});
+  CHECK(find("fun", "wan2.2-i2v-a14b") == Row{50, 6, 5, "euler"});
+}
+
 TEST_CASE("Experts have the noise levels that published scripts draw from", "[schedules]") {
   struct Scripts {
     const char* keys;
