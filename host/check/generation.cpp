@@ -19,7 +19,7 @@ OpenedGeneration::OpenedGeneration(order::Generation order, progress::Progress& 
   for (order::Job& job : order_.jobs) check(job, problems);
   if (order_.reads_stdin() && model_)
     problems.collect([&] {
-      generate::check_sizes(filled_base(), *order_.family(), model_->model().latent_spec(),
+      generate::check_sizes(filled_base(), *order_.family(), model_->model(),
                             model_->stages().variant, {}, problems);
     });
 }

@@ -9,6 +9,7 @@
 
 #include "host/device/simulated_device.h"
 #include "host/generate/generator.h"
+#include "host/generate/input_files.h"
 #include "host/model/stages.h"
 #include "host/plan/dry_model.h"
 #include "host/plan/phases.h"
@@ -238,7 +239,7 @@ void SizeGuard::check(const Settings& settings, const order::Origin& place,
                       const std::optional<Tiling>& tiling, bool may_tile,
                       report::Problems& problems) const {
   if (work_.empty()) return;
-  const Size size = size_of(order::target_of(settings));
+  const Size size = size_of(generate::made_at_once(settings, model_.family(), model_.model()));
   if (size.latent_pixels() < area_of(kSides.front())) return;
   const Need need = most_of(settings, size, tiling);
   const double pixels = kPixelBytes * size.pixels();

@@ -137,6 +137,20 @@ Inputs beside_by(ReadFiles (*read)(const inputs::Made& made), const order::Setti
 
 }  // namespace
 
+std::vector<Piece> pieces_of(const order::Settings& s, const ModelFamily& family,
+                             const Model& model) {
+  const MediaTarget target = order::target_of(s);
+  if (target.frames <= 1 || target.frames > order::kMaxImages) return {};
+  return model.pieces(input_shapes(s, family), target);
+}
+
+MediaTarget made_at_once(const order::Settings& s, const ModelFamily& family, const Model& model) {
+  MediaTarget target = order::target_of(s);
+  const std::vector<Piece> pieces = pieces_of(s, family, model);
+  if (!pieces.empty()) target.frames = std::ranges::max(pieces, {}, &Piece::frames).frames;
+  return target;
+}
+
 InputFiles read_inputs(const order::Settings& s, const ModelFamily& family, Beside beside) {
   InputFiles files = inputs_by(reads(made_of(s)), s, family, beside);
   const memory::HostScope on_host;

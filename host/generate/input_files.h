@@ -44,6 +44,14 @@ Inputs value_inputs(const order::Settings& settings, const ModelFamily& family);
 // clips the frames that are seen. Files that cannot be read are told when they are checked.
 Inputs input_shapes(const order::Settings& settings, const ModelFamily& family);
 
+// The pieces of the clip of settings that fill_target() has filled, see Model::pieces(); none: it
+// is made at once.
+std::vector<Piece> pieces_of(const order::Settings& settings, const ModelFamily& family,
+                             const Model& model);
+// What is made at once: the clip, or the largest of its pieces.
+MediaTarget made_at_once(const order::Settings& settings, const ModelFamily& family,
+                         const Model& model);
+
 // The file whose sound is written beside the clip that is made, see InputSpec::is_soundtrack;
 // empty: there is none.
 std::string soundtrack_file(const order::Settings& settings, const ModelFamily& family);

@@ -73,9 +73,7 @@ struct Reader {
 Request request_by(const Reader& reader, const order::Settings& s, const model::LoadedModel& model,
                    uint64_t seed) {
   const ModelFamily& family = model.family();
-  const MediaTarget target = order::target_of(s);
-  std::vector<Piece> pieces;
-  if (target.frames > 1) pieces = model.model().pieces(input_shapes(s, family), target);
+  std::vector<Piece> pieces = pieces_of(s, family, model.model());
   const Beside beside = pieces.empty() ? Beside::kWhole : Beside::kPieces;
   Request request = make_request(s, reader.inputs(s, family, beside), family,
                                  model.model().latent_spec(), seed, model.stages().variant);

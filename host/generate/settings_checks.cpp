@@ -284,7 +284,7 @@ void check_pieces(const order::Settings& s, const model::LoadedModel& model,
   const InputSpec* const start = model::start_input(family.inputs());
   const bool starts = order::has_start(s, family.inputs());
   if (s.latents.empty() && !starts) return;
-  if (model.model().pieces(input_shapes(s, family), order::target_of(s)).empty()) return;
+  if (pieces_of(s, family, model.model()).empty()) return;
   const std::string why = ": a clip of " + std::to_string(*s.num_frames) +
                           " frames is made in pieces, which begin with noise of their own";
   if (!s.latents.empty()) problems.add(place.of("latents") + why, "leave it out, or make less");
@@ -325,10 +325,12 @@ std::vector<std::string> odd_images(const order::Settings& s, const ModelFamily&
   return odd;
 }
 
-void check_sizes(const order::Settings& s, const ModelFamily& family, const LatentSpec& spec,
+void check_sizes(const order::Settings& s, const ModelFamily& family, const Model& model,
                  std::string_view variant, const order::Origin& place, report::Problems& problems) {
+  const LatentSpec spec = model.latent_spec();
   const size_t before = problems.size();
-  inputs::check_frames(*s.num_frames, spec, place.of("num_frames"), problems);
+  if (pieces_of(s, family, model).empty())  // which have the frames that the model makes
+    inputs::check_frames(*s.num_frames, spec, place.of("num_frames"), problems);
   if (problems.size() == before && s.num_images > 1 && order::makes_too_many(s))
     problems.add(place.of("num_frames") + ": " + std::to_string(*s.num_frames) + " of each of " +
                      std::to_string(s.num_images) + " are more than " +
@@ -356,7 +358,7 @@ void check_against_model(const order::Settings& s, const ModelFamily& family, co
                          report::Problems& problems) {
   const LatentSpec spec = model.latent_spec();
   const size_t before = problems.size();
-  check_sizes(s, family, spec, variant, place, problems);
+  check_sizes(s, family, model, variant, place, problems);
   const bool has_sizes = problems.size() == before;
   for (const InputSpec& input : family.inputs()) {
     if (input.use == InputUse::kTrain || order::is_setting(input.name)) continue;

@@ -26,7 +26,7 @@ std::vector<std::string> odd_images(const order::Settings& settings, const Model
 
 // Frames, height and width: what the model takes, and what its schedule has noise levels for. Part
 // of check_against_model().
-void check_sizes(const order::Settings& settings, const ModelFamily& family, const LatentSpec& spec,
+void check_sizes(const order::Settings& settings, const ModelFamily& family, const Model& model,
                  std::string_view variant, const order::Origin& place, report::Problems& problems);
 
 // What needs the model's declarations: sizes, the shape of initial latents, inputs of the variant.
