@@ -63,11 +63,13 @@ std::vector<Error> TextLengths::check_others(const ModelFamily& family,
     if (model::is_prompted(stage) || !model::reads_texts(stage, family)) continue;
     EncodeInputs in = {.stage = stage.name, .values = model::inputs_of(stage, values)};
     for (const InputSpec* input : encoded_texts(family, stage, values)) {
+      const std::string place = place_of(input->name);
+      if (place.empty()) continue;
       InputValue& value = in.values.find(input->name)->second;
       const bool is_list = inputs::is_list(*input);
       for (const std::string& text : texts_of(values.find(input->name)->second)) {
         value = is_list ? InputValue(std::vector<std::string>{text}) : InputValue(text);
-        if (auto error = check(in, place_of(input->name))) wrong.push_back(std::move(*error));
+        if (auto error = check(in, place)) wrong.push_back(std::move(*error));
       }
       value = values.find(input->name)->second;
     }
@@ -80,9 +82,11 @@ void TextLengths::check(const order::Settings& settings, const ModelFamily& fami
                         report::Problems& problems) {
   const EncodeInputs in = {.stage = {}, .values = value_inputs(settings, family)};
   if (const auto error = check(in, place.of("prompt"))) problems.add(*error);
-  for (const Error& error : check_others(family, model::encode_stages(family, variant), in.values,
-                                         [&](std::string_view input) { return place.of(input); }))
-    problems.add(error);
+  const std::vector<EncodeStage> stages = model::encode_stages(family, variant);
+  const auto check_texts = [&](const Inputs& values, const PlaceOf& place_of) {
+    for (const Error& error : check_others(family, stages, values, place_of)) problems.add(error);
+  };
+  check_texts(in.values, [&](std::string_view input) { return place.of(input); });
   bool is_guided = true;  // also where the schedule's name is wrong
   try {
     is_guided = cfg_scales_of(settings, family, variant).is_guided();
@@ -93,6 +97,12 @@ void TextLengths::check(const order::Settings& settings, const ModelFamily& fami
   const EncodeInputs negative =
       model::negative_of(in, settings.negative_prompt, in.values, family.inputs());
   if (const auto error = check(negative, place.of("negative_prompt"))) problems.add(*error);
+  check_texts(negative.values, [&](std::string_view input) {
+    const auto stands_for = std::ranges::find(family.inputs(), input, &InputSpec::negative_of);
+    const bool is_given =
+        stands_for != family.inputs().end() && in.values.contains(stands_for->name);
+    return is_given ? place.of(stands_for->name) : std::string();
+  });
 }
 
 std::string TextLengths::note() const {

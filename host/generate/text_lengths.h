@@ -29,7 +29,8 @@ class TextLengths {
   std::optional<Error> check(const EncodeInputs& in, const std::string& place);
 
   // What is wrong with texts of `values` that `stages` of their own encode, which do not read the
-  // prompt; of a list each is counted alone. `place_of` names an input.
+  // prompt; of a list each is counted alone. `place_of` names an input; empty: it is
+  // not counted.
   using PlaceOf = std::function<std::string(std::string_view input)>;
   std::vector<Error> check_others(const ModelFamily& family, std::span<const EncodeStage> stages,
                                   const Inputs& values, const PlaceOf& place_of);

@@ -169,6 +169,11 @@ class Long(Reels):
             numpy.testing.assert_array_equal(a, b)
         self.assertTrue((silent[8] != loud[8]).any())
 
+    def test_long_moods_are_told_by_their_names(self):
+        said = self.generate("long", code=2, num_frames=1, mood="m" * 70, negative_mood="n" * 80).stderr
+        self.assertIn("--mood: 71 tokens, at most 64 are encoded", said)
+        self.assertIn("--negative_mood: 81 tokens, at most 64 are encoded", said)
+
     def test_moods_have_a_negative(self):
         made = {}
         for name, more in {"none": {}, "mood": dict(mood="glad"), "both": dict(mood="glad", negative_mood="sad")}.items():
