@@ -37,7 +37,7 @@ enum class InputFit {
   kCrop,     // scaled until it covers what is made (bilinear), and the middle is cut out
   kStretch,  // scaled to the size of what is made, whatever its own shape is (bicubic)
   kAsIs,     // it keeps its own size
-  kPad,      // scaled until it lies within the size (bilinear), see InputSpec::pad_level
+  kPad,      // scaled until it lies within the size, in the middle, see InputSpec::pad_level
 };
 
 // What stands behind the end of a clip or a sound that is shorter than what is made.
