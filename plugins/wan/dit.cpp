@@ -11,6 +11,8 @@
 #include "atelier/ops/attention.h"
 #include "atelier/ops/pointwise.h"
 
+#include "motion.h"
+
 namespace wan {
 
 using atelier::Segments;
@@ -216,6 +218,7 @@ std::vector<atelier::ConditioningEntry> Dit::entries() const {
                        .encoder = ""});
   }
   entries.push_back({.name = config_.given_channels > 0 ? kGivenClip : kFirstFrame});
+  entries.push_back({.name = kMotionRows});
   return entries;
 }
 
@@ -304,6 +307,25 @@ at::Tensor Dit::with_given(const atelier::DenoiseInputs& in) const {
   return at::cat({x, at::stack(given)}, 1);
 }
 
+// The projected time, a row for each sample, and what a controller adds to it.
+at::Tensor Dit::with_motion(const atelier::DenoiseInputs& in, const at::Tensor& projected) const {
+  Tensors rows = projected.unbind(0);
+  bool moves = false;
+  for (size_t b = 0; b < in.cond.size(); ++b) {
+    const auto motion = in.cond[b]->find(kMotionRows);
+    if (motion == in.cond[b]->end()) continue;
+    if (motion->second.sizes() != projected.sizes().slice(1) || rows.size() != in.cond.size()) {
+      throw atelier::Error(atelier::ErrorCode::kInvalidArgument,
+                           "motion_rows of shape " + atelier::shape_text(motion->second) + ", [" +
+                               std::to_string(projected.size(1)) + "] expected",
+                           "pass the motion controller that is published with the DiT");
+    }
+    rows[b] = rows[b] + motion->second.to(projected.scalar_type());
+    moves = true;
+  }
+  return moves ? at::stack(rows) : projected;
+}
+
 at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
   const at::Tensor& x = in.x_BCTHW;
   const int64_t B = x.size(0), C = x.size(1), T = x.size(2), p = config_.patch;
@@ -316,7 +338,7 @@ at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& 
   const Levels levels = levels_of(in, T, H * W);
   const Segments level_rows = rows.cut(levels.rows);
   const at::Tensor time = embed_time(levels.sigma_S);
-  const at::Tensor projected = time_projection_.forward(at::silu(time));
+  const at::Tensor projected = with_motion(in, time_projection_.forward(at::silu(time)));
 
   Tensors context = {rows.take(rope.cos), rows.take(rope.sin), rows.rows().tensor(),
                      level_rows.tensor(), projected,           text,

@@ -38,6 +38,7 @@ class Dit final : public atelier::Denoiser, public atelier::SharesRows {
   // Reads "prompt_embeds": [L, text_width] of each sample, L at most kTextRows. Where the config
   // has them, "image_embeds", [L, image_width], and "given_clip", [given_channels, T, H, W]. The
   // first frame of latents with a "first_frame" is clean, and its tokens are told noise level 0.
+  // "motion_rows", [6 width], are added to a sample's projected time.
   at::Tensor denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) override;
 
   int64_t channels() const override { return config_.channels; }
@@ -54,6 +55,7 @@ class Dit final : public atelier::Denoiser, public atelier::SharesRows {
   at::Tensor embed_text(const atelier::DenoiseInputs& in, at::ScalarType dtype) const;
   at::Tensor embed_time(const at::Tensor& sigma_S) const;
   at::Tensor with_given(const atelier::DenoiseInputs& in) const;
+  at::Tensor with_motion(const atelier::DenoiseInputs& in, const at::Tensor& projected) const;
 
   DitConfig config_;
   atelier::nn::Conv3d patch_embedding_;

@@ -10,12 +10,14 @@
 #include "config.h"
 #include "dit.h"
 #include "model.h"
+#include "motion.h"
 
 namespace wan {
 namespace {
 
 constexpr std::string_view kTextExperts = "wan2.2-t2v-a14b", kImageExperts = "wan2.2-i2v-a14b",
-                           kText = "wan2.1-t2v-14b", kKrea = "wan2.1-t2v-14b-krea";
+                           kSmallText = "wan2.1-t2v-1.3b", kText = "wan2.1-t2v-14b",
+                           kKrea = "wan2.1-t2v-14b-krea";
 
 using atelier::ComponentRow;
 using atelier::ConfigValue;
@@ -70,6 +72,10 @@ Detection tiny_dit() {
   return part;
 }
 
+Detection tiny_motion() {
+  return detection_of("motion_controller", "original", MotionConfig{.channels = 32, .width = 256});
+}
+
 constexpr ComponentRow kRows[] = {
     {.spec = {.name = "tokenizer",
               .role = Role::kTokenizer,
@@ -115,6 +121,18 @@ constexpr ComponentRow kRows[] = {
      .make = make_part<Dit, DitConfig>,
      .tiny = tiny_dit,
      .spellings = {"original", "diffusers"}},
+    {.spec = {.name = "motion_controller",
+              .role = Role::kControl,
+              .required = false,
+              .help = "speed control of wan2.1-t2v-1.3b: model.safetensors of "
+                      "Wan2.1-1.3b-speedcontrol-v1",
+              .variants = kSmallText,
+              .beside = "dit"},
+     .detect = detect_motion,
+     .config_fields = motion_fields,
+     .weight_map = motion_map,
+     .make = make_part<MotionController, MotionConfig>,
+     .tiny = tiny_motion},
 };
 
 constexpr InputSpec kInputs[] = {
@@ -142,6 +160,10 @@ constexpr InputSpec kInputs[] = {
      .help = "the last frame, stretched to the size of the clip",
      .fit = atelier::InputFit::kStretch,
      .when_absent = atelier::WhenAbsent::kLastFrame},
+    {.name = "motion_bucket_id",
+     .kind = InputKind::kReal,
+     .variants = kSmallText,
+     .help = "how much moves, from 0 to 100; needs the motion controller"},
     {.name = "input_video",
      .kind = InputKind::kVideo,
      .use = InputUse::kGenerate,
@@ -158,6 +180,8 @@ constexpr InputSpec kInputs[] = {
 constexpr std::string_view kImagesComponents[] = {"image_encoder"};
 constexpr std::string_view kImagesInputs[] = {"input_image", "end_image"};
 constexpr std::string_view kFirstImageInputs[] = {"input_image"};
+constexpr std::string_view kMotionComponents[] = {"motion_controller"};
+constexpr std::string_view kMotionInputs[] = {"motion_bucket_id"};
 
 constexpr atelier::EncodeStage kStages[] = {
     atelier::kTextStage,
@@ -181,6 +205,10 @@ constexpr atelier::EncodeStage kStages[] = {
      .inputs = kFirstImageInputs,
      .sees_target = true,
      .variants = "*-ti2v-*"},
+    {.name = "motion",
+     .components = kMotionComponents,
+     .inputs = kMotionInputs,
+     .variants = kSmallText},
     atelier::kVideoStage,
 };
 
@@ -413,8 +441,7 @@ class Family final : public atelier::ComponentFamily {
     const std::string_view first = told(one), second = told(other);
     const bool are_untold = first.empty() && second.empty();
     const bool are_alike = one.part.component == other.part.component;
-    if (are_untold && are_alike && one.part.variant != "wan2.1-t2v-1.3b")
-      other.part.component = "dit2";
+    if (are_untold && are_alike && one.part.variant != kSmallText) other.part.component = "dit2";
     if (second.empty() && says(one.path, {"high_noise"})) other.part.component = "dit2";
     if (first.empty() && says(other.path, {"high_noise"})) one.part.component = "dit2";
     if (one.part.component == other.part.component) return;

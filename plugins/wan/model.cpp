@@ -1,5 +1,7 @@
 #include "model.h"
 
+#include <algorithm>
+
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
@@ -7,6 +9,7 @@
 #include "atelier/parts/clip.h"
 
 #include "dit.h"
+#include "motion.h"
 #include "prompt.h"
 
 namespace wan {
@@ -16,7 +19,7 @@ using atelier::parts::ClipVision;
 namespace {
 
 constexpr const char *kFirstImage = "input_image", *kLastImage = "end_image";
-constexpr const char* kFreeFrames = "free_frames";
+constexpr const char *kFreeFrames = "free_frames", *kMotionInput = "motion_bucket_id";
 
 int64_t latent_frames(const atelier::MediaTarget& target) {
   return (target.frames - 1) / kFrameStride + 1;
@@ -43,6 +46,10 @@ atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::Bloc
   if (in.stage == "images" || in.stage == "first_image") return encode_images(in, runner);
   if (in.stage == "given_clip") return encode_given(in, runner);
   if (in.stage == "first_frame") return encode_first(in, runner);
+  if (in.stage == "motion") {
+    const auto* motion = atelier::find_input<double>(in.values, kMotionInput);
+    return {{kMotion, at::tensor({static_cast<float>(*motion)})}};
+  }
   return encode_text(in, runner);
 }
 
@@ -90,6 +97,25 @@ atelier::Conditioning Wan::encode_first(const atelier::EncodeInputs& in,
   return {{kFirstFrame, first}, {kFreeFrames, free}};
 }
 
+at::Tensor Wan::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
+  const auto moves = [](const atelier::Conditioning* cond) { return cond->contains(kMotion); };
+  if (std::ranges::none_of(in.cond, moves)) return ComponentModel::denoise(in, runner);
+  const auto& controller = loaded<MotionController>("motion_controller");
+  std::vector<atelier::Conditioning> moved;
+  for (const atelier::Conditioning* cond : in.cond) {
+    moved.push_back(*cond);
+    if (moves(cond)) {
+      const at::Tensor motion = atelier::named_tensor(*cond, kMotion, 1);
+      moved.back()[kMotionRows] = controller.forward(motion.to(in.x_BCTHW.device(), at::kFloat))[0];
+    }
+  }
+  std::vector<const atelier::Conditioning*> pointers;
+  for (const atelier::Conditioning& cond : moved) pointers.push_back(&cond);
+  atelier::DenoiseInputs with_rows = in;
+  with_rows.cond = pointers;
+  return ComponentModel::denoise(with_rows, runner);
+}
+
 std::optional<atelier::GivenLatents> Wan::given(const atelier::Conditioning& cond,
                                                 at::IntArrayRef) const {
   const auto first = cond.find(kFirstFrame);
@@ -111,6 +137,11 @@ atelier::Conditioning Wan::encode_text(const atelier::EncodeInputs& in,
 
 atelier::NamedTensors Wan::probe(std::string_view component, const atelier::NamedTensors& inputs,
                                  atelier::BlockRunner& runner) {
+  if (component == "motion_controller") {
+    atelier::allow_only(inputs, {kMotion});
+    const at::Tensor& motion = atelier::named_tensor(inputs, kMotion, 1);
+    return {{kMotionRows, loaded<MotionController>(component).forward(motion)}};
+  }
   if (component != "image_encoder") return ComponentModel::probe(component, inputs, runner);
   const auto& clip = loaded<ClipVision>(component);
   atelier::allow_only(inputs, {"image"});

@@ -15,17 +15,22 @@ class Wan final : public atelier::ComponentModel {
   // rows of each image, first the first frame's. Stage given_clip gives "given_clip": [4 + C, T, H,
   // W], which frames are known and the latents of a clip of them that is grey elsewhere. Stage
   // first_frame gives "first_frame", [C, 1, H, W], and "free_frames", [T], which the others are.
+  // Stage motion gives "motion": [1] float32.
   atelier::Conditioning encode(const atelier::EncodeInputs& in,
                                atelier::BlockRunner& runner) override;
   atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;
   // Cleaned, with the end token, and cut to what is encoded.
   std::vector<int64_t> tokenize(std::string_view text) const override;
 
+  // Where a sample says how much moves, the motion controller makes "motion_rows" of it.
+  at::Tensor denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) override;
+
   // The first frame, where the latents begin with it; it is clean.
   std::optional<atelier::GivenLatents> given(const atelier::Conditioning& cond,
                                              at::IntArrayRef latents_CTHW) const override;
 
-  // In the image encoder "image" [B, 3, H, W] becomes "image_embeds" [B, L, image_width].
+  // In the image encoder "image" [B, 3, H, W] becomes "image_embeds" [B, L, image_width], and in
+  // the motion controller "motion" [B] "motion_rows" [B, 6 width].
   atelier::NamedTensors probe(std::string_view component, const atelier::NamedTensors& inputs,
                               atelier::BlockRunner& runner) override;
 

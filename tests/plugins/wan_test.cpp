@@ -150,6 +150,22 @@ TEST_CASE("The tables fill every weight of every published DiT once", "[weights]
   }
 }
 
+TEST_CASE("The motion controller is known, and has no other weights", "[detect]") {
+  const Keys keys = read_keys("wan_speed_controller.txt");
+  const Detection part = detected(index_of(keys));
+  CHECK(part.component == "motion_controller");
+  CHECK(part.integer("width") == 1536);
+  const auto model = family().make_model({&part, 1}, {});
+  nn::Module& controller = model->component("motion_controller");
+  Keys names;
+  const TensorIndex spelled = weights::published_index(controller, family().weight_map(part));
+  for (const auto& [name, meta] : spelled.tensors()) names[name] = meta.shape;
+  CHECK(names == keys);
+  Keys other = keys;
+  other["linear.4.weight"][0] = 1536;
+  CHECK_FALSE(family().detect(index_of(other), {}));
+}
+
 TEST_CASE("Both VAEs are known in both spellings, and have no other weights", "[weights]") {
   const std::vector<int64_t> small = {16, 21, 60, 104}, large = {48, 21, 30, 52};
   for (const auto& [file, latents] :
