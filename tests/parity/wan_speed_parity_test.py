@@ -3,6 +3,7 @@ and whole clips beside diffusers with that added."""
 
 import contextlib
 import pathlib
+import sys
 import tempfile
 import unittest
 
@@ -120,4 +121,4 @@ class WanSpeedTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    compare.main()
+    sys.exit(unittest.main())
