@@ -139,6 +139,7 @@ Inputs beside_by(ReadFiles (*read)(const inputs::Made& made), const order::Setti
 
 std::vector<Piece> pieces_of(const order::Settings& s, const ModelFamily& family,
                              const Model& model) {
+  if (!s.num_frames || !s.height || !s.width) return {};
   const MediaTarget target = order::target_of(s);
   if (target.frames <= 1 || target.frames > order::kMaxImages) return {};
   return model.pieces(input_shapes(s, family), target);

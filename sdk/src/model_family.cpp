@@ -35,7 +35,10 @@ SigmaRange ModelFamily::sigma_range(const Detection&) const {
 void ModelFamily::assign(std::span<FoundPart>) const {}
 
 std::string_view spec_name(std::string_view component) {
-  return component.substr(0, component.find('.'));
+  const size_t dot = component.rfind('.');
+  if (dot == component.npos || dot + 1 == component.size()) return component;
+  const bool is_number = component.find_first_not_of("0123456789", dot + 1) == component.npos;
+  return is_number ? component.substr(0, dot) : component;
 }
 
 bool is_called(const ComponentSpec& component, std::string_view name) {
