@@ -72,10 +72,6 @@ Detection tiny_dit() {
   return part;
 }
 
-Detection tiny_motion() {
-  return detection_of("motion_controller", "original", MotionConfig{.channels = 32, .width = 256});
-}
-
 constexpr ComponentRow kRows[] = {
     {.spec = {.name = "tokenizer",
               .role = Role::kTokenizer,
@@ -131,8 +127,7 @@ constexpr ComponentRow kRows[] = {
      .detect = detect_motion,
      .config_fields = motion_fields,
      .weight_map = motion_map,
-     .make = make_part<MotionController, MotionConfig>,
-     .tiny = tiny_motion},
+     .make = make_part<MotionController, MotionConfig>},
 };
 
 constexpr InputSpec kInputs[] = {
