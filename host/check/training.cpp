@@ -416,6 +416,7 @@ class Preparation {
     if (!run_.model) return;
     generate::check_against_model(job.settings, family_, run_.model->model(), variant, job.place,
                                   problems_);
+    generate::check_form(job.settings, *run_.model, job.place, problems_);
     generate::check_encoders(job.settings, *run_.model, job.place, problems_);
     lengths_->check(job.settings, family_, variant, job.place, problems_);
     if (job.settings.num_frames.value_or(1) > 1 &&

@@ -31,7 +31,7 @@ std::string what_lacks(const InputSpec& input, const inputs::ImageFile& beside, 
     const inputs::SoundPart part = inputs::part_beside(input, made);
     const int64_t samples =
         media::samples_at_rate(sound.samples, sound.sample_rate, input.sample_rate);
-    if (!part.count || samples >= part.first + *part.count) return "";
+    if (!part.count || !inputs::is_too_short(input, samples, part.first + *part.count)) return "";
     return inputs::shorter_text(input, samples, part.first + *part.count);
   }
   const media::ClipInfo clip = inputs::clip_of(beside);

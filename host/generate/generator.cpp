@@ -157,6 +157,7 @@ void Generator::keep(const std::string& key, const Conditioning& cond) {
 Generator::Conditionings Generator::encode_conditions(const Request& request,
                                                       const PieceInputs* piece) {
   Conditionings cond;
+  std::map<std::string_view, Conditioning> of_both;  // what stages of a piece make for both
   Inputs given = piece ? piece->beside : Inputs();
   given.insert(request.inputs.begin(), request.inputs.end());
   for (const bool is_negative : {false, true}) {
@@ -177,7 +178,10 @@ Generator::Conditionings Generator::encode_conditions(const Request& request,
       if (is_negative && model::runs_per_branch(stage))
         in = model::negative_of(std::move(in), request.negative_prompt, given,
                                 engine_.stages.inputs);
-      Conditioning part = encode(stage, in, request.encoder_state);
+      const bool is_of_both = piece && !model::runs_per_branch(stage);
+      Conditioning part = is_of_both && is_negative ? of_both.at(stage.name)
+                                                    : encode(stage, in, request.encoder_state);
+      if (is_of_both) of_both[stage.name] = part;
       (is_negative ? cond.without : cond.with).merge(part);
     }
   }

@@ -6,6 +6,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/DeviceAccelerator.h>
+#include <c10/util/ScopeExit.h>
 
 #include "atelier/error.h"
 #include "atelier/host/device_graph.h"
@@ -157,27 +158,37 @@ void Session::run(const order::Settings& settings, JobResult& result) {
     if (holds_sound(settings)) sound = sound_of(made);
   };
   std::optional<ClipFile> clip;  // that is being decoded
-  size_t clips_done = 0;
+  std::string clip_path;
+  int64_t written = 0;  // of its frames
   const auto write_clip = [&](size_t index, int64_t first, const at::Tensor& pixels) {
-    if (first == 0)
-      clip.emplace(paths.at(index), request.target, settings.fps.value(),
+    if (first == 0) {
+      clip_path = paths.at(index);
+      clip.emplace(clip_path, request.target, settings.fps.value(),
                    text_of(settings, request, index), sound);
+    }
     clip->add(pixels);
-    if (first + pixels.size(1) < frames) return;
+    written = first + pixels.size(1);
+    if (written < frames) return;
+    const auto closes = c10::make_scope_exit([&] { clip.reset(); });  // also where that fails
     clip->finish();
-    clip.reset();
-    ++clips_done;
-    finished(paths.at(index), index);
+    finished(clip_path, index);
   };
   try {
     make_images(request, is_clip ? Generator::OnFrames(write_clip) : write_images, keep_sound);
   } catch (...) {
-    // Pieces that are finished are kept.
-    if (clip && !request.pieces.empty()) {
-      clip->finish();
-      progress_.warn(paths.at(clips_done) + ": the frames of the pieces that were finished");
-    }
+    if (clip && !request.pieces.empty() && written >= request.pieces.front().frames)
+      keep_pieces(*clip, clip_path, written);
     throw;
+  }
+}
+
+// A clip that ends behind the pieces that were finished. Why it ends there is told by the caller.
+void Session::keep_pieces(ClipFile& clip, const std::string& path, int64_t frames) {
+  try {
+    clip.finish();
+    progress_.warn(path + ": has the first " + std::to_string(frames) + " frames");
+  } catch (const Error& error) {
+    progress_.warn(std::string(error.what()));
   }
 }
 

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "host/generate/clip_file.h"
 #include "host/generate/generator.h"
 #include "host/generate/job_runner.h"
 #include "host/generate/lora_set.h"
@@ -73,6 +74,7 @@ class Session {
   uint64_t seed_of(const order::Settings& settings) const;
   void make_images(const Request& request, const Generator::OnFrames& on_frames,
                    Generator::OnSound on_sound);
+  void keep_pieces(ClipFile& clip, const std::string& path, int64_t frames);
   bool holds_sound(const order::Settings& settings);
   void begin_phase(std::string_view phase, int64_t number = 0);
   void watch_steps(int64_t number);

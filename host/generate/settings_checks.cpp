@@ -247,7 +247,8 @@ void check_sound(const order::Settings& s, const InputSpec& input, const media::
   const auto wanted = inputs::part_beside(input, {order::target_of(s), s.fps.value_or(0.0)}).count;
   const int64_t samples =
       media::samples_at_rate(sound.samples, sound.sample_rate, input.sample_rate);
-  if (!wanted || samples >= *wanted || input.tail != Tail::kRefuse) return;
+  if (!wanted || input.tail != Tail::kRefuse || !inputs::is_too_short(input, samples, *wanted))
+    return;
   problems.add(name + " " + inputs::shorter_text(input, samples, *wanted),
                "use a smaller " + place.of("num_frames") + ", or a longer sound");
 }

@@ -62,6 +62,11 @@ SoundPart part_beside(const InputSpec& input, const Made& made) {
   return {samples(made.first), samples(made.target.frames)};
 }
 
+bool is_too_short(const InputSpec& input, int64_t samples, int64_t end) {
+  constexpr int64_t kMomentsASecond = 10;
+  return end - samples > input.sample_rate / kMomentsASecond;
+}
+
 std::string shorter_text(const InputSpec& input, int64_t samples, int64_t end) {
   const auto seconds = [&](int64_t count) {
     const double exact = static_cast<double>(count) / static_cast<double>(input.sample_rate);

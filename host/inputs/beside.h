@@ -48,6 +48,10 @@ struct SoundPart {
 // All of them where it does not run beside, and where what is made has no rate.
 SoundPart part_beside(const InputSpec& input, const Made& made);
 
+// Whether a sound of `samples` at the input's rate ends before `end`. By a moment it may: lengths
+// are rounded, and the header of a lossy codec counts what its encoder puts around the sound.
+bool is_too_short(const InputSpec& input, int64_t samples, int64_t end);
+
 // What of a sound of `samples` at the input's rate is missing where it is read up to `end`: "lasts
 // 1.5 s, and 2 s are needed".
 std::string shorter_text(const InputSpec& input, int64_t samples, int64_t end);

@@ -143,6 +143,14 @@ at::Tensor read_clip(const InputSpec& input, const std::string& path, const Pick
     clip.select(1, next++).copy_(frame);
   });
   if (frames == decoded) return clip;
+  if (decoded.empty()) {  // all of it lies behind the end
+    const media::ImageInfo size = {.width = reader->info().width, .height = reader->info().height};
+    const media::ClipInfo& info = reader->info();
+    const Sides sides = fitted_sides(input, {info.height, info.width}, target);
+    return at::zeros(
+        {is_mask(input.kind) ? 1 : input.channels, std::ssize(frames), sides.height, sides.width},
+        dtype_of(input, frames));
+  }
   if (has_filler(frames)) clip = with_filler(clip, dtype_of(input, frames));
   std::vector<int64_t> places;
   for (const int64_t frame : frames) {
@@ -154,12 +162,10 @@ at::Tensor read_clip(const InputSpec& input, const std::string& path, const Pick
 
 namespace {
 
-// Throws where a sound is shorter than it has to be. One of a lossy codec may be so by a moment,
-// because its header counts what the encoder puts around it.
+// Throws where a sound is shorter than it has to be.
 void require_length(const InputSpec& input, const std::string& path, int64_t samples,
                     int64_t wanted) {
-  constexpr int64_t kMomentsASecond = 10;
-  if (wanted - samples <= input.sample_rate / kMomentsASecond) return;
+  if (!is_too_short(input, samples, wanted)) return;
   throw Error(ErrorCode::kInvalidArgument,
               files::display_path(path) + ": " + shorter_text(input, samples, wanted),
               "give a longer sound");

@@ -45,8 +45,8 @@ void SoundEncoder::encode_until(double seconds, const std::function<void(AVPacke
   }
 }
 
-void SoundEncoder::finish(const std::function<void(AVPacket*)>& write) {
-  encode_until(static_cast<double>(sound_->samples()) / sound_->sample_rate + 1, write);
+void SoundEncoder::finish(double seconds, const std::function<void(AVPacket*)>& write) {
+  encode_until(seconds, write);
   encode(nullptr, write);
 }
 

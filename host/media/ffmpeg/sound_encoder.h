@@ -18,8 +18,8 @@ class SoundEncoder {
   // Encodes what sounds before that time and gives its packets, with times in units of
   // context().time_base. Throws as the constructor, and what `write` throws.
   void encode_until(double seconds, const std::function<void(AVPacket*)>& write);
-  // The rest; to be called once.
-  void finish(const std::function<void(AVPacket*)>& write);
+  // The rest of what sounds before that time; to be called once.
+  void finish(double seconds, const std::function<void(AVPacket*)>& write);
 
  private:
   void encode(const AVFrame* frame, const std::function<void(AVPacket*)>& write);

@@ -57,7 +57,9 @@ class H264Writer final : public ClipWriter {
 
   void finish() override {
     encode(nullptr);
-    if (sound_) sound_->finish([&](AVPacket* packet) { write_sound(packet); });
+    if (sound_)
+      sound_->finish(static_cast<double>(frames_) / settings_.fps,
+                     [&](AVPacket* packet) { write_sound(packet); });
     require(av_write_trailer(output_.get()));
     require(avio_closep(&output_->pb));
   }
