@@ -241,6 +241,8 @@ class DeclarationChecks : Checks {
     expect(positive != family().inputs().end() && positive->kind == InputKind::kText &&
                input.kind == InputKind::kText,
            "input '", input.name, "' stands for '", input.negative_of, "', and one is no text");
+    expect(inputs::is_list(input) == inputs::is_list(*positive), "input '", input.name,
+           "' stands for '", input.negative_of, "', and one is a list");
     const auto reads = [&](const EncodeStage& stage) {
       return model::runs_per_branch(stage) && model::reads(stage, input.negative_of);
     };

@@ -179,14 +179,13 @@ class DenoiserChecks : Checks {
   }
 
   Detail check_guide() const {
-    const std::unique_ptr<Model> model = make(parts());
-    const LatentSpec spec = model->latent_spec();
-    const std::vector<int64_t> size = latent_size(spec, 2, 3);
-    const at::Tensor with = noise({1, spec.channels, 1, size[0], size[1]}),
-                     without = noise(with.sizes());
+    const at::NoGradGuard no_grad;
+    const std::unique_ptr<Model> model = make_random();
+    auto step = make_step(model->latent_spec(), 1, 2, 3);
+    const at::Tensor with = noise(step.x.sizes()), without = noise(with.sizes());
     DirectRunner runner;
     for (const ScheduleDefaults& schedule : family().schedules()) {
-      const at::Tensor out = model->guide({with, without, schedule.cfg_off, {}}, runner);
+      const at::Tensor out = model->guide({with, without, schedule.cfg_off, step.inputs()}, runner);
       expect(out.sizes() == with.sizes(), "gives ", out.sizes());
       expect(difference(out, with) < kTolerance, "differs by ", difference(out, with), " at scale ",
              schedule.cfg_off, ", which is the cfg_off of schedule '", schedule.name, "'");

@@ -58,6 +58,11 @@ Error wrong_frames(int64_t decoded, int64_t asked) {
                                     std::to_string(asked) + " that are asked for"};
 }
 
+Error wrong_solver(const SolverSpec& solver, const char* what) {
+  return {ErrorCode::kEnvironment, "solver " + std::string(solver.name) + ": " + what,
+          "ask the plugin's author", "PLUGIN_WRONG"};
+}
+
 // Counts the blocks that `inner` runs. Where tiles are counted, blocks are not.
 class CountingRunner final : public BlockRunner {
  public:
@@ -420,6 +425,7 @@ Generator::Batch Generator::begin_batch(const Request& request, const Conditioni
   if (clean.defined()) x.mul_(sigma).add_(clean, 1.0 - static_cast<double>(sigma));
   batch.keep_known(sigma);
   batch.solver = request.solver.make(request.sigmas, batch.x);
+  if (batch.solver == nullptr) throw wrong_solver(request.solver, "makes none");
   return batch;
 }
 
@@ -436,6 +442,7 @@ void Generator::denoise(const Request& request, const Conditionings& cond, Batch
   if (steps.end - steps.begin + 1 < std::ssize(request.sigmas))
     label += " with " + denoiser_->name();
   Guided denoiser(*this, request, cond, batch.x);
+  const std::vector<int64_t> latents = batch.x.sizes().vec();
   Pacer pacer(engine_.device);
   progress::Step progress_step(progress_, label, steps.end - steps.begin, progress::Unit::kSteps);
   for (int64_t i = steps.begin; i < steps.end; ++i) {
@@ -444,6 +451,8 @@ void Generator::denoise(const Request& request, const Conditionings& cond, Batch
     use_denoiser(request, i);
     begin_phase("denoise", i + 1);
     batch.solver->step(batch.x, denoiser.velocity(i));
+    if (batch.x.sizes() != latents || batch.x.scalar_type() != at::kFloat)
+      throw wrong_solver(request.solver, "gives latents of another shape or dtype");
     batch.keep_known(request.sigmas[static_cast<size_t>(i + 1)]);
     pacer.step();
     progress_step.advance();

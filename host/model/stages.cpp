@@ -242,7 +242,13 @@ EncodeInputs negative_of(EncodeInputs in, const std::string& prompt, const Input
     const auto positive = in.values.find(input.negative_of);
     if (input.negative_of.empty() || positive == in.values.end()) continue;
     const auto negative = given.find(input.name);
-    positive->second = negative != given.end() ? negative->second : InputValue(std::string());
+    if (negative != given.end()) {
+      positive->second = negative->second;
+    } else if (auto* const texts = std::get_if<std::vector<std::string>>(&positive->second)) {
+      texts->assign(texts->size(), std::string());
+    } else {
+      positive->second = std::string();
+    }
   }
   in.is_negative = true;
   return in;

@@ -130,7 +130,8 @@ class GenerationSizes {
 
   at::ScalarType dtype_of(const DryPhase& phase) const {
     if (phase.is_denoising()) return dry_.dtype(phase.denoiser);
-    return phase.name == "decode" ? model_.decoder_dtype() : dry_.dtype(*phase.components.begin());
+    const bool is_of_vae = phase.name == "decode" || phase.components.empty();
+    return is_of_vae ? model_.decoder_dtype() : dry_.dtype(*phase.components.begin());
   }
 
   // LoRA factors rest on the device with their layers, whichever those are.

@@ -86,7 +86,8 @@ void check_groups(const Tensor& q, const Tensor& k, const Tensor& sees, const Te
 void check_set(const Tensor& q, const Segments& q_rows, const KeySet& set) {
   check(q, set.k, set.v, AttentionCall(q_rows, set.rows, {}));
   check_groups(q, set.k, set.query_sees, set.key_groups);
-  if (!std::isfinite(set.score_bias))
+  constexpr double kMostBias = 1e6;  // far beyond any score, and a float32 beside them
+  if (!(std::abs(set.score_bias) <= kMostBias))
     throw Error(ErrorCode::kInvalidArgument,
                 c10::str("attention: a score_bias of ", set.score_bias),
                 "query_sees and key_groups are for keys that are not seen");
