@@ -58,6 +58,10 @@ class WanInspect(unittest.TestCase):
                 taken = told["taken_by"]
                 self.assertEqual(("wan", "dit", variant), (taken["family"], taken["component"], taken["variant"]))
 
+    def test_the_motion_controller_is_taken(self):
+        (told, component), = self.inspect({"wan_speed_controller": "motion_controller"}, code=0)
+        self.assertEqual(("wan", component), (told["taken_by"]["family"], told["taken_by"]["component"]))
+
     def test_files_that_are_not_run_yet_are_named(self):
         for told, name in self.inspect(CALLED, code=2):
             with self.subTest(told["path"]):
@@ -68,7 +72,7 @@ class WanInspect(unittest.TestCase):
     def test_every_table_of_keys_is_looked_at(self):
         told = {name.removesuffix("_original") for name in (*TAKEN, *CALLED)}
         there = {path.stem.removesuffix("_original") for path in (program.REPOSITORY / "tests/data/keys").glob("wan*.txt")}
-        self.assertEqual(there - {"wan22_vae"}, told)
+        self.assertEqual(there - {"wan22_vae", "wan_speed_controller"}, told)
 
 
 if __name__ == "__main__":
