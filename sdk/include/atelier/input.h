@@ -37,7 +37,7 @@ enum class InputFit {
   kCrop,     // scaled until it covers what is made (bilinear), and the middle is cut out
   kStretch,  // scaled to the size of what is made, whatever its own shape is (bicubic)
   kAsIs,     // it keeps its own size
-  kPad,      // scaled until it lies within the size, in the middle, see InputSpec::pad_level
+  kPad,      // scaled until it lies within the size (bilinear), see InputSpec::pad_level
 };
 
 // What stands behind the end of a clip or a sound that is shorter than what is made.
@@ -76,7 +76,7 @@ struct InputSpec {
   // Another input, of which as many values are given, for a list of which any are.
   std::string_view paired_with = {};
   // The input whose place a text takes where the negative branch of guidance is encoded, in stages
-  // of EncodeStage::per_branch. Where it is not given, an empty text does.
+  // of EncodeStage::per_branch; both are lists or neither. Where it is not given, empty texts do.
   std::string_view negative_of = {};
   // The component, of Role::kControl, that each value belongs to in turn: as many values as it has
   // files. Empty: none.

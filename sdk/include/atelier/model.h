@@ -53,7 +53,9 @@ struct EncodeInputs {
   std::string_view stage;  // of ModelFamily::encode_stages()
   Inputs values;           // those that the stage reads and that are given, on the compute device
   MediaTarget target = {};
-  double fps = 0.0;          // frames per second of what is made or learnt; 0: it has no rate
+  // Frames per second of what is made, in training those that the variant is made for; 0: it has no
+  // rate.
+  double fps = 0.0;
   bool is_negative = false;  // "prompt" is the one that guidance moves away from
   // What a stage that runs for each piece is given: the piece, and its shared frames as they were
   // made before, float32 [channels, shared, H, W] in [-1, 1], on the compute device; undefined:

@@ -65,8 +65,8 @@ struct KeySet {
   Segments rows;    // as many samples as the queries have; a sample may have no keys in a set
   // Which of them each query sees, as AttentionOptions has it: both or neither.
   at::Tensor query_sees = {}, key_groups = {};
-  // Added to every scaled score of this set, finite. Sums of exponentials are float32 logarithms,
-  // so a bias of thousands costs digits; groups are for keys that are not seen.
+  // Added to every scaled score of this set, from -1e6 to 1e6. Sums of exponentials are float32
+  // logarithms, so a bias of thousands costs digits; groups are for keys that are not seen.
   double score_bias = 0.0;
 };
 
@@ -82,8 +82,8 @@ struct KeySet {
 // go around all ranks, whole sets are seen by each rank as they are.
 //
 // scale: of q kᵀ; 0 means 1 / sqrt(d). Returns [Nq, H * d], contiguous, in q's dtype.
-// Throws Error{kInvalidArgument} when shapes do not fit, there is no set, or a bias is not finite;
-// Error{kUnsupported} as attention() does, and for several sets where cuDNN is forced.
+// Throws Error{kInvalidArgument} when shapes do not fit, there is no set, or a bias is out of
+// range; Error{kUnsupported} as attention() does, and for several sets where cuDNN is forced.
 ATELIER_API at::Tensor attention(const at::Tensor& q, const Segments& q_rows,
                                  std::span<const KeySet> sets, double scale = 0.0);
 
