@@ -2,7 +2,7 @@
 #pragma once
 
 #include <memory>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "atelier/component_model.h"
@@ -10,12 +10,11 @@
 #include "atelier/nn/waves.h"
 #include "atelier/shared_rows.h"
 
+#include "addition.h"
 #include "config.h"
+#include "dit_block.h"
 
 namespace wan {
-
-class DitBlock;
-class ImageEmbedding;
 
 // Rows of a prompt; those behind its tokens are zero.
 inline constexpr int64_t kTextRows = 512;
@@ -26,6 +25,31 @@ inline constexpr const char* kImageEmbeds = "image_embeds";
 inline constexpr const char* kGivenClip = "given_clip";
 // In models whose latents begin with a clean frame: that frame.
 inline constexpr const char* kFirstFrame = "first_frame";
+
+// What the rows of a pass are made of: patches, texts and time. Weights of `parent`.
+class Embeddings {
+ public:
+  Embeddings(atelier::nn::Module* parent, const DitConfig& config);
+
+  // [B, C, T, H, W] to the rows of its tokens, [B T' H' W', D].
+  at::Tensor patches(const at::Tensor& x_BCTHW) const;
+  // [B kTextRows, D]: rows behind those of a prompt are made of zeros, and attended to.
+  at::Tensor text(const atelier::PackedRows& prompts, at::ScalarType dtype) const;
+  at::Tensor time(const at::Tensor& sigma_S) const;     // [S, D] float32
+  at::Tensor project(const at::Tensor& time_SD) const;  // [S, 6 D] float32
+  at::ScalarType dtype() const { return patches_.weight->draw().scalar_type(); }
+
+ private:
+  int64_t time_width_;
+  atelier::nn::Conv3d patches_;
+  atelier::nn::Linear text_in_, text_out_;
+  atelier::nn::Linear time_in_, time_out_, time_projection_;
+};
+
+// The stretches around the latents of one sample.
+struct Around {
+  std::vector<Stretch> front, behind;
+};
 
 // Weights are called as the original checkpoint calls them. Modulation, time and layer norms are
 // float32 whatever the rest is computed in. Not thread-safe: tables of the last shapes are kept
@@ -43,31 +67,40 @@ class Dit final : public atelier::Denoiser, public atelier::SharesRows {
 
   int64_t channels() const override { return config_.channels; }
   int64_t patch() const override { return config_.patch; }
-  at::ScalarType dtype() const override { return patch_embedding_.weight->draw().scalar_type(); }
+  at::ScalarType dtype() const override { return embeddings_.dtype(); }
   std::vector<atelier::ConditioningEntry> entries() const override;
   int64_t heads() const override { return config_.heads; }
   int64_t key_heads() const override { return config_.heads; }
 
+  // Runs with `addition` for as long as this lives, behind those of its own.
+  class With {
+   public:
+    With(Dit& dit, Addition& addition) : dit_(dit) { dit.additions_.push_back(&addition); }
+    ~With() { dit_.additions_.pop_back(); }
+    With(const With&) = delete;
+    With& operator=(const With&) = delete;
+
+   private:
+    Dit& dit_;
+  };
+
  private:
-  // Cosines and sines of a clip of frames x height x width tokens, `count` times over.
-  atelier::nn::Waves make_rope(int64_t frames, int64_t height, int64_t width, int64_t count,
-                               at::Device device) const;
-  at::Tensor embed_text(const atelier::DenoiseInputs& in, at::ScalarType dtype) const;
-  at::Tensor embed_time(const at::Tensor& sigma_S) const;
   at::Tensor with_given(const atelier::DenoiseInputs& in) const;
   at::Tensor with_motion(const atelier::DenoiseInputs& in, const at::Tensor& projected) const;
+  const atelier::nn::Waves& waves(const std::vector<Around>& around, int64_t T, int64_t H,
+                                  int64_t W, at::Device device);
+  void run_block(int64_t index, Pass& pass);
+  at::Tensor tokens_of(const Pass& pass, const at::Tensor& own) const;
 
   DitConfig config_;
-  atelier::nn::Conv3d patch_embedding_;
-  atelier::nn::Linear text_in_, text_out_;
-  atelier::nn::Linear time_in_, time_out_, time_projection_;
+  Embeddings embeddings_;
   std::unique_ptr<ImageEmbedding> image_embedding_;  // null: no images are read
   std::vector<std::unique_ptr<DitBlock>> blocks_;
   atelier::WeightPtr head_modulation_;
   atelier::nn::Linear head_;
-  atelier::nn::RecentTables<std::tuple<int64_t, int64_t, int64_t, int64_t, at::Device>,
-                            atelier::nn::Waves>
-      ropes_;
+  std::vector<Addition*> additions_;  // that run now
+  // By sizes of the latents, and how many rows stand around them.
+  atelier::nn::RecentTables<std::pair<std::vector<int64_t>, at::Device>, atelier::nn::Waves> waves_;
 };
 
 }  // namespace wan

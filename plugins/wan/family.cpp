@@ -11,26 +11,19 @@
 #include "dit.h"
 #include "model.h"
 #include "motion.h"
+#include "tables.h"
 
 namespace wan {
 namespace {
-
-constexpr std::string_view kTextExperts = "wan2.2-t2v-a14b", kImageExperts = "wan2.2-i2v-a14b",
-                           kSmallText = "wan2.1-t2v-1.3b", kText = "wan2.1-t2v-14b",
-                           kKrea = "wan2.1-t2v-14b-krea";
 
 using atelier::ComponentRow;
 using atelier::ConfigValue;
 using atelier::Detection;
 using atelier::detection_of;
 using atelier::FoundPart;
-using atelier::InputKind;
-using atelier::InputSpec;
-using atelier::InputUse;
 using atelier::make_part;
 using atelier::Role;
 using atelier::ScheduleDefaults;
-using atelier::SigmaShift;
 using atelier::parts::CausalVae;
 using atelier::parts::CausalVaeConfig;
 
@@ -130,187 +123,6 @@ constexpr ComponentRow kRows[] = {
      .make = make_part<MotionController, MotionConfig>},
 };
 
-constexpr InputSpec kInputs[] = {
-    {.name = "prompt",
-     .kind = InputKind::kText,
-     .required = true,
-     .help = "what is to be seen; at most 512 tokens"},
-    {.name = "negative_prompt",
-     .kind = InputKind::kText,
-     .use = InputUse::kGenerate,
-     .help = "what is not to be seen; the published one when empty"},
-    {.name = "input_image",
-     .kind = InputKind::kImage,
-     .required = true,
-     .required_by = "*-i2v-*",
-     .variants = "*i2v-*",
-     .help = "the first frame, stretched to the size of the clip",
-     .fit = atelier::InputFit::kStretch,
-     .when_absent = atelier::WhenAbsent::kFirstFrame},
-    {.name = "end_image",
-     .kind = InputKind::kImage,
-     .required = true,
-     .required_by = "*-flf2v",
-     .variants = "*-i2v-*",
-     .help = "the last frame, stretched to the size of the clip",
-     .fit = atelier::InputFit::kStretch,
-     .when_absent = atelier::WhenAbsent::kLastFrame},
-    {.name = "motion_bucket_id",
-     .kind = InputKind::kReal,
-     .variants = kSmallText,
-     .help = "how much moves, from 0 to 100; needs the motion controller"},
-    {.name = "input_video",
-     .kind = InputKind::kVideo,
-     .use = InputUse::kGenerate,
-     .help = "a clip to change, or an image, scaled and cropped to the size of what is made",
-     .role = atelier::InputRole::kStart},
-    {.name = "video",
-     .kind = InputKind::kVideo,
-     .required = true,
-     .use = InputUse::kTrain,
-     .help = "the clip or image to learn",
-     .role = atelier::InputRole::kTarget},
-};
-
-constexpr std::string_view kImagesComponents[] = {"image_encoder"};
-constexpr std::string_view kImagesInputs[] = {"input_image", "end_image"};
-constexpr std::string_view kFirstImageInputs[] = {"input_image"};
-constexpr std::string_view kMotionComponents[] = {"motion_controller"};
-constexpr std::string_view kMotionInputs[] = {"motion_bucket_id"};
-
-constexpr atelier::EncodeStage kStages[] = {
-    atelier::kTextStage,
-    {.name = "images",
-     .components = kImagesComponents,
-     .inputs = kImagesInputs,
-     .variants = "wan2.1-i2v-*-flf2v"},
-    // Without positions the rows of two images could not be told apart: the last one is in the
-    // given clip alone, as VideoX-Fun has it.
-    {.name = "first_image",
-     .components = kImagesComponents,
-     .inputs = kFirstImageInputs,
-     .variants = "wan2.1-i2v-*b"},
-    {.name = "given_clip",
-     .components = atelier::kLatentsComponents,
-     .inputs = kImagesInputs,
-     .sees_target = true,
-     .variants = "*-i2v-*"},
-    {.name = "first_frame",
-     .components = atelier::kLatentsComponents,
-     .inputs = kFirstImageInputs,
-     .sees_target = true,
-     .variants = "*-ti2v-*"},
-    {.name = "motion",
-     .components = kMotionComponents,
-     .inputs = kMotionInputs,
-     .variants = kSmallText},
-    atelier::kVideoStage,
-};
-
-constexpr SigmaShift shift(double value) {
-  return {.kind = SigmaShift::Kind::kConstant, .value = value};
-}
-
-// As the original repository samples.
-constexpr ScheduleDefaults published(std::string_view variants, int steps, double by,
-                                     double cfg_scale) {
-  return {.name = "default",
-          .variants = variants,
-          .num_inference_steps = steps,
-          .cfg_scale = cfg_scale,
-          .shift = shift(by),
-          .help = "as the original repository samples",
-          .solver = "unipc",
-          .grid = {.high = 0.999},
-          .whole_timesteps = true};
-}
-
-constexpr ScheduleDefaults kSmallImages = [] {
-  ScheduleDefaults schedule = published("*-i2v-14b", 40, 3, 5);
-  schedule.name = "480p";
-  schedule.help = "the same of Wan2.1-I2V-14B-480P";
-  return schedule;
-}();
-// Wan2.1-Fun-InP and Wan2.2-Fun-A14B-InP have the tensors of other models of image to video.
-constexpr ScheduleDefaults of_fun(std::string_view name, std::string_view variants, double by) {
-  return {.name = name,
-          .variants = variants,
-          .num_inference_steps = 50,
-          .cfg_scale = 6.0,
-          .shift = shift(by),
-          .help = "straight steps, with the shift and guidance of VideoX-Fun"};
-}
-
-constexpr ScheduleDefaults kTwoScales = [] {
-  ScheduleDefaults schedule = published("wan2.2-t2v-*", 40, 12, 4);
-  schedule.cfg_scale_2 = 3.0;
-  return schedule;
-}();
-
-constexpr ScheduleDefaults of_diffusers(std::string_view variants, double by) {
-  return {.name = "diffusers",
-          .variants = variants,
-          .num_inference_steps = 50,
-          .cfg_scale = 5.0,
-          .shift = shift(by),
-          .help = "as the published diffusers folders sample; 5 is advised for 720 lines",
-          .solver = "unipc",
-          // Pure noise is a millionth less there, and its timestep 999.
-          .grid = {.high = 0.999999, .low = 0.001},
-          .whole_timesteps = true};
-}
-
-// The schedule of its DPMSolverMultistepScheduler, which has other levels.
-constexpr ScheduleDefaults of_diffusers_dpm(std::string_view variants, double by) {
-  ScheduleDefaults schedule = of_diffusers(variants, by);
-  schedule.help = "the same with DPMSolverMultistepScheduler";
-  schedule.solver = "dpm++";
-  schedule.grid = {.high = 0.999};
-  return schedule;
-}
-
-constexpr ScheduleDefaults kSchedules[] = {
-    {.name = "default",
-     .variants = kKrea,
-     .num_inference_steps = 6,
-     .cfg_scale = 1.0,
-     .shift = shift(20),
-     .help = "6 straight steps without guidance, as DiffSynth-Studio samples krea-realtime-video"},
-    published("wan2.1-t2v-*b", 50, 5, 5),
-    published("*-flf2v", 50, 16, 5),
-    published("*-i2v-14b", 40, 5, 5),
-    of_fun("default", "*-i2v-1.3b", 3),
-    kSmallImages,
-    kTwoScales,
-    published("wan2.2-i2v-*", 40, 5, 3.5),
-    published("*-ti2v-*", 50, 5, 5),
-    of_fun("fun", "*-i2v-14b", 3),
-    of_fun("fun", "wan2.2-i2v-*", 5),
-    of_diffusers("*-ti2v-*", 5),
-    of_diffusers("*", 3),
-    of_diffusers_dpm("*-ti2v-*", 5),
-    of_diffusers_dpm("*", 3),
-    {.name = "euler",
-     .num_inference_steps = 50,
-     .cfg_scale = 5.0,
-     .shift = shift(5),
-     .help = "straight steps, as DiffSynth-Studio samples"},
-    {.name = "dpm++",
-     .num_inference_steps = 50,
-     .cfg_scale = 5.0,
-     .shift = shift(5),
-     .help = "the original repository's other sampler",
-     .solver = "dpm++",
-     .whole_timesteps = true},
-    {.name = "distill",
-     .num_inference_steps = 4,
-     .cfg_scale = 1.0,
-     .shift = shift(5),
-     .help = "distilled LoRAs (lightx2v), 4 steps without guidance"},
-};
-
-constexpr ScheduleDefaults kTrainingSchedule = {.name = "training", .shift = shift(5)};
-
 // ---- Experts ----
 
 // In the numbers of an expert alone that is not known to be that of much noise.
@@ -350,10 +162,12 @@ class Family final : public atelier::ComponentFamily {
 
   std::string_view name() const override { return "wan"; }
   std::string_view help() const override { return "Wan 2.1 and Wan 2.2: text and images to video"; }
-  std::span<const InputSpec> inputs() const override { return kInputs; }
-  std::span<const atelier::EncodeStage> encode_stages() const override { return kStages; }
-  std::span<const ScheduleDefaults> schedules() const override { return kSchedules; }
-  ScheduleDefaults training_schedule(const Detection&) const override { return kTrainingSchedule; }
+  std::span<const atelier::InputSpec> inputs() const override { return input_table(); }
+  std::span<const atelier::EncodeStage> encode_stages() const override { return stage_table(); }
+  std::span<const ScheduleDefaults> schedules() const override { return schedule_table(); }
+  ScheduleDefaults training_schedule(const Detection&) const override {
+    return wan::training_schedule();
+  }
   atelier::MediaDefaults media_defaults(const Detection& denoiser) const override {
     if (denoiser.variant == kWide) return {.target = {121, 704, 1280}, .fps = 24};
     return {.target = {81, 480, 832}, .fps = 16};

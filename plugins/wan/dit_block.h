@@ -1,0 +1,91 @@
+// The block of the denoiser, and what it is made of.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "atelier/block.h"
+#include "atelier/named_inputs.h"
+#include "atelier/nn/layers.h"
+#include "atelier/segments.h"
+
+#include "config.h"
+
+namespace wan {
+
+// q, k and v of one attention, with norms over all heads of q and k, and what comes behind it.
+class Attention final : public atelier::nn::Module {
+ public:
+  // With `sees_images` it has keys and values of its own for them.
+  Attention(Module* parent, std::string name, const DitConfig& c, bool sees_images = false);
+  ~Attention() override;
+
+  // Among the rows of a clip, whose places turn q and k.
+  at::Tensor forward(const at::Tensor& x, const atelier::Segments& rows, const at::Tensor& cos,
+                     const at::Tensor& sin) const;
+
+  // From the rows of a clip to those of its prompt and, where `image` is defined, to those of its
+  // images, and the sum of both.
+  at::Tensor across(const at::Tensor& x, const atelier::Segments& rows, const at::Tensor& text,
+                    const at::Tensor& text_offsets, const at::Tensor& image,
+                    const at::Tensor& image_offsets) const;
+
+ private:
+  at::Tensor heads(const at::Tensor& x) const;
+
+  int64_t head_dim_;
+  atelier::nn::Linear q_, k_, v_, o_;
+  atelier::nn::RMSNorm norm_q_, norm_k_;
+  std::unique_ptr<atelier::nn::Linear> k_img_, v_img_;
+  std::unique_ptr<atelier::nn::RMSNorm> norm_k_img_;
+};
+
+// Rows of an image encoder as the blocks read them.
+class ImageEmbedding final : public atelier::nn::Module {
+ public:
+  ImageEmbedding(Module* parent, std::string name, const DitConfig& c);
+  ~ImageEmbedding() override;
+
+  // Returns [B L, D].
+  at::Tensor forward(const atelier::PackedRows& images, at::ScalarType dtype) const;
+
+ private:
+  atelier::nn::LayerNorm norm_in_;
+  atelier::nn::Linear in_, out_;
+  atelier::nn::LayerNorm norm_out_;
+  atelier::WeightPtr positions_;
+};
+
+// Inputs: rows [N, D], cosines and sines of the rows, offsets of the samples' rows, offsets of
+// those that have one noise level, time [S, 6 D] float32, rows of the prompts [B L, D] and their
+// offsets, and where images are read the same of them. Output: rows.
+class DitBlock : public atelier::Block {
+ public:
+  enum Input {
+    kRows,
+    kCos,
+    kSin,
+    kOffsets,
+    kLevelOffsets,
+    kTime,
+    kText,
+    kTextOffsets,
+    kImage,
+    kImageOffsets
+  };
+
+  DitBlock(Module* parent, std::string name, const DitConfig& c);
+  ~DitBlock() override;
+
+  std::string_view kind() const override { return "dit"; }
+  atelier::Tensors forward(const atelier::Tensors& in) override;
+
+ private:
+  double eps_;
+  atelier::WeightPtr modulation_;
+  Attention self_attn_, cross_attn_;
+  atelier::nn::LayerNorm norm3_;
+  atelier::nn::Linear up_, down_;
+};
+
+}  // namespace wan
