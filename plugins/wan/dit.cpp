@@ -25,7 +25,6 @@ namespace ops = atelier::ops;
 namespace {
 
 constexpr double kRopeTheta = 10000;
-constexpr atelier::WeightOptions kFloat32 = {.keeps_float32 = true};
 
 // Angles of positions 0 to count - 1: [count, channels / 2] float64.
 at::Tensor angles(int64_t count, int64_t channels, at::Device device) {

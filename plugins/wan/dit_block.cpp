@@ -19,7 +19,6 @@ namespace ops = atelier::ops;
 
 namespace {
 
-constexpr atelier::WeightOptions kFloat32 = {.keeps_float32 = true};
 constexpr double kImageNormEps = 1e-5;
 
 }  // namespace
