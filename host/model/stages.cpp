@@ -166,7 +166,9 @@ const RangedDenoiser& denoiser_at(std::span<const RangedDenoiser> denoisers, flo
 std::vector<EncodeStage> encode_stages(const ModelFamily& family, std::string_view variant) {
   std::vector<EncodeStage> stages;
   for (const EncodeStage& stage : family.encode_stages()) {
-    if (formats::glob_match(stage.variants, variant)) stages.push_back(stage);
+    const auto same = std::ranges::find(stages, stage.name, &EncodeStage::name);
+    if (same == stages.end() && formats::glob_match(stage.variants, variant))
+      stages.push_back(stage);
   }
   return stages;
 }

@@ -6,6 +6,8 @@
 #include "atelier/part_view.h"
 #include "atelier/parts/causal_vae.h"
 
+#include "animate.h"
+
 namespace wan {
 
 using atelier::Detection;
@@ -29,11 +31,16 @@ constexpr atelier::UnsupportedKind kUnsupported[] = {
     {"control_adapter.conv.weight", "a Wan-Fun DiT with a camera", kKnownKinds},
     {"ref_conv.weight", "a Wan-Fun DiT with a reference", kKnownKinds},
     {"casual_audio_encoder.weights", "Wan2.2-S2V", kKnownKinds},
-    {"pose_patch_embedding.weight", "Wan2.2-Animate", kKnownKinds},
 };
 
-constexpr std::string_view kPrefixes[] = {
-    "", "model.diffusion_model.", "diffusion_model.", "transformer.", "model.", "module."};
+// Files of Wan2.2-Animate hold its adapter, too.
+constexpr const char* kAnimateMarker = "pose_patch_embedding.weight";
+constexpr const char* kOriginalParts[] = {
+    "blocks.*",         "patch_embedding.*", "head.*",           "img_emb.*",
+    "text_embedding.*", "time_embedding.*",  "time_projection.*"};
+constexpr const char* kDiffusersParts[] = {"blocks.*", "patch_embedding.*", "condition_embedder.*",
+                                           "scale_shift_table", "proj_out.*"};
+
 constexpr std::string_view kOriginalMarkers[] = {"blocks.0.cross_attn.norm_k.weight"};
 constexpr std::string_view kDiffusersMarkers[] = {
     "condition_embedder.text_embedder.linear_1.weight"};
@@ -92,6 +99,10 @@ DitConfig read_dit(const PartView& view, const PartSpelling& names) {
   return c;
 }
 
+std::vector<std::string> owned(std::span<const char* const> parts) {
+  return {parts.begin(), parts.end()};
+}
+
 std::string_view variant_of(const DitConfig& c) {
   if (c.image_rows > 0) return "wan2.1-i2v-14b-flf2v";
   if (c.image_width > 0) return c.width < 5120 ? "wan2.1-i2v-1.3b" : "wan2.1-i2v-14b";
@@ -112,6 +123,10 @@ std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
   const DitConfig config = read_dit(view, *names);
   Detection part = atelier::detection_of("dit", names->name(), config, names->prefix);
   part.variant = variant_of(config);
+  if (view.contains(kAnimateMarker)) {
+    part.variant = kAnimate;
+    part.owns = names->is_original ? owned(kOriginalParts) : owned(kDiffusersParts);
+  }
   return part;
 }
 

@@ -8,15 +8,23 @@
 
 namespace wan {
 
+// Named so that it takes the images of image to video.
+inline constexpr const char* kAnimate = "wan2.2-animate-i2v-14b";
+
 // Each expert of wan2.2-t2v-a14b has the tensors of wan2.1-t2v-14b.
-inline constexpr std::string_view kVariants[] = {
-    "wan2.1-t2v-1.3b", "wan2.1-t2v-14b",  "wan2.1-t2v-14b-krea",
-    "wan2.1-i2v-1.3b", "wan2.1-i2v-14b",  "wan2.1-i2v-14b-flf2v",
-    "wan2.2-t2v-a14b", "wan2.2-i2v-a14b", "wan2.2-ti2v-5b"};
+inline constexpr std::string_view kVariants[] = {"wan2.1-t2v-1.3b",     "wan2.1-t2v-14b",
+                                                 "wan2.1-t2v-14b-krea", "wan2.1-i2v-1.3b",
+                                                 "wan2.1-i2v-14b",      "wan2.1-i2v-14b-flf2v",
+                                                 "wan2.2-t2v-a14b",     "wan2.2-i2v-a14b",
+                                                 "wan2.2-ti2v-5b",      kAnimate};
 
 // The variant of wide latents, and their channels, which no other variant has.
 inline constexpr const char* kWide = "wan2.2-ti2v-5b";
 inline constexpr int64_t kWideChannels = 48;
+
+// What stands in front of names in published files of a denoiser.
+inline constexpr std::string_view kPrefixes[] = {
+    "", "model.diffusion_model.", "diffusion_model.", "transformer.", "model.", "module."};
 
 // Frames a latent frame after the first; a mask of frames has as many channels beside the latents.
 inline constexpr int64_t kFrameStride = 4;

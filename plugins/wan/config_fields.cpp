@@ -4,6 +4,7 @@
 
 #include "atelier/parts/causal_vae.h"
 
+#include "animate.h"
 #include "config.h"
 #include "dit.h"
 
@@ -55,6 +56,14 @@ ConfigFields scheduler_fields() {
   return fields;
 }
 
+// The denoiser's of Wan2.2-Animate; those of its adapter are told there.
+void add_animate(const DitConfig& c, ConfigFields& fields) {
+  fields.told("latent_channels", {c.channels, nullptr})
+      .fixed("use_img_emb", {true})
+      .ignored(
+          {"motion_*", "face_encoder_*", "inject_face_latents_blocks", "use_context_parallel"});
+}
+
 }  // namespace
 
 ConfigFields dit_fields(const Detection& part) {
@@ -66,7 +75,8 @@ ConfigFields dit_fields(const Detection& part) {
   const auto patch = static_cast<double>(c.patch);
   ConfigFields fields;
   fields
-      .of_diffusers({"WanTransformer3DModel", "WanModel"})
+      .of_diffusers(
+          {"WanTransformer3DModel", "WanModel", "WanAnimateTransformer3DModel", "WanAnimateModel"})
       // How long its tables of positions are; they are made as long as they have to be.
       .ignored({"rope_max_seq_len"})
       .told("num_layers", {c.layers})
@@ -95,6 +105,7 @@ ConfigFields dit_fields(const Detection& part) {
       // Generation changes experts where the folder says.
       .ignored({"model_index._*", "model_index.boundary_ratio"})
       .fixed("model_index.expand_timesteps", {c.channels == kWideChannels});
+  if (part.variant == kAnimate) add_animate(c, fields);
   return fields;
 }
 

@@ -7,6 +7,7 @@
 #include "atelier/parts/t5.h"
 #include "atelier/plugin.h"
 
+#include "animate.h"
 #include "config.h"
 #include "dit.h"
 #include "model.h"
@@ -74,9 +75,9 @@ constexpr ComponentRow kRows[] = {
         "umT5-XXL: text_encoder/*.safetensors, models_t5_umt5-xxl-enc-bf16.pth or "
         "umt5_xxl_fp16.safetensors"),
     atelier::parts::clip_vision_row<kImageEncoder>(
-        "CLIP ViT-H/14 of image to video of Wan 2.1: image_encoder/*.safetensors, "
+        "CLIP ViT-H/14 of image to video of Wan 2.1 and of Animate: image_encoder/*.safetensors, "
         "models_clip_*.pth or clip_vision_h.safetensors",
-        /*required=*/false, "wan2.1-i2v-*"),
+        /*required=*/false),
     {.spec = {.name = "vae",
               .role = Role::kVae,
               .help = "vae/*.safetensors, Wan2.1_VAE.pth or wan_2.1_vae.safetensors; of "
@@ -121,6 +122,16 @@ constexpr ComponentRow kRows[] = {
      .config_fields = motion_fields,
      .weight_map = motion_map,
      .make = make_part<MotionController, MotionConfig>},
+    {.spec = {.name = kAnimateAdapter,
+              .role = Role::kControl,
+              .help = "pose and face of wan2.2-animate-14b, in the denoiser's files",
+              .variants = kAnimate,
+              .beside = "dit"},
+     .detect = detect_animate,
+     .config_fields = animate_fields,
+     .weight_map = animate_map,
+     .make = make_part<AnimateAdapter, AnimateConfig>,
+     .spellings = {"original", "diffusers"}},
 };
 
 // ---- Experts ----
@@ -170,6 +181,7 @@ class Family final : public atelier::ComponentFamily {
   }
   atelier::MediaDefaults media_defaults(const Detection& denoiser) const override {
     if (denoiser.variant == kWide) return {.target = {121, 704, 1280}, .fps = 24};
+    if (denoiser.variant == kAnimate) return {.target = {77, 720, 1280}, .fps = 30};
     return {.target = {81, 480, 832}, .fps = 16};
   }
 
@@ -198,6 +210,7 @@ class Family final : public atelier::ComponentFamily {
         found.part.component = "dit";
       }
     }
+    assign_beside_adapter(parts);
     if (experts.size() == 1) assign_alone(*experts.front());
     if (experts.size() == 2) assign_pair(*experts.front(), *experts.back());
   }
@@ -224,10 +237,25 @@ class Family final : public atelier::ComponentFamily {
                  .pixel_multiple = 32,
                  .token_stride = 32,
                  .takes_clips = true};
-    return std::make_unique<Wan>(rows(), parts, options, latents);
+    std::string variant;
+    for (const Detection& part : parts) {
+      if (part.component == "dit") variant = part.variant;
+    }
+    return std::make_unique<Wan>(rows(), parts, options, latents, std::move(variant));
   }
 
  private:
+  // A denoiser that was saved without its adapter has the tensors of image to video.
+  static void assign_beside_adapter(std::span<FoundPart> parts) {
+    const auto is_adapter = [](const FoundPart& found) {
+      return found.part.component == kAnimateAdapter;
+    };
+    if (std::ranges::none_of(parts, is_adapter)) return;
+    for (FoundPart& found : parts) {
+      if (found.part.variant == kImages) found.part.variant = kAnimate;
+    }
+  }
+
   // The component that the user or the path says; empty: neither does.
   std::string_view told(const FoundPart& found) const {
     if (!found.hint.component.empty()) return found.hint.component;

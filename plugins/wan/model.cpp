@@ -8,6 +8,7 @@
 #include "atelier/named_inputs.h"
 #include "atelier/parts/clip.h"
 
+#include "animate.h"
 #include "dit.h"
 #include "motion.h"
 #include "prompt.h"
@@ -34,7 +35,39 @@ constexpr std::string_view kNegativePrompt =
 
 }  // namespace
 
+Wan::Wan(std::span<const atelier::ComponentRow> rows, std::span<const atelier::Detection> parts,
+         const atelier::ModelOptions& options, const atelier::LatentSpec& latents,
+         std::string variant)
+    : ComponentModel(rows, parts, options, latents), variant_(std::move(variant)) {}
+
 Wan::~Wan() = default;
+
+bool Wan::animates() const {
+  return variant_ == kAnimate;
+}
+
+atelier::MediaTarget Wan::target(const atelier::Inputs& inputs,
+                                 const atelier::MediaTarget& asked) const {
+  return animates() ? animate_target(inputs, asked) : ComponentModel::target(inputs, asked);
+}
+
+std::vector<int64_t> Wan::latent_shape(const atelier::MediaTarget& target,
+                                       const atelier::Conditioning& cond) const {
+  std::vector<int64_t> shape = ComponentModel::latent_shape(target, cond);
+  if (animates()) ++shape[1];
+  return shape;
+}
+
+atelier::FinishedLatents Wan::to_decode(const at::Tensor& latents,
+                                        const atelier::Conditioning& cond) const {
+  if (!animates()) return ComponentModel::to_decode(latents, cond);
+  return {.latents_BCTHW = latents.narrow(2, 1, latents.size(2) - 1)};
+}
+
+std::vector<atelier::Piece> Wan::pieces(const atelier::Inputs& inputs,
+                                        const atelier::MediaTarget& target) const {
+  return animates() ? animate_pieces(inputs, target) : ComponentModel::pieces(inputs, target);
+}
 
 std::vector<int64_t> Wan::ids_of(const atelier::EncodeInputs& in) const {
   const std::string& given = atelier::text_input(in.values, "prompt");
@@ -42,8 +75,12 @@ std::vector<int64_t> Wan::ids_of(const atelier::EncodeInputs& in) const {
 }
 
 atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::BlockRunner& runner) {
+  if (in.stage.starts_with("animate_") ||
+      (in.stage == "latents" && in.values.contains(kFirstImage)))
+    return encode_animate(in, runner);
   if (in.stage == "latents") return encode_latents(in.values, "video", runner);
-  if (in.stage == "images" || in.stage == "first_image") return encode_images(in, runner);
+  if (in.stage == "images" || in.stage == "first_image" || in.stage == "character")
+    return encode_images(in, runner);
   if (in.stage == "given_clip") return encode_given(in, runner);
   if (in.stage == "first_frame") return encode_first(in, runner);
   if (in.stage == "motion") {
@@ -97,7 +134,27 @@ atelier::Conditioning Wan::encode_first(const atelier::EncodeInputs& in,
   return {{kFirstFrame, first}, {kFreeFrames, free}};
 }
 
+atelier::Conditioning Wan::encode_animate(const atelier::EncodeInputs& in,
+                                          atelier::BlockRunner& runner) {
+  const EncodeClip encode = [&](const at::Tensor& clip) {
+    return encode_latents({{"clip", clip}}, "clip", runner).at("latents");
+  };
+  if (in.stage == "animate_pose") return animate_pose(in, encode);
+  if (in.stage == "animate_faces") return animate_faces(in);
+  if (in.stage == "animate_clip") return animate_clip(in, encode);
+  return {{"latents", animate_latents(in, encode)}};
+}
+
 at::Tensor Wan::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
+  const auto has_pose = [](const atelier::Conditioning* cond) { return cond->contains(kAnimatePose); };
+  if (std::ranges::none_of(in.cond, has_pose)) return denoise_as_it_moves(in, runner);
+  Animation animation(loaded<AnimateAdapter>(kAnimateAdapter));
+  const Dit::With with(loaded<Dit>(in.denoiser), animation);
+  return ComponentModel::denoise(in, runner);
+}
+
+at::Tensor Wan::denoise_as_it_moves(const atelier::DenoiseInputs& in,
+                                    atelier::BlockRunner& runner) {
   const auto moves = [](const atelier::Conditioning* cond) { return cond->contains(kMotion); };
   if (std::ranges::none_of(in.cond, moves)) return ComponentModel::denoise(in, runner);
   const auto& controller = loaded<MotionController>("motion_controller");
@@ -142,6 +199,8 @@ atelier::NamedTensors Wan::probe(std::string_view component, const atelier::Name
     const at::Tensor& motion = atelier::named_tensor(inputs, kMotion, 1);
     return {{kMotionRows, loaded<MotionController>(component).forward(motion)}};
   }
+  if (component == kAnimateAdapter)
+    return probe_animate(loaded<AnimateAdapter>(component), inputs, runner);
   if (component != "image_encoder") return ComponentModel::probe(component, inputs, runner);
   const auto& clip = loaded<ClipVision>(component);
   atelier::allow_only(inputs, {"image"});

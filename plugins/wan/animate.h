@@ -1,0 +1,99 @@
+// Wan2.2-Animate: a character moves as a pose and a face do, alone or in place of somebody.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "atelier/component_family.h"
+#include "atelier/model.h"
+
+#include "addition.h"
+#include "animate_face.h"
+
+namespace wan {
+
+inline constexpr const char* kAnimateAdapter = "animate_adapter";
+
+// Conditioning: latents of the pose's clip, [C, T, H, W]; and the clip of the face, bytes
+// [3, F, S, S]. The denoiser's latents have a frame in front of T, that of the character.
+inline constexpr const char *kAnimatePose = "animate_pose", *kAnimateFaces = "animate_faces";
+
+// Inputs: rows of the latents [N, D], rows of the faces, and offsets of both by latent frame.
+// Output: the former, each frame's with what it sees of its face.
+class FaceAdapter final : public atelier::Block {
+ public:
+  FaceAdapter(Module* parent, std::string name, const AnimateConfig& c);
+  ~FaceAdapter() override;
+
+  std::string_view kind() const override { return "face_adapter"; }
+  atelier::Tensors forward(const atelier::Tensors& in) override;
+
+ private:
+  int64_t head_dim_;
+  double eps_;
+  atelier::nn::Linear kv_, q_, out_;
+  atelier::nn::RMSNorm norm_q_, norm_k_;
+};
+
+// Weights are called as the published file calls them.
+class AnimateAdapter final : public atelier::nn::Module {
+ public:
+  explicit AnimateAdapter(const AnimateConfig& config);
+  ~AnimateAdapter() override;
+
+  // pose: latents. Returns [B, T H' W', D] of their tokens.
+  at::Tensor pose_rows(const at::Tensor& pose_BCTHW) const;
+  // faces: a clip [B, 3, F, S, S] in [-1, 1]. Returns [B, T + 1, rows, D]: zeros in front.
+  at::Tensor face_rows(const at::Tensor& faces_BCFHW, atelier::BlockRunner& runner);
+  // The adapter behind block `index`; null: none.
+  FaceAdapter* behind(int64_t index) const;
+  int64_t adapters() const { return config_.adapters; }
+  int64_t interval() const { return config_.interval; }
+
+ private:
+  AnimateConfig config_;
+  atelier::nn::Conv3d pose_;
+  atelier::WeightPtr directions_;
+  MotionEncoder motion_;
+  FaceEncoder face_;
+  std::vector<std::unique_ptr<FaceAdapter>> adapters_;
+};
+
+// Runs the adapter between the denoiser's blocks.
+class Animation final : public Addition {
+ public:
+  explicit Animation(AnimateAdapter& adapter) : adapter_(adapter) {}
+
+  void begin(Pass& pass) override;
+  void after(int64_t index, Pass& pass) override;
+
+ private:
+  AnimateAdapter& adapter_;
+  at::Tensor faces_, frame_offsets_, face_offsets_;
+};
+
+// What the stages are given and make; `encode_clip` gives the latents [C, T, H, W] of a clip
+// [3, F, H, W].
+using EncodeClip = std::function<at::Tensor(const at::Tensor& clip_CTHW)>;
+atelier::Conditioning animate_pose(const atelier::EncodeInputs& in, const EncodeClip& encode_clip);
+atelier::Conditioning animate_faces(const atelier::EncodeInputs& in);
+atelier::Conditioning animate_clip(const atelier::EncodeInputs& in, const EncodeClip& encode_clip);
+// The latents that training learns: the character, then the clip.
+at::Tensor animate_latents(const atelier::EncodeInputs& in, const EncodeClip& encode_clip);
+
+// See Model.
+atelier::MediaTarget animate_target(const atelier::Inputs& inputs,
+                                    const atelier::MediaTarget& asked);
+std::vector<atelier::Piece> animate_pieces(const atelier::Inputs& inputs,
+                                           const atelier::MediaTarget& target);
+
+atelier::NamedTensors probe_animate(AnimateAdapter& adapter, const atelier::NamedTensors& inputs,
+                                    atelier::BlockRunner& runner);
+
+std::optional<atelier::Detection> detect_animate(const atelier::TensorIndex& checkpoint);
+atelier::ConfigFields animate_fields(const atelier::Detection& part);
+atelier::WeightMap animate_map(const atelier::Detection& part);
+
+}  // namespace wan

@@ -1,0 +1,133 @@
+// What Wan2.2-Animate is given: in pixels, in latents, and in segments of a long clip.
+#include <ATen/ATen.h>
+
+#include "atelier/error.h"
+#include "atelier/named_inputs.h"
+
+#include "animate.h"
+#include "dit.h"
+
+namespace wan {
+
+using atelier::EncodeInputs;
+using atelier::Inputs;
+
+namespace {
+
+constexpr const char *kCharacterInput = "input_image", *kPoseInput = "animate_pose_video",
+                     *kFaceInput = "animate_face_video", *kAroundInput = "animate_inpaint_video",
+                     *kMaskInput = "animate_mask_video", *kLengthInput = "segment_frame_length",
+                     *kSharedInput = "prev_segment_conditioning_frames";
+constexpr int64_t kSegmentFrames = 77, kSharedFrames = 1, kMostShared = 5;
+constexpr int64_t kSideMultiple = 16;
+constexpr double kHalfRange = 127.5;
+
+[[noreturn]] void refuse(const std::string& message, const std::string& hint) {
+  throw atelier::Error(atelier::ErrorCode::kInvalidArgument, message, hint);
+}
+
+int64_t animate_number(const Inputs& inputs, const char* name, int64_t otherwise) {
+  const auto* const given = atelier::find_input<int64_t>(inputs, name);
+  return given == nullptr ? otherwise : *given;
+}
+
+void check_replacement(const Inputs& inputs) {
+  if (inputs.contains(kAroundInput) == inputs.contains(kMaskInput)) return;
+  const bool lacks_mask = inputs.contains(kAroundInput);
+  refuse(std::string(lacks_mask ? kAroundInput : kMaskInput) +
+             ": a character is put into a clip where its "
+             "mask says",
+         std::string("give --") + (lacks_mask ? kMaskInput : kAroundInput) +
+             ", too, or leave both out");
+}
+
+// [4, 1, H, W] and the latents of the character: all of it is known.
+at::Tensor known_character(const EncodeInputs& in, const EncodeClip& encode_clip) {
+  const at::Tensor latents = encode_clip(atelier::clip_input(in.values, kCharacterInput));
+  const at::Tensor known =
+      at::ones_like(latents.narrow(0, 0, 1)).expand({kFrameStride, -1, -1, -1});
+  return at::cat({known, latents});
+}
+
+// Which pixels of each frame are known, [4, T, h, w]: all of the first `shared` frames, and what is
+// around the mask. A latent frame has four, the first one its frame four times.
+at::Tensor known_frames(const EncodeInputs& in, int64_t shared, const at::Tensor& latents) {
+  const int64_t frames = in.target.frames, H = latents.size(2), W = latents.size(3);
+  at::Tensor known = at::zeros({frames, H, W}, latents.options());
+  if (in.values.contains(kMaskInput)) {
+    const at::Tensor mask = atelier::clip_input(in.values, kMaskInput, 1)[0];
+    known = 1 - at::upsample_nearest2d(mask.unsqueeze(0), {H, W})[0].to(latents.scalar_type());
+  }
+  known = at::cat(
+      {at::ones_like(known.narrow(0, 0, shared)), known.narrow(0, shared, frames - shared)});
+  known = at::cat({known.narrow(0, 0, 1).expand({kFrameStride - 1, -1, -1}), known});
+  return known.view({-1, kFrameStride, H, W}).transpose(0, 1);
+}
+
+}  // namespace
+
+atelier::Conditioning animate_pose(const EncodeInputs& in, const EncodeClip& encode_clip) {
+  return {{kAnimatePose, encode_clip(atelier::clip_input(in.values, kPoseInput))}};
+}
+
+atelier::Conditioning animate_faces(const EncodeInputs& in) {
+  const at::Tensor clip = atelier::clip_input(in.values, kFaceInput);
+  const at::Tensor bytes = clip.add(1).mul(kHalfRange).round().clamp(0, 255).to(at::kByte);
+  return {{kAnimateFaces, in.is_negative ? at::zeros_like(bytes) : bytes}};
+}
+
+atelier::Conditioning animate_clip(const EncodeInputs& in, const EncodeClip& encode_clip) {
+  check_replacement(in.values);
+  const int64_t frames = in.target.frames;
+  const at::Tensor character = known_character(in, encode_clip);
+  const bool replaces = in.values.contains(kAroundInput);
+  at::Tensor clip = replaces ? atelier::clip_input(in.values, kAroundInput)
+                             : at::zeros({3, frames, in.target.height, in.target.width},
+                                         atelier::clip_input(in.values, kCharacterInput).options());
+  const int64_t shared = in.before_CTHW.defined() ? in.before_CTHW.size(1) : 0;
+  if (shared > 0)
+    clip = at::cat({in.before_CTHW.to(clip.options()), clip.narrow(1, shared, frames - shared)}, 1);
+  const at::Tensor latents = encode_clip(clip);
+  const at::Tensor given = at::cat({known_frames(in, shared, latents), latents});
+  return {{kGivenClip, at::cat({character, given}, 1)}};
+}
+
+at::Tensor animate_latents(const EncodeInputs& in, const EncodeClip& encode_clip) {
+  return at::cat({encode_clip(atelier::clip_input(in.values, kCharacterInput)),
+                  encode_clip(atelier::clip_input(in.values, "video"))},
+                 1);
+}
+
+atelier::MediaTarget animate_target(const Inputs& inputs, const atelier::MediaTarget& asked) {
+  check_replacement(inputs);
+  const auto* const pose = atelier::find_input<at::Tensor>(inputs, kPoseInput);
+  if (pose == nullptr || pose->dim() != 4) return asked;
+  atelier::MediaTarget target = asked;
+  if (asked.frames == 0) target.frames = pose->size(1);
+  if (asked.height == 0 && asked.width == 0) {
+    target.height = pose->size(2) / kSideMultiple * kSideMultiple;
+    target.width = pose->size(3) / kSideMultiple * kSideMultiple;
+  }
+  return target;
+}
+
+std::vector<atelier::Piece> animate_pieces(const Inputs& inputs,
+                                           const atelier::MediaTarget& target) {
+  const int64_t length = animate_number(inputs, kLengthInput, kSegmentFrames);
+  const int64_t shared = animate_number(inputs, kSharedInput, kSharedFrames);
+  if (shared != kSharedFrames && shared != kMostShared)
+    refuse(
+        std::string("--") + kSharedInput + " is " + std::to_string(shared) + ", 1 or 5 are known",
+        "");
+  if (length <= shared || length % kFrameStride != 1)
+    refuse(std::string("--") + kLengthInput + " is " + std::to_string(length) +
+               ", one more than a multiple of 4 is made at a time",
+           "use 77, as published");
+  std::vector<atelier::Piece> pieces;
+  if (target.frames <= length && target.frames % kFrameStride == 1) return pieces;
+  for (int64_t first = 0; first == 0 || first + shared < target.frames; first += length - shared)
+    pieces.push_back({first, length, first == 0 ? 0 : shared});
+  return pieces;
+}
+
+}  // namespace wan
