@@ -19,6 +19,8 @@ TAKEN = {
     "wan22_i2v_a14b": "wan2.2-i2v-a14b",
     "wan22_ti2v_5b": "wan2.2-ti2v-5b",
     "wan_fun_1_3b_inp_original": "wan2.1-i2v-1.3b",
+    "wan22_animate": "wan2.2-animate-i2v-14b",
+    "wan22_animate_original": "wan2.2-animate-i2v-14b",
 }
 CALLED = {
     "wan_vace_1_3b": "a VACE of Wan",
@@ -34,8 +36,6 @@ CALLED = {
     "wan_fun_v11_14b_camera_original": "a Wan-Fun DiT with a camera",
     "wan22_fun_a14b_camera_original": "a Wan-Fun DiT with a camera",
     "wan22_s2v_original": "Wan2.2-S2V",
-    "wan22_animate": "Wan2.2-Animate",
-    "wan22_animate_original": "Wan2.2-Animate",
 }
 
 

@@ -1,0 +1,272 @@
+"""Wan2.2-Animate: its adapter's modules, whole clips in segments and training steps beside diffusers."""
+
+import contextlib
+import json
+import pathlib
+import sys
+import unittest
+from unittest import mock
+
+import numpy as np
+import torch
+from diffusers import WanAnimatePipeline, WanAnimateTransformer3DModel
+from PIL import Image
+from safetensors.torch import save_file
+
+import atelier
+import compare
+import references
+import tiny_models
+import training
+import wan_checks
+import wan_models
+from wan_checks import picture, probe
+
+PROMPT, NEGATIVE = "A cat walks along a wall", "blurry"
+HEIGHT, WIDTH, FACE = 48, 64, 512
+CELLS = (HEIGHT // 8, WIDTH // 8)
+
+# diffusers' names of the adapter, and the original ones.
+ORIGINAL_ADAPTER = ((r"motion_encoder\.motion_synthesis_weight", "motion_encoder.dec.direction.weight"),
+                    (r"motion_encoder\.conv_in\.weight", "motion_encoder.enc.net_app.convs.0.0.weight"),
+                    (r"motion_encoder\.conv_in\.act_fn", "motion_encoder.enc.net_app.convs.0.1"),
+                    (r"motion_encoder\.conv_out\.", "motion_encoder.enc.net_app.convs.8."),
+                    (r"\.conv1\.weight", ".conv1.0.weight"), (r"\.conv1\.act_fn", ".conv1.1"),
+                    (r"\.conv2\.weight", ".conv2.1.weight"), (r"\.conv2\.act_fn", ".conv2.2"),
+                    (r"\.conv_skip\.", ".skip.1."), (r"motion_network\.", "enc.fc."),
+                    (r"face_encoder\.conv1_local", "face_encoder.conv1_local.conv"),
+                    (r"face_encoder\.conv2\.1", "face_encoder.conv2.conv"),
+                    (r"face_encoder\.conv3", "face_encoder.conv3.conv"),
+                    (r"face_encoder\.conv2\.bias", "face_encoder.conv2.conv.bias"),
+                    (r"face_adapter\.(\d+)\.", r"face_adapter.fuser_blocks.\1."),
+                    (r"(fuser_blocks\.\d+)\.to_q\.", r"\1.linear1_q."),
+                    (r"(fuser_blocks\.\d+)\.to_out\.", r"\1.linear2."),
+                    (r"(fuser_blocks\.\d+)\.norm_([qk])\.", r"\1.\2_norm."))
+ADAPTER = ("pose_patch_embedding", "motion_encoder", "face_encoder", "face_adapter")
+
+
+def is_adapters(name):
+    return name.startswith(ADAPTER)
+
+
+def make_transformer(seed=131, **changes):
+    sides = ("512", "256", "128", "64", "32", "16", "8", "4")
+    config = dict(num_attention_heads=2,
+                  attention_head_dim=16,
+                  text_dim=wan_models.TEXT_WIDTH,
+                  freq_dim=64,
+                  ffn_dim=80,
+                  num_layers=4,
+                  image_dim=wan_models.IMAGE_WIDTH,
+                  added_kv_proj_dim=32,
+                  motion_encoder_channel_sizes=dict(zip(sides, (3, 4, 4, 5, 6, 6, 8, 8))),
+                  motion_style_dim=12,
+                  motion_dim=5,
+                  motion_encoder_dim=24,
+                  face_encoder_hidden_dim=16,
+                  face_encoder_num_heads=4,
+                  inject_face_latents_blocks=2)
+    transformer = WanAnimateTransformer3DModel(**{**config, **changes})
+    tiny_models.randomize_(transformer, seed, overrides=[(r"scale_shift_table", 8.0)])
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in transformer.motion_encoder.named_parameters():
+            if parameter.dim() > 1:  # their scale is that of the fan-in already
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 1.2)
+        transformer.face_encoder.padding_tokens.normal_(generator=generator)
+    return transformer.eval()
+
+
+def original(state):
+    """The published file: its own names, keys and values in one tensor, biases of convolutions with
+    four axes and the kernels of blurs."""
+    joined, result = {}, {}
+    for name, tensor in state.items():
+        if ".to_k." in name and name.startswith("face_adapter"):
+            value = state[name.replace(".to_k.", ".to_v.")]
+            joined[name.replace(".to_k.", ".linear1_kv.")] = torch.cat([tensor, value])
+        elif not (".to_v." in name and name.startswith("face_adapter")):
+            joined[name] = tensor
+    for name, tensor in joined.items():
+        if not is_adapters(name):
+            name, = wan_models.renamed({name: None}, wan_models.ORIGINAL_DIT)
+            result[name] = tensor
+            continue
+        name = name.replace("motion_encoder.res_blocks.", "motion_encoder.enc.net_app.convs.+")
+        if "convs.+" in name:
+            head, number, tail = name.partition("+")[0], *name.partition("+")[2].split(".", 1)
+            name = f"{head}{int(number) + 1}.{tail}"
+        if name.startswith("face_encoder.conv"):
+            stem, kind = name.rsplit(".", 1)
+            name = f"{stem}.conv.{kind}"
+        else:
+            name, = wan_models.renamed({name: None}, ORIGINAL_ADAPTER)
+        is_bias = "net_app" in name and name.endswith("bias")
+        result[name] = tensor.view(1, -1, 1, 1) if is_bias else tensor
+    line = torch.tensor([1.0, 3.0, 3.0, 1.0])
+    for level in range(1, 8):
+        for part in ("conv2", "skip"):
+            kernel = f"motion_encoder.enc.net_app.convs.{level}.{part}.0.kernel"
+            result[kernel] = line[:, None] * line / 64
+    return result
+
+
+def save_spellings(transformer, folder):
+    transformer.save_pretrained(folder)
+    file = pathlib.Path(folder) / "original" / "animate.safetensors"
+    transformer.save_config(file.parent)
+    save_file(tiny_models.contiguous(original(transformer.state_dict())), file)
+    return folder, file
+
+
+class WanAnimateAdapterTest(wan_checks.FolderTest):
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.transformer = make_transformer()
+        cls.transformer.requires_grad_(True)
+        cls.folder, cls.file = save_spellings(cls.transformer, cls.dir)
+        cls.parameters = {name: parameter for name, parameter in cls.transformer.named_parameters()
+                          if is_adapters(name)}
+
+    def check(self, what, inputs, output, expected):
+        """`expected(floating)`: what diffusers' modules give. Compares values in both spellings and all
+        gradients."""
+        floating = wan_checks.with_gradients(inputs)
+        wanted = expected(floating)
+        got = probe("animate_adapter", self.folder, inputs, gradients=True, trainable="*")
+        compare.assert_close(f"wan animate, {what}", got[output], wanted, tolerance=1e-5)
+        compare.assert_gradients(f"wan animate, {what}, gradients", got,
+                                 references.gradients(wanted, floating, self.parameters))
+        same = probe("animate_adapter", self.file, inputs)[output]
+        compare.assert_close(f"wan animate, {what}, original", same, wanted, tolerance=1e-5)
+
+    def draw(self, *shape, seed=3):
+        return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+    def test_poses_become_rows(self):
+        self.check("pose", {"pose": self.draw(2, 16, 3, 6, 8)}, "pose_rows",
+                   lambda given: self.transformer.pose_patch_embedding(given["pose"]).flatten(2).mT)
+
+    def test_faces_become_rows(self):
+        def expected(given):
+            faces = given["faces"]
+            motion = self.transformer.motion_encoder(faces.transpose(1, 2).flatten(0, 1))
+            rows = self.transformer.face_encoder(motion.unflatten(0, (faces.shape[0], -1)))
+            return torch.cat([torch.zeros_like(rows[:, :1]), rows], 1)
+        self.check("faces", {"faces": self.draw(2, 3, 5, FACE, FACE) / 2}, "face_rows", expected)
+
+    def test_rows_see_the_face_of_their_frame(self):
+        def expected(given):
+            rows, faces = given["rows"], given["face_rows"]
+            return torch.stack([rows + adapter(rows, faces) for adapter in self.transformer.face_adapter])
+        self.check("adapters", {"rows": self.draw(2, 3 * 12, 32), "face_rows": self.draw(2, 3, 5, 32, seed=4)},
+                   "adapted", expected)
+
+
+def clip_of(frames, height, width, seed):
+    """Smooth pictures that change, uint8 [H, W, 3] each."""
+    one, other = picture(height, width, seed), picture(height, width, seed + 1)
+    parts = np.linspace(0, 1, frames) if frames > 1 else [0.0]
+    return [(one * (1 - part) + other * part).astype(np.uint8) for part in parts]
+
+
+def masks_of(frames):
+    """White squares that move by half a latent cell, uint8 [H, W, 3] each."""
+    masks = np.zeros((frames, HEIGHT, WIDTH, 3), np.uint8)
+    for number, mask in enumerate(masks):
+        mask[8:36, 4 * number % 24:4 * number % 24 + 20] = 255
+    return list(masks)
+
+
+class WanAnimateClipTest(wan_checks.FolderTest):
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.models = wan_models.get()
+        cls.transformer = make_transformer()
+        cls.encoder = wan_models.make_image_encoder()
+        cls.pipeline = cls.models.make_pipeline(WanAnimatePipeline, 5.0, transformer=cls.transformer,
+                                                image_encoder=cls.encoder,
+                                                image_processor=wan_models.make_image_processor())
+        cls.pipeline.save_pretrained(cls.dir / "model")
+        _, cls.file = save_spellings(cls.transformer, cls.dir / "spellings")
+        cls.character = picture(HEIGHT, WIDTH, 31)
+        Image.fromarray(cls.character).save(cls.dir / "character.png")
+        pixels = torch.from_numpy(cls.character.copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
+        # The same rows on both sides: of how they are made wan_images_parity_test.py tells.
+        cls.rows = probe("image_encoder", cls.dir / "model" / "image_encoder", {"image": pixels})["image_embeds"]
+
+    def clips(self, frames):
+        return {"pose": clip_of(frames, HEIGHT, WIDTH, 33), "face": clip_of(frames, FACE, FACE, 35),
+                "background": clip_of(frames, HEIGHT, WIDTH, 37), "mask": masks_of(frames)}
+
+    def theirs(self, frames, length, shared, replaces, scale, seed=0):
+        """diffusers' clip, the noise of each segment that of its number behind the seed."""
+        clips = {name: [Image.fromarray(frame) for frame in clip] for name, clip in self.clips(frames).items()}
+        options = dict(mode="animate")
+        if replaces:
+            options = dict(mode="replace", background_video=clips["background"], mask_video=clips["mask"])
+        seeds = iter(range(seed, seed + 100))
+
+        def noise(batch, num_channels_latents, height, width, num_frames, **_):
+            shape = (num_channels_latents, (num_frames - 1) // 4 + 2, height // 8, width // 8)
+            return training.normal_noise(next(seeds), 0, 0, shape)[None]
+        with mock.patch.object(self.pipeline, "prepare_latents", noise), \
+             mock.patch.object(self.pipeline, "encode_image", lambda *_: self.rows):
+            video = self.pipeline(image=Image.fromarray(self.character), pose_video=clips["pose"], face_video=clips["face"],
+                                  prompt=PROMPT, negative_prompt=NEGATIVE, height=HEIGHT, width=WIDTH,
+                                  segment_frame_length=length, prev_segment_conditioning_frames=shared,
+                                  num_inference_steps=3, guidance_scale=scale, output_type="np", **options).frames[0]
+        return wan_models.rounded(video)
+
+    def ours(self, frames, length, shared, replaces, scale, paths=None, **flags):
+        given = {"animate_pose_video": "pose", "animate_face_video": "face"}
+        if replaces:
+            given |= {"animate_inpaint_video": "background", "animate_mask_video": "mask"}
+        clips = self.clips(frames)
+        with atelier.call_folder("generate") as folder:
+            arguments = ["generate", "--plugin", "wan", "--model_paths", atelier.paths_argument(paths or self.dir / "model"),
+                         "--output", folder / "out.png", "--input_image", self.dir / "character.png",
+                         "--prompt", PROMPT, "--negative_prompt", NEGATIVE, "--schedule", "diffusers", "--dtype", "float32",
+                         "--num_inference_steps", 3, "--cfg_scale", scale, "--seed", 0,
+                         "--segment_frame_length", length, "--prev_segment_conditioning_frames", shared]
+            for flag, name in given.items():
+                (folder / name).mkdir()
+                for number, frame in enumerate(clips[name]):
+                    Image.fromarray(frame).save(folder / name / f"{number:03d}.png")
+                arguments += ["--" + flag, folder / name]
+            for name, value in flags.items():
+                arguments += ["--" + name, value]
+            atelier.run(arguments, folder)
+            return atelier.read_pictures(sorted(folder.glob("out*.png")))
+
+    def check(self, name, frames, length, shared=1, replaces=False, scale=1.0, **options):
+        """Sizes are those of the clip of the pose."""
+        theirs = self.theirs(frames, length, shared, replaces, scale)
+        got = self.ours(frames, length, shared, replaces, scale, **options)
+        compare.assert_images(f"wan animate, {name}", got, theirs, tolerance=0.01)
+        return got
+
+    def test_a_clip_of_one_segment_is_that_of_diffusers(self):
+        plain = self.check("clips", 9, 9)
+        guided = self.check("clips, guided without a face", 9, 9, scale=3.0)
+        self.assertGreater(wan_checks.difference(plain, guided), 0.5)
+
+    def test_both_spellings_make_the_same_clip(self):
+        paths = [self.file, *(self.dir / "model" / name for name in ("text_encoder", "vae", "image_encoder", "tokenizer"))]
+        self.check("clips, original spelling", 5, 5, paths=paths, flow_shift=5)
+
+    def test_segments_go_on_where_the_one_before_ended(self):
+        self.check("clips in segments", 14, 9)
+        self.check("clips in segments that share 5 frames", 18, 13, shared=5)
+
+    def test_a_character_takes_the_place_of_somebody(self):
+        replaced = self.check("clips of replacement in segments", 14, 9, replaces=True)
+        self.assertGreater(wan_checks.difference(replaced, self.ours(14, 9, 1, False, 1.0)), 0.5)
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())
