@@ -1,6 +1,5 @@
 """Wan2.2-Animate: its adapter's modules, whole clips in segments and training steps beside diffusers."""
 
-import contextlib
 import json
 import pathlib
 import sys
@@ -9,9 +8,11 @@ from unittest import mock
 
 import numpy as np
 import torch
-from diffusers import WanAnimatePipeline, WanAnimateTransformer3DModel
+from diffusers import WanAnimatePipeline, WanAnimateTransformer3DModel, WanPipeline
+from peft import LoraConfig
+from peft.utils import get_peft_model_state_dict
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import atelier
 import compare
@@ -20,6 +21,7 @@ import tiny_models
 import training
 import wan_checks
 import wan_models
+import wan_train_parity_test
 from wan_checks import picture, probe
 
 PROMPT, NEGATIVE = "A cat walks along a wall", "blurry"
@@ -266,6 +268,132 @@ class WanAnimateClipTest(wan_checks.FolderTest):
     def test_a_character_takes_the_place_of_somebody(self):
         replaced = self.check("clips of replacement in segments", 14, 9, replaces=True)
         self.assertGreater(wan_checks.difference(replaced, self.ours(14, 9, 1, False, 1.0)), 0.5)
+
+
+FRAMES = 9
+EXTRA = "input_image,animate_pose_video,animate_face_video"
+ENDS = ("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0", "attn2.to_q", "attn2.to_k", "attn2.to_v",
+        "attn2.to_out.0", "ffn.net.0.proj", "ffn.net.2")
+
+
+def pixels_of(clip):
+    """[1, 3, T, H, W] in [-1, 1]."""
+    return torch.from_numpy(np.stack(clip)).permute(3, 0, 1, 2)[None].float() / 127.5 - 1
+
+
+class WanAnimateTrainTest(wan_train_parity_test.Steps):
+    """From a cache of two rows, of which the second one says whom it shows."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.transformer = make_transformer()
+        cls.model = cls.models.folder_with(cls.dir / "model", transformer=cls.transformer,
+                                           image_encoder=wan_models.make_image_encoder())
+        data = cls.dir / "data"
+        cls.rows = []
+        for number in range(2):
+            clips = {"video": clip_of(FRAMES, HEIGHT, WIDTH, 50 + number),
+                     "animate_pose_video": clip_of(FRAMES, HEIGHT, WIDTH, 60 + number),
+                     "animate_face_video": clip_of(FRAMES, FACE, FACE, 70 + number)}
+            row = {"prompt": PROMPT}
+            for name, clip in clips.items():
+                row[name] = f"{name}_{number}"
+                (data / row[name]).mkdir(parents=True)
+                for at, frame in enumerate(clip):
+                    Image.fromarray(frame).save(data / row[name] / f"{at}.png")
+            clips["input_image"] = clips["video"][:1]
+            if number == 1:
+                clips["input_image"] = [picture(HEIGHT, WIDTH, 80)]
+                row["input_image"] = "character.png"
+                Image.fromarray(clips["input_image"][0]).save(data / row["input_image"])
+            cls.rows.append((row, clips))
+        (data / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row, _ in cls.rows))
+        with atelier.call_folder("cache") as folder:
+            atelier.run(["cache", "--plugin", "wan", "--model_paths", atelier.paths_argument(cls.model), "--dataset_base_path",
+                         data, "--dataset_metadata_path", data / "rows.jsonl", "--data_file_keys",
+                         "video,animate_pose_video,animate_face_video,input_image", "--extra_inputs", EXTRA, "--num_frames",
+                         FRAMES, "--height", HEIGHT, "--width", WIDTH, "--dtype", "float32", "--output_path", cls.dir], folder)
+        cls.cache = cls.dir / "cache"
+        cls.samples = []
+        for item in json.loads((cls.cache / "manifest.json").read_text())["items"]:
+            stages = ("latents", "text", "character", "animate_pose", "animate_faces", "animate_clip")
+            sample = {}
+            for stage in stages:
+                sample |= load_file(cls.cache / stage / (item[stage] + ".safetensors"))
+            cls.samples.append(sample)
+
+    def test_the_pose_lies_beside_the_frames_that_it_is_of(self):
+        """DiffSynth-Studio encodes the character and the clip as one clip, whose latent frames then lie four frames off
+        those of the pose; here both are encoded alone, as published."""
+        for (_, clips), sample in zip(self.rows, self.samples):
+            with torch.no_grad():
+                latents = {name: wan_models.encode(self.models.vae, pixels_of(clips[name]))[0]
+                           for name in ("input_image", "video", "animate_pose_video")}
+                grey = wan_models.encode(self.models.vae, torch.zeros(1, 3, FRAMES, HEIGHT, WIDTH))[0]
+            both = torch.cat([latents["input_image"], latents["video"]], 1)
+            compare.assert_close("wan animate, latents to learn", sample["latents"], both, 1e-5)
+            compare.assert_close("wan animate, latents of the pose", sample["animate_pose"], latents["animate_pose_video"], 1e-5)
+            known = torch.zeros(4, 4, *CELLS)
+            known[:, 0] = 1
+            given = torch.cat([known, torch.cat([latents["input_image"], grey], 1)])
+            compare.assert_close("wan animate, what is given", sample["given_clip"], given, 1e-5)
+            self.assertTrue(torch.equal(sample["animate_faces"].float() / 127.5 - 1,
+                                        pixels_of(clips["animate_face_video"])[0]))
+
+    def loss(self, transformer, batch, seed, step, part):
+        samples = [self.samples[row] for row, _ in batch]
+        levels = [wan_train_parity_test.level_of(seed, slot, step, part) for _, slot in batch]
+        sigma = torch.tensor(wan_train_parity_test.table()[levels], dtype=torch.float32)
+        weight = torch.tensor(wan_train_parity_test.weights()[levels], dtype=torch.float32)
+
+        def stack(name):
+            return torch.stack([sample[name] for sample in samples])
+        clean = stack("latents")
+        noise = torch.stack([training.normal_noise(training.stream_seed(seed, training.NOISE), slot, step,
+                                                   tuple(clean.shape[1:])) for _, slot in batch])
+        at = sigma.view(-1, 1, 1, 1, 1)
+        noisy = (1 - at) * clean + at * noise
+        velocity = transformer(hidden_states=torch.cat([noisy, stack("given_clip")], 1), timestep=1000 * sigma,
+                               encoder_hidden_states=wan_models.pad_prompts(stack("prompt_embeds")),
+                               encoder_hidden_states_image=stack("image_embeds"), pose_hidden_states=stack("animate_pose"),
+                               face_pixel_values=stack("animate_faces").float() / 127.5 - 1, return_dict=False)[0]
+        return (weight * (velocity - (noise - clean)).square().flatten(1).mean(dim=1)).sum()
+
+    def test_steps_of_a_lora_are_those_of_peft(self):
+        transformer = make_transformer().requires_grad_(False)
+        transformer.add_adapter(LoraConfig(r=4, lora_alpha=8, target_modules=list(ENDS)))
+        wan_train_parity_test.WanTrainTest.begin_lora(self, transformer)
+        metadata = {key: list(value) if isinstance(value, set) else value
+                    for key, value in transformer.peft_config["default"].to_dict().items()}
+        WanPipeline.save_lora_weights(self.dir, transformer_lora_layers=get_peft_model_state_dict(transformer),
+                                      weight_name="start.safetensors", transformer_lora_adapter_metadata=metadata)
+        with self.both("wan animate, training, LoRA", {"dit": transformer}, wan_train_parity_test.WHOLE, self.model, steps=2,
+                       extra_inputs=EXTRA, lora_base_model="dit", lora_target_modules="q,k,v,o,ffn.0,ffn.2", lora_rank=4,
+                       lora_alpha=8, lora_checkpoint=self.dir / "start.safetensors"):
+            pass
+
+    def test_steps_of_the_adapter_are_those_of_diffusers(self):
+        transformer = make_transformer().requires_grad_(False)
+        start = {name: value.clone() for name, value in transformer.state_dict().items()}
+        for name, parameter in transformer.named_parameters():
+            parameter.requires_grad_(is_adapters(name))
+        shape = dict(batch_size=2, accumulation=1)
+        losses, *_ = self.reference({"dit": transformer}, wan_train_parity_test.WHOLE, 2, 42, shape)
+        rows = [(np.zeros((32, 32, 3), np.uint8), "unused")]
+        with atelier.train(self.model, rows, plugin="wan", task="sft:train", dataset_base_path=self.cache,
+                           dataset_metadata_path=None, seed=42, batch_size=2, num_epochs=2, max_train_steps=2,
+                           learning_rate=wan_train_parity_test.RATE, extra_inputs=EXTRA,
+                           trainable_models="animate_adapter", remove_prefix_in_ckpt="pipe.animate_adapter.") as run:
+            compare.assert_close("wan animate, training, losses", torch.tensor(run.losses()), torch.tensor(losses), 1e-5)
+            trained = load_file(run.weights(2))
+            self.assertEqual({name for name in start if is_adapters(name)}, set(trained))
+            compare.assert_all_close("wan animate, training, adapter", trained,
+                                     {name: transformer.state_dict()[name] for name in trained}, 1e-5, floor=1e-3)
+            moved = sum(not torch.equal(value, start[name]) for name, value in trained.items())
+            self.assertGreater(moved, 0.9 * len(trained))
+            # The trained file stands in for the published adapter.
+            probe("animate_adapter", run.weights(2), {"pose": torch.zeros(1, 16, 1, 2, 2)})
 
 
 if __name__ == "__main__":
