@@ -25,9 +25,11 @@ constexpr int64_t kFewRows = 4;      // and twice as many
 constexpr int64_t kManyInputs = 32768;
 
 at::Tensor channels_last(const std::vector<int64_t>& sizes, at::ScalarType dtype) {
+  constexpr at::MemoryFormat kFormats[] = {at::MemoryFormat::Contiguous,
+                                           at::MemoryFormat::ChannelsLast,
+                                           at::MemoryFormat::ChannelsLast3d};
   return at::zeros(sizes, at::TensorOptions(at::kCPU).dtype(dtype))
-      .contiguous(sizes.size() == 4 ? at::MemoryFormat::ChannelsLast
-                                    : at::MemoryFormat::ChannelsLast3d);
+      .contiguous(kFormats[sizes.size() - 3]);
 }
 
 int64_t output_side(const Convolution& made, size_t axis) {
@@ -82,7 +84,7 @@ int64_t measured_scratch(const Convolution& made) {
 int64_t found_scratch(const Convolution& made) {
   const double flops = 2.0 * outputs_of(made) *
                        static_cast<double>(c10::multiply_integers(made.kernel) / made.kernel[0]);
-  if (flops <= kMostFlops) return measured_scratch(made);
+  if (flops <= kMostFlops || made.stride.size() == 1) return measured_scratch(made);
   const size_t rows = made.stride.size() - 2, columns = rows + 1;
   const Convolution narrow = cut(made, columns, kFewColumns);
   const int64_t inputs_of_row =

@@ -24,6 +24,12 @@ at::Tensor row_normed(const at::Tensor& x, double eps) {
   return at::layer_norm(x, {x.size(-1)}, {}, {}, eps);
 }
 
+// Pictures in [-1, 1].
+at::Tensor values_of(const at::Tensor& pictures, at::ScalarType dtype) {
+  if (pictures.scalar_type() != at::kByte) return pictures.contiguous().to(dtype);
+  return pictures.to(at::kFloat).div_(127.5).sub_(1).to(dtype);
+}
+
 [[noreturn]] void refuse(const std::string& name, const at::Tensor& given,
                          const std::string& wanted) {
   throw atelier::Error(
@@ -71,9 +77,12 @@ AnimateAdapter::AnimateAdapter(const AnimateConfig& c)
 
 AnimateAdapter::~AnimateAdapter() = default;
 
+at::ScalarType AnimateAdapter::dtype() const {
+  return pose_.weight->draw().scalar_type();
+}
+
 at::Tensor AnimateAdapter::pose_rows(const at::Tensor& pose_BCTHW) const {
-  const at::Tensor pose = pose_BCTHW.to(pose_.weight->drawn_dtype(pose_BCTHW.scalar_type()));
-  return pose_.forward(pose).permute({0, 2, 3, 4, 1}).flatten(1, 3);
+  return pose_.forward(pose_BCTHW.to(dtype())).permute({0, 2, 3, 4, 1}).flatten(1, 3);
 }
 
 at::Tensor AnimateAdapter::face_rows(const at::Tensor& faces_BCFHW, atelier::BlockRunner& runner) {
@@ -84,7 +93,7 @@ at::Tensor AnimateAdapter::face_rows(const at::Tensor& faces_BCFHW, atelier::Blo
       std::get<0>(at::linalg_qr(directions_->draw() + kDirectionShift, "reduced"));
   Tensors motions;
   for (const at::Tensor& some : faces_BCFHW.transpose(1, 2).flatten(0, 1).split(kPicturesAtOnce))
-    motions.push_back(runner.run(motion_, {some.contiguous(), directions})[0]);
+    motions.push_back(runner.run(motion_, {values_of(some, dtype()), directions})[0]);
   const at::Tensor rows =
       runner.run(face_, {at::cat(motions).view({B, faces_BCFHW.size(2), -1})})[0];
   return at::constant_pad_nd(rows, {0, 0, 0, 0, 1, 0});
@@ -102,18 +111,16 @@ void Animation::begin(Pass& pass) {
     poses.push_back(atelier::named_tensor(*cond, kAnimatePose, 4));
     faces.push_back(atelier::named_tensor(*cond, kAnimateFaces, 4));
   }
-  const at::ScalarType dtype = pass.in.x_BCTHW.scalar_type();
   const int64_t B = std::ssize(poses), T = pass.frames, cells = pass.height * pass.width;
-  const at::Tensor pose = at::stack(poses).to(dtype);
+  const at::Tensor pose = at::stack(poses);
   at::IntArrayRef latents = pass.in.x_BCTHW.sizes();
   if (pose.size(2) + 1 != T || pose.size(3) != latents[3] || pose.size(4) != latents[4])
     refuse(kAnimatePose, pose,
            "a frame less than the latents " + atelier::shape_text(pass.in.x_BCTHW));
   const at::Tensor of_pose = at::constant_pad_nd(adapter_.pose_rows(pose), {0, 0, cells, 0});
-  pass.x = pass.x + pass.placed(of_pose.flatten(0, 1));
+  pass.x = pass.x + pass.placed(of_pose.flatten(0, 1)).to(pass.x.scalar_type());
 
-  const at::Tensor pixels = at::stack(faces).to(at::kFloat).div(127.5).sub(1).to(dtype);
-  const at::Tensor rows = adapter_.face_rows(pixels, pass.runner);
+  const at::Tensor rows = adapter_.face_rows(at::stack(faces), pass.runner);
   if (rows.size(1) != T)
     refuse(kAnimateFaces, faces[0], std::to_string(4 * (T - 2) + 1) + " frames");
   faces_ = rows.flatten(0, 2);
@@ -123,8 +130,10 @@ void Animation::begin(Pass& pass) {
 
 void Animation::after(int64_t index, Pass& pass) {
   FaceAdapter* const adapter = adapter_.behind(index);
-  if (adapter != nullptr)
-    pass.x = pass.runner.run(*adapter, {pass.x, faces_, frame_offsets_, face_offsets_})[0];
+  if (adapter == nullptr) return;
+  const at::Tensor x = pass.x.to(faces_.scalar_type());
+  pass.x = pass.runner.run(*adapter, {x, faces_, frame_offsets_, face_offsets_})[0].to(
+      pass.x.scalar_type());
 }
 
 atelier::NamedTensors probe_animate(AnimateAdapter& adapter, const atelier::NamedTensors& inputs,
@@ -133,8 +142,10 @@ atelier::NamedTensors probe_animate(AnimateAdapter& adapter, const atelier::Name
   atelier::NamedTensors made;
   if (inputs.contains("pose"))
     made["pose_rows"] = adapter.pose_rows(atelier::named_tensor(inputs, "pose", 5));
-  if (inputs.contains("faces"))
-    made["face_rows"] = adapter.face_rows(atelier::named_tensor(inputs, "faces", 5), runner);
+  if (inputs.contains("faces")) {
+    const at::Tensor& faces = atelier::named_tensor(inputs, "faces", 5);
+    made["face_rows"] = adapter.face_rows(faces, runner);
+  }
   if (!inputs.contains("rows")) return made;
   const at::Tensor& rows = atelier::named_tensor(inputs, "rows", 3);
   const at::Tensor& faces = atelier::named_tensor(inputs, "face_rows", 4);

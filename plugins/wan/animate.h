@@ -45,7 +45,8 @@ class AnimateAdapter final : public atelier::nn::Module {
 
   // pose: latents. Returns [B, T H' W', D] of their tokens.
   at::Tensor pose_rows(const at::Tensor& pose_BCTHW) const;
-  // faces: a clip [B, 3, F, S, S] in [-1, 1]. Returns [B, T + 1, rows, D]: zeros in front.
+  // faces: a clip [B, 3, F, S, S], bytes or in [-1, 1]. Returns [B, T + 1, rows, D]: zeros in
+  // front.
   at::Tensor face_rows(const at::Tensor& faces_BCFHW, atelier::BlockRunner& runner);
   // The adapter behind block `index`; null: none.
   FaceAdapter* behind(int64_t index) const;
@@ -53,6 +54,8 @@ class AnimateAdapter final : public atelier::nn::Module {
   int64_t interval() const { return config_.interval; }
 
  private:
+  at::ScalarType dtype() const;
+
   AnimateConfig config_;
   atelier::nn::Conv3d pose_;
   atelier::WeightPtr directions_;

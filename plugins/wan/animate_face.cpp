@@ -22,18 +22,21 @@ constexpr int64_t kFaceKernel = 3;
 constexpr double kFaceNormEps = 1e-6;
 constexpr double kSlope = 0.2;  // of what is below zero
 
+// Weights of layers are scaled by this.
 double scale_of(int64_t fan_in) {
   return 1 / std::sqrt(static_cast<double>(fan_in));
 }
-
-// Weights are scaled by their fan-in.
-at::Tensor scaled_conv(const at::Tensor& x, const WeightPtr& weight, ops::ConvOptions options) {
-  const int64_t fan_in = weight->numel() / weight->sizes()[0];
-  return ops::conv2d(x * scale_of(fan_in), weight, {}, options);
+double scale_of(const WeightPtr& kernel) {
+  return scale_of(kernel->numel() / kernel->sizes()[0]);
 }
 
-at::Tensor leaky(const at::Tensor& x, const WeightPtr& bias) {
-  return at::leaky_relu(x + bias->draw().view({1, -1, 1, 1}), kSlope) * std::sqrt(2.0);
+// sqrt(2) leaky_relu(y + bias), y what the scaled `kernel` gives.
+at::Tensor activated(const at::Tensor& x, const WeightPtr& kernel, const WeightPtr& bias,
+                     ops::ConvOptions options) {
+  const double gain = std::sqrt(2.0);
+  const at::Tensor shift = bias->draw().view({1, -1, 1, 1}) * gain;
+  const at::Tensor y = at::add(shift, ops::conv2d(x, kernel, {}, options), gain * scale_of(kernel));
+  return at::leaky_relu(y, kSlope);
 }
 
 // Weighs neighbours by 1, 3, 3, 1 along both sides.
@@ -64,9 +67,10 @@ FaceLevel::FaceLevel(Module* parent, std::string name, int64_t in, int64_t out, 
       skip_(declare("skip.1.weight", {out, in, 1, 1})) {}
 
 at::Tensor FaceLevel::forward(const at::Tensor& x) const {
-  const at::Tensor same = leaky(scaled_conv(x, conv1_, {.padding = 1}), bias1_);
-  const at::Tensor half = leaky(scaled_conv(blurred(same, 2, 1), conv2_, {.stride = 2}), bias2_);
-  return (half + scaled_conv(blurred(x, 1, 2), skip_, {})) / std::sqrt(2.0);
+  const at::Tensor same = activated(x, conv1_, bias1_, {.padding = 1});
+  const at::Tensor half = activated(blurred(same, 2, 1), conv2_, bias2_, {.stride = 2});
+  const at::Tensor skipped = ops::conv2d(blurred(x, 1, 2), skip_, {}, {});
+  return at::add(half, skipped, scale_of(skip_)) / std::sqrt(2.0);
 }
 
 MotionEncoder::MotionEncoder(Module* parent, std::string name, const AnimateConfig& c)
@@ -89,9 +93,9 @@ MotionEncoder::MotionEncoder(Module* parent, std::string name, const AnimateConf
 MotionEncoder::~MotionEncoder() = default;
 
 Tensors MotionEncoder::forward(const Tensors& in) {
-  at::Tensor x = leaky(scaled_conv(in[0], conv_in_, {}), bias_in_);
+  at::Tensor x = activated(in[0], conv_in_, bias_in_, {});
   for (const auto& level : levels_) x = level->forward(x);
-  x = scaled_conv(x, conv_out_, {}).flatten(1);
+  x = ops::conv2d(x, conv_out_, {}, {}).flatten(1) * scale_of(conv_out_);
   for (const auto& layer : layers_) x = layer->forward(x * scale_of(layer->in_features()));
   return {at::matmul(x.to(in[1].scalar_type()), in[1].t()).to(x.scalar_type())};
 }

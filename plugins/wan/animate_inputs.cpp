@@ -70,10 +70,15 @@ atelier::Conditioning animate_pose(const EncodeInputs& in, const EncodeClip& enc
   return {{kAnimatePose, encode_clip(atelier::clip_input(in.values, kPoseInput))}};
 }
 
+// Black on the negative branch.
 atelier::Conditioning animate_faces(const EncodeInputs& in) {
   const at::Tensor clip = atelier::clip_input(in.values, kFaceInput);
-  const at::Tensor bytes = clip.add(1).mul(kHalfRange).round().clamp(0, 255).to(at::kByte);
-  return {{kAnimateFaces, in.is_negative ? at::zeros_like(bytes) : bytes}};
+  const auto bytes = clip.options().dtype(at::kByte);
+  if (in.is_negative) return {{kAnimateFaces, at::zeros(clip.sizes(), bytes)}};
+  std::vector<at::Tensor> frames;
+  for (const at::Tensor& frame : clip.unbind(1))
+    frames.push_back(frame.add(1).mul(kHalfRange).round().clamp(0, 255).to(at::kByte));
+  return {{kAnimateFaces, at::stack(frames, 1)}};
 }
 
 atelier::Conditioning animate_clip(const EncodeInputs& in, const EncodeClip& encode_clip) {
