@@ -107,8 +107,10 @@ std::optional<Detection> detect_animate(const atelier::TensorIndex& checkpoint) 
   if (!names) return std::nullopt;
   const PartView view(checkpoint, names->prefix, "adapter of Animate");
   view.refuse_quantised();
-  return atelier::detection_of(kAnimateAdapter, names->name(), read_animate(view, *names),
-                               names->prefix);
+  Detection part = atelier::detection_of(kAnimateAdapter, names->name(), read_animate(view, *names),
+                                         names->prefix);
+  part.variant = kAnimate;
+  return part;
 }
 
 atelier::ConfigFields animate_fields(const Detection& part) {

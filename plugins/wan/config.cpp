@@ -10,6 +10,7 @@
 
 namespace wan {
 
+using atelier::ConfigValue;
 using atelier::Detection;
 using atelier::kOwnConfig;
 using atelier::PartSpelling;
@@ -99,6 +100,15 @@ DitConfig read_dit(const PartView& view, const PartSpelling& names) {
   return c;
 }
 
+// A denoiser that was trained is saved without the adapter, and with the config of both.
+bool is_animate(const PartView& view) {
+  if (view.contains(kAnimateMarker)) return true;
+  const TensorIndex::Config& config = view.index().config();
+  const auto kind = config.find("_class_name");
+  return kind != config.end() && (kind->second == ConfigValue("WanAnimateTransformer3DModel") ||
+                                  kind->second == ConfigValue("WanAnimateModel"));
+}
+
 std::vector<std::string> owned(std::span<const char* const> parts) {
   return {parts.begin(), parts.end()};
 }
@@ -123,10 +133,10 @@ std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
   const DitConfig config = read_dit(view, *names);
   Detection part = atelier::detection_of("dit", names->name(), config, names->prefix);
   part.variant = variant_of(config);
-  if (view.contains(kAnimateMarker)) {
-    part.variant = kAnimate;
+  if (!is_animate(view)) return part;
+  part.variant = kAnimate;
+  if (view.contains(kAnimateMarker))
     part.owns = names->is_original ? owned(kOriginalParts) : owned(kDiffusersParts);
-  }
   return part;
 }
 
