@@ -124,7 +124,7 @@ atelier::ConfigFields animate_fields(const Detection& part) {
       .told("motion_encoder_dim", {c.motion_width})
       .told("face_encoder_hidden_dim", {c.face_width})
       .told("face_encoder_num_heads", {c.face_heads})
-      // Those of the denoiser, which are held against its tensors, and what changes nothing.
+      // Fields of the denoiser are held against its tensors, others change nothing.
       .ignored({"*"});
   return fields;
 }

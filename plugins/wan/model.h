@@ -17,8 +17,8 @@ class Wan final : public atelier::ComponentModel {
       std::string variant);
   ~Wan() override;
 
-  // Of Animate: as long and large as the clip of the pose, made in segments, with a latent frame of
-  // the character in front.
+  // Clips of Animate are as long and large as that of the pose, and made in segments; their latents
+  // have a frame of the character in front.
   atelier::MediaTarget target(const atelier::Inputs& inputs,
                               const atelier::MediaTarget& asked) const override;
   std::vector<int64_t> latent_shape(const atelier::MediaTarget& target,
@@ -64,7 +64,7 @@ class Wan final : public atelier::ComponentModel {
                                       atelier::BlockRunner& runner);
   atelier::Conditioning encode_given(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
   atelier::Conditioning encode_first(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
-  // Of the stages of Animate.
+  // Every stage of Animate.
   atelier::Conditioning encode_animate(const atelier::EncodeInputs& in,
                                        atelier::BlockRunner& runner);
   at::Tensor denoise_as_it_moves(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner);

@@ -18,9 +18,11 @@ class StagedToy final : public test::ToyFamily {
     static constexpr std::string_view kEncoder[] = {"text_encoder"}, kVae[] = {"vae"};
     static constexpr std::string_view kPrompt[] = {"prompt"}, kImage[] = {"image"};
     static constexpr std::string_view kBoth[] = {"prompt", "references"};
+    static constexpr std::string_view kBehind[] = {"image", "references"};
     static constexpr EncodeStage kStages[] = {
         {.name = "text", .components = kEncoder, .inputs = kPrompt, .variants = "base"},
         {.name = "text", .components = kEncoder, .inputs = kBoth, .variants = "edit*"},
+        {.name = "latents", .components = kVae, .inputs = kBehind, .variants = "edit*"},
         {.name = "latents", .components = kVae, .inputs = kImage}};
     return kStages;
   }
@@ -34,6 +36,8 @@ TEST_CASE("Stages are those of the variant, in the order of the table", "[stages
   REQUIRE(edit.size() == 2);
   CHECK_FALSE(reads(base[0], "references"));
   CHECK(reads(edit[0], "references"));
+  CHECK_FALSE(reads(base[1], "references"));
+  CHECK(reads(edit[1], "references"));
   CHECK(encode_stages(toy).size() == 1);  // of a denoiser that is not known
   const Stages stages = stages_of(toy, {});
   REQUIRE(stages.target_stage() != nullptr);
