@@ -167,7 +167,7 @@ std::vector<EncodeStage> encode_stages(const ModelFamily& family, std::string_vi
   std::vector<EncodeStage> stages;
   for (const EncodeStage& stage : family.encode_stages()) {
     const auto same = std::ranges::find(stages, stage.name, &EncodeStage::name);
-    if (same == stages.end() && formats::glob_match(stage.variants, variant))
+    if (same == stages.end() && formats::any_glob_matches(stage.variants, variant))
       stages.push_back(stage);
   }
   return stages;

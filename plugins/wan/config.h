@@ -8,8 +8,7 @@
 
 namespace wan {
 
-// Named so that it takes the images of image to video.
-inline constexpr const char* kAnimate = "wan2.2-animate-i2v-14b";
+inline constexpr const char* kAnimate = "wan2.2-animate-14b";
 
 // Each expert of wan2.2-t2v-a14b has the tensors of wan2.1-t2v-14b.
 inline constexpr std::string_view kVariants[] = {"wan2.1-t2v-1.3b",     "wan2.1-t2v-14b",

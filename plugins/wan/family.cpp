@@ -77,7 +77,7 @@ constexpr ComponentRow kRows[] = {
     atelier::parts::clip_vision_row<kImageEncoder>(
         "CLIP ViT-H/14 of image to video of Wan 2.1 and of Animate: image_encoder/*.safetensors, "
         "models_clip_*.pth or clip_vision_h.safetensors",
-        /*required=*/false, "*i2v-*"),
+        /*required=*/false, "wan2.1-i2v-*|wan2.2-animate-14b"),
     {.spec = {.name = "vae",
               .role = Role::kVae,
               .help = "vae/*.safetensors, Wan2.1_VAE.pth or wan_2.1_vae.safetensors; of "
@@ -124,7 +124,7 @@ constexpr ComponentRow kRows[] = {
      .make = make_part<MotionController, MotionConfig>},
     {.spec = {.name = kAnimateAdapter,
               .role = Role::kControl,
-              .help = "pose and face of wan2.2-animate-i2v-14b, in the denoiser's files",
+              .help = "pose and face of wan2.2-animate-14b, in the denoiser's files",
               .variants = kAnimate,
               .beside = "dit"},
      .detect = detect_animate,

@@ -12,9 +12,6 @@ using atelier::InputKind;
 using atelier::InputSpec;
 using atelier::InputUse;
 
-// Image to video, where the last frame may be known, too.
-constexpr std::string_view kBetweenImages = "wan2.?-i2v-*";
-
 // Clips beside the one that Animate makes have their tails mirrored, as published.
 constexpr InputSpec beside(std::string_view name, InputKind kind, std::string_view help) {
   return {.name = name,
@@ -50,8 +47,8 @@ constexpr InputSpec kInputs[] = {
     {.name = "input_image",
      .kind = InputKind::kImage,
      .required = true,
-     .required_by = "*-i2v-*",
-     .variants = "*i2v-*",
+     .required_by = "*-i2v-*|wan2.2-animate-14b",
+     .variants = "*i2v-*|wan2.2-animate-14b",
      .help = "the first frame, of Animate the character, stretched to the size of the clip",
      .fit = atelier::InputFit::kStretch,
      .when_absent = atelier::WhenAbsent::kFirstFrame},
@@ -59,7 +56,7 @@ constexpr InputSpec kInputs[] = {
      .kind = InputKind::kImage,
      .required = true,
      .required_by = "*-flf2v",
-     .variants = kBetweenImages,
+     .variants = "*-i2v-*",
      .help = "the last frame, stretched to the size of the clip",
      .fit = atelier::InputFit::kStretch,
      .when_absent = atelier::WhenAbsent::kLastFrame},
@@ -119,21 +116,17 @@ constexpr atelier::EncodeStage kStages[] = {
     {.name = "first_image",
      .components = kImagesComponents,
      .inputs = kFirstImageInputs,
-     .variants = "wan2.1-i2v-*b"},
+     .variants = "wan2.1-i2v-*b|wan2.2-animate-14b"},
     {.name = "given_clip",
      .components = atelier::kLatentsComponents,
      .inputs = kImagesInputs,
      .sees_target = true,
-     .variants = kBetweenImages},
+     .variants = "*-i2v-*"},
     {.name = "first_frame",
      .components = atelier::kLatentsComponents,
      .inputs = kFirstImageInputs,
      .sees_target = true,
      .variants = "*-ti2v-*"},
-    {.name = "character",
-     .components = kImagesComponents,
-     .inputs = kFirstImageInputs,
-     .variants = kAnimate},
     {.name = "animate_pose",
      .components = atelier::kLatentsComponents,
      .inputs = kPoseInputs,

@@ -79,8 +79,7 @@ atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::Bloc
       (in.stage == "latents" && in.values.contains(kFirstImage)))
     return encode_animate(in, runner);
   if (in.stage == "latents") return encode_latents(in.values, "video", runner);
-  if (in.stage == "images" || in.stage == "first_image" || in.stage == "character")
-    return encode_images(in, runner);
+  if (in.stage == "images" || in.stage == "first_image") return encode_images(in, runner);
   if (in.stage == "given_clip") return encode_given(in, runner);
   if (in.stage == "first_frame") return encode_first(in, runner);
   if (in.stage == "motion") {
@@ -146,7 +145,9 @@ atelier::Conditioning Wan::encode_animate(const atelier::EncodeInputs& in,
 }
 
 at::Tensor Wan::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
-  const auto has_pose = [](const atelier::Conditioning* cond) { return cond->contains(kAnimatePose); };
+  const auto has_pose = [](const atelier::Conditioning* cond) {
+    return cond->contains(kAnimatePose);
+  };
   if (std::ranges::none_of(in.cond, has_pose)) return denoise_as_it_moves(in, runner);
   Animation animation(loaded<AnimateAdapter>(kAnimateAdapter));
   const Dit::With with(loaded<Dit>(in.denoiser), animation);

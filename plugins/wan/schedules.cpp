@@ -27,7 +27,7 @@ constexpr ScheduleDefaults published(std::string_view variants, int steps, doubl
 }
 
 constexpr ScheduleDefaults kSmallImages = [] {
-  ScheduleDefaults schedule = published(kImages, 40, 3, 5);
+  ScheduleDefaults schedule = published("*-i2v-14b", 40, 3, 5);
   schedule.name = "480p";
   schedule.help = "the same of Wan2.1-I2V-14B-480P";
   return schedule;
@@ -70,23 +70,21 @@ constexpr ScheduleDefaults of_diffusers_dpm(std::string_view variants, double by
   return schedule;
 }
 
-constexpr ScheduleDefaults kAnimateDiffusers = [] {
-  ScheduleDefaults schedule = of_diffusers(kAnimate, 5);
+constexpr ScheduleDefaults of_animate(ScheduleDefaults schedule) {
+  schedule.variants = kAnimate;
   schedule.num_inference_steps = 20;
   schedule.cfg_scale = 1.0;
   return schedule;
-}();
+}
 
 constexpr ScheduleDefaults kSchedules[] = {
-    {.name = "default",
-     .variants = kAnimate,
-     .num_inference_steps = 20,
-     .cfg_scale = 1.0,
-     .shift = shift(5),
-     .help = "as the original repository samples, without guidance",
-     .solver = "dpm++",
-     .whole_timesteps = true},
-    kAnimateDiffusers,
+    of_animate({.name = "default",
+                .shift = shift(5),
+                .help = "as the original repository samples, without guidance",
+                .solver = "dpm++",
+                .whole_timesteps = true}),
+    of_animate(of_diffusers(kAnimate, 5)),
+    of_animate(of_diffusers_dpm(kAnimate, 5)),
     {.name = "default",
      .variants = kKrea,
      .num_inference_steps = 6,
@@ -95,13 +93,13 @@ constexpr ScheduleDefaults kSchedules[] = {
      .help = "6 straight steps without guidance, as DiffSynth-Studio samples krea-realtime-video"},
     published("wan2.1-t2v-*b", 50, 5, 5),
     published("*-flf2v", 50, 16, 5),
-    published(kImages, 40, 5, 5),
+    published("*-i2v-14b", 40, 5, 5),
     of_fun("default", "*-i2v-1.3b", 3),
     kSmallImages,
     kTwoScales,
     published("wan2.2-i2v-*", 40, 5, 3.5),
     published("*-ti2v-*", 50, 5, 5),
-    of_fun("fun", kImages, 3),
+    of_fun("fun", "*-i2v-14b", 3),
     of_fun("fun", "wan2.2-i2v-*", 5),
     of_diffusers("*-ti2v-*", 5),
     of_diffusers("*", 3),

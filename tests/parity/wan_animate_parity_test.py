@@ -317,7 +317,7 @@ class WanAnimateTrainTest(wan_train_parity_test.Steps):
         cls.cache = cls.dir / "cache"
         cls.samples = []
         for item in json.loads((cls.cache / "manifest.json").read_text())["items"]:
-            stages = ("latents", "text", "character", "animate_pose", "animate_faces", "animate_clip")
+            stages = ("latents", "text", "first_image", "animate_pose", "animate_faces", "animate_clip")
             sample = {}
             for stage in stages:
                 sample |= load_file(cls.cache / stage / (item[stage] + ".safetensors"))

@@ -18,7 +18,7 @@ using test::index_of, test::Keys, test::read_keys;
 
 namespace {
 
-constexpr const char* kAnimateVariant = "wan2.2-animate-i2v-14b";
+constexpr const char* kAnimateVariant = "wan2.2-animate-14b";
 constexpr const char* kAnimateFiles[] = {"wan22_animate_original.txt", "wan22_animate.txt"};
 constexpr int64_t kAnimateParameters[] = {17274817108, 17274816884};
 constexpr int64_t kBlurs = 7 * 2 * 16;  // values of kernels that the original file holds
