@@ -145,8 +145,9 @@ TEST_CASE("A denoiser of Animate without its adapter is known by the config or b
   const Detection dit = animate_part(index_of(alone));
   CHECK(dit.variant == "wan2.1-i2v-14b");
   const Detection adapter = animate_part(index_of(divided(keys, whole, /*is_own=*/false)));
-  std::vector<FoundPart> parts = {{.part = dit, .path = "/m/dit.safetensors", .hint = {}},
-                                  {.part = adapter, .path = "/m/adapter.safetensors", .hint = {}}};
+  std::vector<FoundPart> parts = {
+      {.part = dit, .path = "/m/dit.safetensors", .hint = {}, .folder = {}},
+      {.part = adapter, .path = "/m/adapter.safetensors", .hint = {}, .folder = {}}};
   test::opened_family().assign(parts);
   CHECK(parts[0].part.variant == kAnimateVariant);
 }
