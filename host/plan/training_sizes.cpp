@@ -168,7 +168,10 @@ class TrainingSizes {
       const Inputs values = model::inputs_of(stage, inputs());
       std::vector<std::string> components = components_where(
           model_, [&](const ComponentSpec& spec) { return model::uses(stage, spec); });
-      if (!is_cached(stage) || values.empty() || components.empty()) continue;
+      const bool runs_alone =
+          std::ranges::none_of(model_.family().components(),
+                               [&](const ComponentSpec& spec) { return model::uses(stage, spec); });
+      if (!is_cached(stage) || values.empty() || (components.empty() && !runs_alone)) continue;
       Conditioning made;
       const DryPass pass = dry_.measure([&](BlockRunner& runner) {
         const EncodeInputs in = {
@@ -176,6 +179,7 @@ class TrainingSizes {
         made = model::encode(model_.model(), in, runner, at::kMeta);
       });
       if (!stages_.is_target(stage)) encoded_.merge(made);
+      if (runs_alone) continue;  // nothing is loaded for it
       encoding_.push_back({.name = "encode " + model::encoded_by(stage, model_.family().inputs()),
                            .components = components,
                            .strategies = {strategy_of(
