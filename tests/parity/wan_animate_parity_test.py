@@ -261,6 +261,27 @@ class WanAnimateClipTest(wan_checks.FolderTest):
         paths = [self.file, *(self.dir / "model" / name for name in ("text_encoder", "vae", "image_encoder", "tokenizer"))]
         self.check("clips, original spelling", 5, 5, paths=paths, flow_shift=5)
 
+    def test_a_lora_in_a_pickle_lights_the_clip_anew(self):
+        """As relighting_lora.ckpt is published: peft's names below state_dict, on every layer of the blocks."""
+        generator, factors = torch.Generator().manual_seed(7), {}
+        start = {name: value.clone() for name, value in self.transformer.state_dict().items()}
+        for name, module in self.transformer.blocks.named_modules():
+            if not isinstance(module, torch.nn.Linear):
+                continue
+            down = 0.1 * torch.randn((2, module.in_features), generator=generator)
+            up = 0.1 * torch.randn((module.out_features, 2), generator=generator)
+            layer, = wan_models.renamed({f"blocks.{name}.weight": None}, wan_models.ORIGINAL_DIT)
+            factors[layer.replace(".weight", ".lora_A.weight")] = down
+            factors[layer.replace(".weight", ".lora_B.weight")] = up
+            with torch.no_grad():
+                module.weight.add_(up @ down)
+        torch.save({"state_dict": factors}, self.dir / "relighting_lora.ckpt")
+        try:
+            lit = self.check("clips with a LoRA", 5, 5, lora=self.dir / "relighting_lora.ckpt")
+        finally:
+            self.transformer.load_state_dict(start)
+        self.assertGreater(wan_checks.difference(lit, self.ours(5, 5, 1, False, 1.0)), 0.5)
+
     def test_segments_go_on_where_the_one_before_ended(self):
         self.check("clips in segments", 8, 5)
         self.check("clips in segments that share 5 frames", 17, 13, shared=5)
@@ -290,43 +311,57 @@ class WanAnimateTrainTest(wan_train_parity_test.Steps):
         cls.transformer = make_transformer()
         cls.model = cls.models.folder_with(cls.dir / "model", transformer=cls.transformer,
                                            image_encoder=wan_models.make_image_encoder())
-        data = cls.dir / "data"
-        cls.rows = []
-        for number in range(2):
-            clips = {"video": clip_of(FRAMES, HEIGHT, WIDTH, 50 + number),
+        cls.rows = [{"video": clip_of(FRAMES, HEIGHT, WIDTH, 50 + number),
                      "animate_pose_video": clip_of(FRAMES, HEIGHT, WIDTH, 60 + number),
-                     "animate_face_video": clip_of(FRAMES, FACE, FACE, 70 + number)}
-            row = {"prompt": PROMPT}
-            for name, clip in clips.items():
-                row[name] = f"{name}_{number}"
-                (data / row[name]).mkdir(parents=True)
+                     "animate_face_video": clip_of(FRAMES, FACE, FACE, 70 + number)} for number in range(2)]
+        cls.rows[1]["input_image"] = [picture(HEIGHT, WIDTH, 80)]
+        cls.cache, cls.samples = cls.encode("rows", cls.rows, EXTRA)
+        cls.rows[0]["input_image"] = cls.rows[0]["video"][:1]
+
+    @classmethod
+    def encode(cls, name, rows, extra):
+        """The cache of rows of clips, and what it holds of each."""
+        data = cls.dir / name
+        lines = []
+        for number, clips in enumerate(rows):
+            line = {"prompt": PROMPT}
+            for column, clip in clips.items():
+                line[column] = f"{column}_{number}"
+                (data / line[column]).mkdir(parents=True)
                 for at, frame in enumerate(clip):
-                    Image.fromarray(frame).save(data / row[name] / f"{at}.png")
-            clips["input_image"] = clips["video"][:1]
-            if number == 1:
-                clips["input_image"] = [picture(HEIGHT, WIDTH, 80)]
-                row["input_image"] = "character.png"
-                Image.fromarray(clips["input_image"][0]).save(data / row["input_image"])
-            cls.rows.append((row, clips))
-        (data / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row, _ in cls.rows))
+                    Image.fromarray(frame).save(data / line[column] / f"{at}.png")
+                if column == "input_image":
+                    line[column] += "/0.png"
+            lines.append(json.dumps(line) + "\n")
+        (data / "rows.jsonl").write_text("".join(lines))
+        columns = sorted({column for clips in rows for column in clips})
         with atelier.call_folder("cache") as folder:
             atelier.run(["cache", "--plugin", "wan", "--model_paths", atelier.paths_argument(cls.model), "--dataset_base_path",
-                         data, "--dataset_metadata_path", data / "rows.jsonl", "--data_file_keys",
-                         "video,animate_pose_video,animate_face_video,input_image", "--extra_inputs", EXTRA, "--num_frames",
-                         FRAMES, "--height", HEIGHT, "--width", WIDTH, "--dtype", "float32", "--output_path", cls.dir], folder)
-        cls.cache = cls.dir / "cache"
-        cls.samples = []
-        for item in json.loads((cls.cache / "manifest.json").read_text())["items"]:
-            stages = ("latents", "text", "first_image", "animate_pose", "animate_faces", "animate_clip")
+                         data, "--dataset_metadata_path", data / "rows.jsonl", "--data_file_keys", ",".join(columns),
+                         "--extra_inputs", extra, "--num_frames", FRAMES, "--height", HEIGHT, "--width", WIDTH, "--dtype",
+                         "float32", "--output_path", data], folder)
+        cache, samples = data / "cache", []
+        for item in json.loads((cache / "manifest.json").read_text())["items"]:
             sample = {}
-            for stage in stages:
-                sample |= load_file(cls.cache / stage / (item[stage] + ".safetensors"))
-            cls.samples.append(sample)
+            for stage in ("latents", "text", "first_image", "animate_pose", "animate_faces", "animate_clip"):
+                sample |= load_file(cache / stage / (item[stage] + ".safetensors"))
+            samples.append(sample)
+        return cache, samples
+
+    def test_the_surroundings_of_the_mask_are_known_where_a_row_has_them(self):
+        around = {"animate_inpaint_video": clip_of(FRAMES, HEIGHT, WIDTH, 90), "animate_mask_video": masks_of(FRAMES)}
+        _, (sample,) = self.encode("around", [self.rows[1] | around], ",".join([EXTRA, *around]))
+        with torch.no_grad():
+            latents = wan_models.encode(self.models.vae, pixels_of(around["animate_inpaint_video"]))[0]
+        known = torch.stack([torch.from_numpy(mask[::8, ::8, 0] == 0) for mask in masks_of(FRAMES)]).float()
+        known = torch.cat([known[:1].expand(3, -1, -1), known]).view(-1, 4, *CELLS).transpose(0, 1)
+        compare.assert_close("wan animate, what is known around a mask", sample["given_clip"][:, 1:],
+                             torch.cat([known, latents]), 1e-5)
 
     def test_the_pose_lies_beside_the_frames_that_it_is_of(self):
         """DiffSynth-Studio encodes the character and the clip as one clip, whose latent frames then lie four frames off
         those of the pose; here both are encoded alone, as published."""
-        for (_, clips), sample in zip(self.rows, self.samples):
+        for clips, sample in zip(self.rows, self.samples):
             with torch.no_grad():
                 latents = {name: wan_models.encode(self.models.vae, pixels_of(clips[name]))[0]
                            for name in ("input_image", "video", "animate_pose_video")}
