@@ -34,11 +34,10 @@ int64_t animate_number(const Inputs& inputs, const char* name, int64_t otherwise
 void check_replacement(const Inputs& inputs) {
   if (inputs.contains(kAroundInput) == inputs.contains(kMaskInput)) return;
   const bool lacks_mask = inputs.contains(kAroundInput);
-  refuse(std::string(lacks_mask ? kAroundInput : kMaskInput) +
-             ": a character is put into a clip where its "
-             "mask says",
-         std::string("give --") + (lacks_mask ? kMaskInput : kAroundInput) +
-             ", too, or leave both out");
+  refuse(std::string(lacks_mask ? kAroundInput : kMaskInput) + " without " +
+             (lacks_mask ? kMaskInput : kAroundInput) +
+             ": a character is put into a clip where its mask says",
+         "give both, or leave both out");
 }
 
 // [4, 1, H, W] and the latents of the character: all of it is known.
@@ -121,9 +120,8 @@ std::vector<atelier::Piece> animate_pieces(const Inputs& inputs,
   const int64_t length = animate_number(inputs, kLengthInput, kSegmentFrames);
   const int64_t shared = animate_number(inputs, kSharedInput, kSharedFrames);
   if (shared != kSharedFrames && shared != kMostShared)
-    refuse(
-        std::string("--") + kSharedInput + " is " + std::to_string(shared) + ", 1 or 5 are known",
-        "");
+    refuse(std::string("--") + kSharedInput + " is " + std::to_string(shared),
+           "segments share 1 or 5 frames");
   if (length <= shared || length % kFrameStride != 1)
     refuse(std::string("--") + kLengthInput + " is " + std::to_string(length) +
                ", one more than a multiple of 4 is made at a time",

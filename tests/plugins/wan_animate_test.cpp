@@ -190,5 +190,5 @@ TEST_CASE("Clips of Animate are made in segments, as many and as large as the po
   Inputs half = pose;
   half.emplace("animate_mask_video", at::empty({1, 90, 64, 64}, at::TensorOptions(at::kMeta)));
   const Error error = test::error_of([&] { model->target(half, {}); });
-  CHECK(test::mentions(error, "--animate_inpaint_video"));
+  CHECK(test::mentions(error, "animate_mask_video without animate_inpaint_video"));
 }
