@@ -24,29 +24,15 @@ constexpr const char* kKnownKinds =
 
 // Checkpoints of the same ancestry that this code does not run.
 constexpr atelier::UnsupportedKind kUnsupported[] = {
-    {"vace_blocks.0.norm3.weight", "a VACE of Wan", kKnownKinds},
-    {"vace_blocks.0.norm2.weight", "a VACE of Wan", kKnownKinds},
     {"control_adapter.conv.weight", "a Wan-Fun DiT with a camera", kKnownKinds},
     {"ref_conv.weight", "a Wan-Fun DiT with a reference", kKnownKinds},
     {"casual_audio_encoder.weights", "Wan2.2-S2V", kKnownKinds},
     {"pose_patch_embedding.weight", "Wan2.2-Animate", kKnownKinds},
 };
 
-constexpr std::string_view kPrefixes[] = {
-    "", "model.diffusion_model.", "diffusion_model.", "transformer.", "model.", "module."};
 constexpr std::string_view kOriginalMarkers[] = {"blocks.0.cross_attn.norm_k.weight"};
 constexpr std::string_view kDiffusersMarkers[] = {
     "condition_embedder.text_embedder.linear_1.weight"};
-
-void read_heads(const PartView& view, DitConfig& c) {
-  const TensorIndex& index = view.index();
-  auto heads = index.config_integer("num_heads");
-  if (!heads) heads = index.config_integer("num_attention_heads");
-  c.heads = heads ? *heads : c.width / kPublishedHeadDim;
-  if (c.heads < 1 || c.width % c.heads != 0 || c.head_dim() % 2 != 0 || c.head_dim() < 6)
-    view.refuse("has " + to_string(c.width) + " channels for " + to_string(c.heads) + " heads",
-                kOwnConfig);
-}
 
 // What models that are shown images have: an image encoder's rows, and channels of what is known.
 void read_images(const PartView& view, const PartSpelling& names, DitConfig& c) {
@@ -86,9 +72,8 @@ DitConfig read_dit(const PartView& view, const PartSpelling& names) {
   view.require_config(
       (c.width == 1536 || c.width == 3072 || c.width == 5120) && c.text_width == 4096,
       "num_heads and eps");
-  read_heads(view, c);
-  c.norm_eps = view.index().config_real("eps").value_or(1e-6);
-  if (!(c.norm_eps >= 0)) view.refuse("has an eps below 0 in its config", kOwnConfig);
+  c.heads = read_heads(view, c.width);
+  c.norm_eps = read_eps(view);
   return c;
 }
 
@@ -100,7 +85,33 @@ std::string_view variant_of(const DitConfig& c) {
   return c.width < 5120 ? "wan2.1-t2v-1.3b" : "wan2.1-t2v-14b";
 }
 
+// Globs over the names of a denoiser in whose file a VACE lies.
+std::vector<std::string> names_beside_vace(const PartSpelling& names) {
+  if (!names.is_original)
+    return {"blocks.*", "patch_embedding.*", "condition_embedder.*", "scale_shift_table",
+            "proj_out.*"};
+  return {"blocks.*",         "patch_embedding.*", "text_embedding.*",
+          "time_embedding.*", "time_projection.*", "head.*"};
+}
+
 }  // namespace
+
+int64_t read_heads(const PartView& view, int64_t width) {
+  const TensorIndex& index = view.index();
+  auto said = index.config_integer("num_heads");
+  if (!said) said = index.config_integer("num_attention_heads");
+  const int64_t heads = said ? *said : width / kPublishedHeadDim;
+  if (heads < 1 || width % heads != 0 || width / heads % 2 != 0 || width / heads < 6)
+    view.refuse("has " + to_string(width) + " channels for " + to_string(heads) + " heads",
+                kOwnConfig);
+  return heads;
+}
+
+double read_eps(const PartView& view) {
+  const double eps = view.index().config_real("eps").value_or(1e-6);
+  if (!(eps >= 0)) view.refuse("has an eps below 0 in its config", kOwnConfig);
+  return eps;
+}
 
 std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
   const auto names =
@@ -112,6 +123,7 @@ std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
   const DitConfig config = read_dit(view, *names);
   Detection part = atelier::detection_of("dit", names->name(), config, names->prefix);
   part.variant = variant_of(config);
+  if (view.contains("vace_patch_embedding.weight")) part.owns = names_beside_vace(*names);
   return part;
 }
 

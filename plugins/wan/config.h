@@ -5,14 +5,15 @@
 #include <string_view>
 
 #include "atelier/architecture.h"
+#include "atelier/part_view.h"
 
 namespace wan {
 
 // Each expert of wan2.2-t2v-a14b has the tensors of wan2.1-t2v-14b.
 inline constexpr std::string_view kVariants[] = {
-    "wan2.1-t2v-1.3b", "wan2.1-t2v-14b",  "wan2.1-t2v-14b-krea",
-    "wan2.1-i2v-1.3b", "wan2.1-i2v-14b",  "wan2.1-i2v-14b-flf2v",
-    "wan2.2-t2v-a14b", "wan2.2-i2v-a14b", "wan2.2-ti2v-5b"};
+    "wan2.1-t2v-1.3b", "wan2.1-t2v-14b",       "wan2.1-t2v-14b-krea", "wan2.1-i2v-1.3b",
+    "wan2.1-i2v-14b",  "wan2.1-i2v-14b-flf2v", "wan2.1-vace-1.3b",    "wan2.1-vace-14b",
+    "wan2.2-t2v-a14b", "wan2.2-i2v-a14b",      "wan2.2-vace-a14b",    "wan2.2-ti2v-5b"};
 
 // The variant of wide latents, and their channels, which no other variant has.
 inline constexpr const char* kWide = "wan2.2-ti2v-5b";
@@ -43,6 +44,18 @@ struct DitConfig {
     fields("norm_eps", norm_eps);
   }
 };
+
+// What stands in front of all names in published files.
+inline constexpr std::string_view kPrefixes[] = {
+    "", "model.diffusion_model.", "diffusion_model.", "transformer.", "model.", "module."};
+// Classes of a denoiser with a VACE, as diffusers, the original repository and VideoX-Fun say it.
+inline constexpr const char *kDiffusersVaceClass = "WanVACETransformer3DModel",
+                            *kOriginalVaceClass = "VaceWanModel",
+                            *kFunVaceClass = "VaceWanTransformer3DModel";
+
+// Of blocks of this width: what the config says, or what published models have.
+int64_t read_heads(const atelier::PartView& view, int64_t width);
+double read_eps(const atelier::PartView& view);
 
 // See ComponentRow.
 std::optional<atelier::Detection> detect_dit(const atelier::TensorIndex& checkpoint);

@@ -59,16 +59,18 @@ ConfigFields scheduler_fields() {
 
 ConfigFields dit_fields(const Detection& part) {
   const auto c = atelier::config_of<DitConfig>(part);
-  const char* model_type = c.image_rows > 0              ? "flf2v"
-                           : c.given_channels > 0        ? "i2v"
-                           : c.channels == kWideChannels ? "ti2v"
-                                                         : "t2v";
+  std::vector<ConfigValue> model_types = {"t2v", "vace"};
+  if (c.channels == kWideChannels) model_types = {"ti2v"};
+  if (c.given_channels > 0) model_types = {c.image_rows > 0 ? "flf2v" : "i2v"};
   const auto patch = static_cast<double>(c.patch);
   ConfigFields fields;
   fields
-      .of_diffusers({"WanTransformer3DModel", "WanModel"})
+      .of_diffusers({"WanTransformer3DModel", "WanModel", kDiffusersVaceClass, kOriginalVaceClass,
+                     kFunVaceClass})
       // How long its tables of positions are; they are made as long as they have to be.
       .ignored({"rope_max_seq_len"})
+      // About a VACE beside it, see vace_fields().
+      .ignored({"vace_layers", "vace_in_dim", "vace_in_channels"})
       .told("num_layers", {c.layers})
       .told("ffn_dim", {c.mlp_width})
       .told("freq_dim", {c.time_width})
@@ -79,7 +81,7 @@ ConfigFields dit_fields(const Detection& part) {
       .told("dim", {c.width})
       .told("in_dim", {c.channels + c.given_channels})
       .told("out_dim", {c.channels})
-      .told("model_type", {model_type})
+      .told("model_type", model_types)
       .fixed("text_len", {kTextRows})
       .fixed("window_size", {std::vector<double>{-1, -1}})
       // As diffusers says it.

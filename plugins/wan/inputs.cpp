@@ -10,6 +10,8 @@ using atelier::InputKind;
 using atelier::InputSpec;
 using atelier::InputUse;
 
+constexpr std::string_view kVaces = "*-vace-*";
+
 constexpr InputSpec kInputs[] = {
     {.name = "prompt",
      .kind = InputKind::kText,
@@ -39,6 +41,30 @@ constexpr InputSpec kInputs[] = {
      .kind = InputKind::kReal,
      .variants = kSmallText,
      .help = "how much moves, from 0 to 100; needs the motion controller"},
+    {.name = "vace_video",
+     .kind = InputKind::kVideo,
+     .variants = kVaces,
+     .help = "a clip to follow: edges, depth, poses, or what is changed where the mask is white",
+     .along_clip = true},
+    {.name = "vace_video_mask",
+     .kind = InputKind::kVideoMask,
+     .variants = kVaces,
+     .help = "a clip or a picture, white where vace_video is made anew; everywhere without it",
+     .along_clip = true,
+     .tail = atelier::Tail::kRepeat},
+    {.name = "vace_reference_image",
+     .kind = InputKind::kImage,
+     .variants = kVaces,
+     .help = "pictures of what is in the clip, scaled to fit in it, white beside them",
+     .max_count = 16,
+     .fit = atelier::InputFit::kAsIs},
+    {.name = "vace_scale",
+     .kind = InputKind::kReal,
+     .use = InputUse::kGenerate,
+     .variants = kVaces,
+     .help = "how much vace_video and the others count, 1 where nothing is said: one number, or "
+             "one for each block of the VACE",
+     .max_count = 64},
     {.name = "input_video",
      .kind = InputKind::kVideo,
      .use = InputUse::kGenerate,
@@ -55,6 +81,11 @@ constexpr InputSpec kInputs[] = {
 constexpr std::string_view kImagesComponents[] = {"image_encoder"};
 constexpr std::string_view kImagesInputs[] = {"input_image", "end_image"};
 constexpr std::string_view kFirstImageInputs[] = {"input_image"};
+constexpr std::string_view kVaceComponents[] = {"vae", "vace", "vace2"};
+constexpr std::string_view kVaceInputs[] = {"vace_video", "vace_video_mask", "vace_reference_image",
+                                            "vace_scale"};
+// What is learnt has the pictures in front.
+constexpr std::string_view kTargetInputs[] = {"video", "vace_reference_image"};
 constexpr std::string_view kMotionComponents[] = {"motion_controller"};
 constexpr std::string_view kMotionInputs[] = {"motion_bucket_id"};
 
@@ -84,7 +115,12 @@ constexpr atelier::EncodeStage kStages[] = {
      .components = kMotionComponents,
      .inputs = kMotionInputs,
      .variants = kSmallText},
-    atelier::kVideoStage,
+    {.name = "vace",
+     .components = kVaceComponents,
+     .inputs = kVaceInputs,
+     .sees_target = true,
+     .variants = kVaces},
+    {.name = "latents", .components = atelier::kLatentsComponents, .inputs = kTargetInputs},
 };
 
 }  // namespace

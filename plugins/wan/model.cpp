@@ -11,6 +11,7 @@
 #include "dit.h"
 #include "motion.h"
 #include "prompt.h"
+#include "vace.h"
 
 namespace wan {
 
@@ -34,6 +35,10 @@ constexpr std::string_view kNegativePrompt =
 
 }  // namespace
 
+Wan::Wan(std::span<const atelier::ComponentRow> rows, std::span<const atelier::Detection> parts,
+         const atelier::ModelOptions& options, const atelier::LatentSpec& latents)
+    : ComponentModel(rows, parts, options, latents), vace_blocks_(check_vace(parts)) {}
+
 Wan::~Wan() = default;
 
 std::vector<int64_t> Wan::ids_of(const atelier::EncodeInputs& in) const {
@@ -42,10 +47,11 @@ std::vector<int64_t> Wan::ids_of(const atelier::EncodeInputs& in) const {
 }
 
 atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::BlockRunner& runner) {
-  if (in.stage == "latents") return encode_latents(in.values, "video", runner);
+  if (in.stage == "latents") return encode_target(in, runner);
   if (in.stage == "images" || in.stage == "first_image") return encode_images(in, runner);
   if (in.stage == "given_clip") return encode_given(in, runner);
   if (in.stage == "first_frame") return encode_first(in, runner);
+  if (in.stage == "vace") return encode_vace(in, runner);
   if (in.stage == "motion") {
     const auto* motion = atelier::find_input<double>(in.values, kMotionInput);
     return {{kMotion, at::tensor({static_cast<float>(*motion)})}};
@@ -98,6 +104,8 @@ atelier::Conditioning Wan::encode_first(const atelier::EncodeInputs& in,
 }
 
 at::Tensor Wan::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
+  const auto follows = [](const atelier::Conditioning* cond) { return cond->contains(kVaceClip); };
+  if (std::ranges::any_of(in.cond, follows)) return denoise_beside_vace(in, runner);
   const auto moves = [](const atelier::Conditioning* cond) { return cond->contains(kMotion); };
   if (std::ranges::none_of(in.cond, moves)) return ComponentModel::denoise(in, runner);
   const auto& controller = loaded<MotionController>("motion_controller");
@@ -142,6 +150,7 @@ atelier::NamedTensors Wan::probe(std::string_view component, const atelier::Name
     const at::Tensor& motion = atelier::named_tensor(inputs, kMotion, 1);
     return {{kMotionRows, loaded<MotionController>(component).forward(motion)}};
   }
+  if (component.starts_with("vace")) return loaded<Vace>(component).probe(inputs, runner);
   if (component != "image_encoder") return ComponentModel::probe(component, inputs, runner);
   const auto& clip = loaded<ClipVision>(component);
   atelier::allow_only(inputs, {"image"});

@@ -7,22 +7,37 @@ namespace wan {
 
 class Wan final : public atelier::ComponentModel {
  public:
-  using ComponentModel::ComponentModel;
+  // See ComponentModel.
+  Wan(std::span<const atelier::ComponentRow> rows, std::span<const atelier::Detection> parts,
+      const atelier::ModelOptions& options, const atelier::LatentSpec& latents);
   ~Wan() override;
+
+  // Where it follows a clip, what is made has that clip's size. Throws where a VACE is told how
+  // much counts, and there is nothing to follow.
+  atelier::MediaTarget target(const atelier::Inputs& inputs,
+                              const atelier::MediaTarget& asked) const override;
+  // With the pictures of a VACE in front.
+  std::vector<int64_t> latent_shape(const atelier::MediaTarget& target,
+                                    const atelier::Conditioning& cond) const override;
+  // Without them.
+  atelier::FinishedLatents to_decode(const at::Tensor& latents_BCTHW,
+                                     const atelier::Conditioning& cond) const override;
 
   // Stage text gives "prompt_embeds": [L, text_width], in compute dtype; an empty negative prompt
   // is the published one. Stages images and first_image give "image_embeds": [L, image_width], the
   // rows of each image, first the first frame's. Stage given_clip gives "given_clip": [4 + C, T, H,
   // W], which frames are known and the latents of a clip of them that is grey elsewhere. Stage
   // first_frame gives "first_frame", [C, 1, H, W], and "free_frames", [T], which the others are.
-  // Stage motion gives "motion": [1] float32.
+  // Stage motion gives "motion": [1] float32. Stage vace gives "vace_clip", "vace_references" and
+  // "vace_scale", see vace.h; stage latents the second of them beside "latents".
   atelier::Conditioning encode(const atelier::EncodeInputs& in,
                                atelier::BlockRunner& runner) override;
   atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;
   // Cleaned, with the end token, and cut to what is encoded.
   std::vector<int64_t> tokenize(std::string_view text) const override;
 
-  // Where a sample says how much moves, the motion controller makes "motion_rows" of it.
+  // Where a sample says how much moves, the motion controller makes "motion_rows" of it; where it
+  // has a "vace_clip", the VACE beside the denoiser runs.
   at::Tensor denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) override;
 
   // The first frame, where the latents begin with it; it is clean.
@@ -30,7 +45,7 @@ class Wan final : public atelier::ComponentModel {
                                              at::IntArrayRef latents_CTHW) const override;
 
   // In the image encoder "image" [B, 3, H, W] becomes "image_embeds" [B, L, image_width], and in
-  // the motion controller "motion" [B] "motion_rows" [B, 6 width].
+  // the motion controller "motion" [B] "motion_rows" [B, 6 width]. See Vace::probe(), too.
   atelier::NamedTensors probe(std::string_view component, const atelier::NamedTensors& inputs,
                               atelier::BlockRunner& runner) override;
 
@@ -41,6 +56,15 @@ class Wan final : public atelier::ComponentModel {
                                       atelier::BlockRunner& runner);
   atelier::Conditioning encode_given(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
   atelier::Conditioning encode_first(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
+  atelier::Conditioning encode_vace(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
+  atelier::Conditioning encode_target(const atelier::EncodeInputs& in,
+                                      atelier::BlockRunner& runner);
+  atelier::Conditioning encode_references(const atelier::Inputs& values, int64_t height,
+                                          int64_t width, atelier::BlockRunner& runner);
+  at::Tensor denoise_beside_vace(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner);
+  void check_vace_scale(const atelier::Inputs& inputs) const;
+
+  int64_t vace_blocks_;  // 0: there is no VACE
 };
 
 }  // namespace wan

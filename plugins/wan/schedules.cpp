@@ -32,11 +32,12 @@ constexpr ScheduleDefaults kSmallImages = [] {
   return schedule;
 }();
 // Wan2.1-Fun-InP and Wan2.2-Fun-A14B-InP have the tensors of other models of image to video.
-constexpr ScheduleDefaults of_fun(std::string_view name, std::string_view variants, double by) {
+constexpr ScheduleDefaults of_fun(std::string_view name, std::string_view variants, double by,
+                                  double cfg_scale = 6.0) {
   return {.name = name,
           .variants = variants,
           .num_inference_steps = 50,
-          .cfg_scale = 6.0,
+          .cfg_scale = cfg_scale,
           .shift = shift(by),
           .help = "straight steps, with the shift and guidance of VideoX-Fun"};
 }
@@ -77,6 +78,8 @@ constexpr ScheduleDefaults kSchedules[] = {
      .shift = shift(20),
      .help = "6 straight steps without guidance, as DiffSynth-Studio samples krea-realtime-video"},
     published("wan2.1-t2v-*b", 50, 5, 5),
+    published("wan2.1-vace-*", 50, 16, 5),
+    of_fun("default", kVaceExperts, 12, 5),
     published("*-flf2v", 50, 16, 5),
     published("*-i2v-14b", 40, 5, 5),
     of_fun("default", "*-i2v-1.3b", 3),

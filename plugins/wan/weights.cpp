@@ -3,6 +3,7 @@
 
 #include "config.h"
 #include "dit.h"
+#include "vace.h"
 
 namespace wan {
 
@@ -30,6 +31,8 @@ constexpr Renamed kOutsideBlocks[] = {
 
 // Only the norm in front of the cross attention has weights.
 constexpr Renamed kInBlocks[] = {
+    {".before_proj.", ".proj_in."},
+    {".after_proj.", ".proj_out."},
     {".modulation", ".scale_shift_table"},
     {".norm3.", ".norm2."},
     {".ffn.0.", ".ffn.net.0.proj."},
@@ -46,8 +49,8 @@ constexpr Renamed kInBlocks[] = {
 };
 
 std::string diffusers_name(const std::string& path) {
-  return path.starts_with("blocks.") ? atelier::renamed(path, kInBlocks)
-                                     : atelier::renamed(path, kOutsideBlocks);
+  const bool is_in_block = path.starts_with("blocks.") || path.starts_with("vace_blocks.");
+  return is_in_block ? atelier::renamed(path, kInBlocks) : atelier::renamed(path, kOutsideBlocks);
 }
 
 }  // namespace
@@ -56,6 +59,12 @@ WeightMap dit_map(const Detection& part) {
   Dit dit(atelier::config_of<DitConfig>(part));
   if (part.spelling == "original") return atelier::named_weights(dit);
   return atelier::named_weights(dit, diffusers_name);
+}
+
+WeightMap vace_map(const Detection& part) {
+  Vace vace(atelier::config_of<VaceConfig>(part));
+  if (part.spelling == "original") return atelier::named_weights(vace);
+  return atelier::named_weights(vace, diffusers_name);
 }
 
 }  // namespace wan

@@ -105,10 +105,12 @@ class Steps(wan_checks.FolderTest):
         embeds = torch.nn.utils.rnn.pad_sequence([sample.prompt_embeds for sample in samples],
                                                  batch_first=True)
         lengths = torch.tensor([len(sample.prompt_embeds) for sample in samples])
-        velocity = wan_models.velocity(transformer, noisy, sigma, embeds, lengths,
-                                       first_frame=first)
+        velocity = self.velocity(transformer, samples, noisy, sigma, embeds, lengths, first)
         error = (velocity - (noise - clean)).square()[:, :, 0 if first is None else 1:]
         return (weight * error.flatten(1).mean(dim=1)).sum()
+
+    def velocity(self, transformer, samples, noisy, sigma, embeds, lengths, first):
+        return wan_models.velocity(transformer, noisy, sigma, embeds, lengths, first_frame=first)
 
     def reference(self, transformers, parts, steps, seed, shape):
         """Trains; returns the losses, the denoisers of the steps, and the first step's gradients."""
