@@ -304,6 +304,7 @@ class Family final : public atelier::ComponentFamily {
       const std::string_view named = told(found);
       if (dit != nullptr) {
         found.part.component = dit->part.component == "dit2" ? "vace2" : "vace";
+        found.part.variant = beside_vace(dit->part.variant);
       } else if (!are_two || named.empty()) {
         found.part.component = are_two && alone > 0 ? "vace2" : "vace";
       }

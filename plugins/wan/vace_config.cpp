@@ -4,6 +4,7 @@
 #include "atelier/error.h"
 #include "atelier/part_view.h"
 
+#include "tables.h"
 #include "vace.h"
 
 namespace wan {
@@ -75,8 +76,9 @@ std::optional<Detection> detect_vace(const atelier::TensorIndex& checkpoint) {
   if (!names) return std::nullopt;
   const PartView view(checkpoint, names->prefix, "VACE");
   view.refuse_quantised();
-  Detection part =
-      atelier::detection_of("vace", names->name(), read_vace(view, *names), names->prefix);
+  const VaceConfig config = read_vace(view, *names);
+  Detection part = atelier::detection_of("vace", names->name(), config, names->prefix);
+  part.variant = config.width < 5120 ? kSmallVace : kVace;
   part.owns = {"vace_blocks.*", "vace_patch_embedding.*"};
   return part;
 }
