@@ -16,6 +16,7 @@ from peft.utils import get_peft_model_state_dict
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+import atelier
 import clip_cache
 import compare
 import references
@@ -220,15 +221,29 @@ class VaceClipsTest(Vace):
 
     def test_two_experts_have_a_vace_each(self):
         low = make_vace(seed=202)
-        low.save_pretrained(self.folder.parent / "experts" / "transformer_2")
-        self.vace.save_pretrained(self.folder.parent / "experts" / "transformer")
-        files = self.with_encoders(*(self.folder.parent / "experts" / name for name in ("transformer", "transformer_2")))
-        pipeline = self.make_pipeline(self.vace, transformer_2=low, boundary_ratio=0.875)
-        expected = self.expected(pictures=1, pipeline=pipeline, steps=4, video=self.clip,
+        experts = self.dir / "experts"
+        for name, expert in (("transformer", self.vace), ("transformer_2", low)):
+            expert.save_pretrained(experts / name)
+        files = self.with_encoders(experts / "transformer", experts / "transformer_2")
+
+        def expected():
+            pipeline = self.make_pipeline(self.vace, transformer_2=low, boundary_ratio=0.875)
+            return self.expected(pictures=1, pipeline=pipeline, steps=4, video=self.clip,
                                  reference_images=self.pictures[:1])
-        got = self.ours(1, files, steps=4, vace_video=self.data / "clip", vace_reference_image=self.images(1),
-                        model_hints=json.dumps({"*/experts/*": {"variant": "wan2.2-vace-a14b"}}))
-        self.check("clips of two experts", got, expected)
+
+        def ours(**flags):
+            return self.ours(1, files, steps=4, vace_video=self.data / "clip", vace_reference_image=self.images(1),
+                             model_hints=json.dumps({"*/experts/*": {"variant": "wan2.2-vace-a14b"}}), **flags)
+        self.check("clips of two experts", ours(), expected())
+        # A LoRA for an expert is one for the VACE beside it.
+        a, b = (torch.randn(shape, generator=torch.Generator().manual_seed(9)) for shape in ((2, 32), (32, 2)))
+        layer = "vace_blocks.1.attn1.to_v"
+        save_file({f"transformer.{layer}.lora_A.weight": a, f"transformer.{layer}.lora_B.weight": b},
+                  self.dir / "low.safetensors")
+        low.get_parameter(layer + ".weight").data += b @ a
+        self.check("clips of two experts with a LoRA", ours(lora=f"{self.dir}/low.safetensors@dit2"), expected())
+        with self.assertRaisesRegex(atelier.ProgramFailed, "is a layer of .vace., .vace2."):
+            ours(lora=self.dir / "low.safetensors")
 
     def test_loras_reach_its_layers(self):
         changed = copy.deepcopy(self.vace)
