@@ -220,7 +220,7 @@ std::optional<Targets::Found> Targets::find_in(const Component& component, std::
   return std::nullopt;
 }
 
-// Of several components that have a layer the first; of controls the first one beside each
+// The first of several components that have a layer; of controls the first one beside each
 // denoiser, or that beside the one which `component` names.
 std::vector<Targets::Found> Targets::first_of_each(std::span<const Found> all,
                                                    std::string_view component) {

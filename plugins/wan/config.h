@@ -53,7 +53,7 @@ inline constexpr const char *kDiffusersVaceClass = "WanVACETransformer3DModel",
                             *kOriginalVaceClass = "VaceWanModel",
                             *kFunVaceClass = "VaceWanTransformer3DModel";
 
-// Of blocks of this width: what the config says, or what published models have.
+// Numbers of blocks of this width, as the config says them or as published models have them.
 int64_t read_heads(const atelier::PartView& view, int64_t width);
 double read_eps(const atelier::PartView& view);
 
