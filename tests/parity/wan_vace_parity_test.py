@@ -78,13 +78,13 @@ class Vace(wan_checks.FolderTest):
         cls.file = cls.write_original(cls.vace, cls.dir / "original")
 
     @classmethod
-    def write_original(cls, vace, folder, start=""):
-        """One file of a denoiser and its VACE, or of what begins with `start`."""
+    def write_original(cls, vace, folder):
+        """One file of a denoiser and its VACE, as original repositories have it."""
         folder.mkdir()
         vace.save_config(folder)
-        tensors = only(wan_models.renamed(vace.state_dict(), ORIGINAL), start)
-        save_file(tiny_models.contiguous(tensors), folder / "model.safetensors")
-        return folder / "model.safetensors"
+        file = folder / "diffusion_pytorch_model.safetensors"
+        save_file(tiny_models.contiguous(wan_models.renamed(vace.state_dict(), ORIGINAL)), file)
+        return file
 
     @classmethod
     def make_pipeline(cls, vace, kind=WanVACEPipeline, **more):
@@ -221,10 +221,9 @@ class VaceClipsTest(Vace):
 
     def test_two_experts_have_a_vace_each(self):
         low = make_vace(seed=202)
-        experts = self.dir / "experts"
-        for name, expert in (("transformer", self.vace), ("transformer_2", low)):
-            expert.save_pretrained(experts / name)
-        files = self.with_encoders(experts / "transformer", experts / "transformer_2")
+        repository = self.models.folder_with(self.dir / "Wan2.2-VACE-Fun-A14B")
+        for name, expert in (("high_noise_model", self.vace), ("low_noise_model", low)):
+            self.write_original(expert, repository / name)
 
         def expected():
             pipeline = self.make_pipeline(self.vace, transformer_2=low, boundary_ratio=0.875)
@@ -232,8 +231,8 @@ class VaceClipsTest(Vace):
                                  reference_images=self.pictures[:1])
 
         def ours(**flags):
-            return self.ours(1, files, steps=4, vace_video=self.data / "clip", vace_reference_image=self.images(1),
-                             model_hints=json.dumps({"*/experts/*": {"variant": "wan2.2-vace-a14b"}}), **flags)
+            return self.ours(1, repository, steps=4, vace_video=self.data / "clip", vace_reference_image=self.images(1),
+                             **flags)
         self.check("clips of two experts", ours(), expected())
         # A LoRA for an expert is one for the VACE beside it.
         a, b = (torch.randn(shape, generator=torch.Generator().manual_seed(9)) for shape in ((2, 32), (32, 2)))
