@@ -58,7 +58,7 @@ ConfigFields scheduler_fields() {
 }  // namespace
 
 ConfigFields dit_fields(const Detection& part) {
-  const auto c = atelier::config_of<DitConfig>(part);
+  const auto c = atelier::parts::whole_config_of<DitConfig>(part);
   const char* model_type = c.image_rows > 0              ? "flf2v"
                            : c.given_channels > 0        ? "i2v"
                            : c.channels == kWideChannels ? "ti2v"
@@ -66,7 +66,9 @@ ConfigFields dit_fields(const Detection& part) {
   const auto patch = static_cast<double>(c.patch);
   ConfigFields fields;
   fields
-      .of_diffusers({"WanTransformer3DModel", "WanModel"})
+      .of_diffusers(c.is_driven
+                        ? std::vector<ConfigValue>{"WanAnimate2Transformer3DModel", "WanModel"}
+                        : std::vector<ConfigValue>{"WanTransformer3DModel", "WanModel"})
       // How long its tables of positions are; they are made as long as they have to be.
       .ignored({"rope_max_seq_len"})
       .told("num_layers", {c.layers})
@@ -95,6 +97,14 @@ ConfigFields dit_fields(const Detection& part) {
       // Generation changes experts where the folder says.
       .ignored({"model_index._*", "model_index.boundary_ratio"})
       .fixed("model_index.expand_timesteps", {c.channels == kWideChannels});
+  // Where the driving clip lies: behind the reference image, and to the right of the clip.
+  if (c.is_driven) {
+    fields.fixed("use_img_emb", {true})
+        .fixed("refer_offset_t", {1})
+        .fixed("refer_offset_h", {0})
+        .fixed("refer_offset_w", {-1})
+        .fixed("refer_stride", {1});
+  }
   return fields;
 }
 

@@ -39,6 +39,26 @@ constexpr InputSpec kInputs[] = {
      .kind = InputKind::kReal,
      .variants = kSmallText,
      .help = "how much moves, from 0 to 100; needs the motion controller"},
+    {.name = "animate2_reference_image",
+     .kind = InputKind::kImage,
+     .required = true,
+     .variants = kAnyDriven,
+     .help = "who acts, and where; scaled until it lies within the clip, with black bars beside it",
+     .fit = atelier::InputFit::kPad,
+     .filter = atelier::ResizeFilter::kBicubic},
+    {.name = "animate2_reference_video",
+     .kind = InputKind::kVideo,
+     .required = true,
+     .variants = kAnyDriven,
+     .help = "the clip that is followed, at 24 frames per second, scaled in the same way",
+     .fit = atelier::InputFit::kPad,
+     .fps = 24.0,
+     .along_clip = true,
+     .tail = atelier::Tail::kMirror},
+    {.name = "animate2_prompt_ref",
+     .kind = InputKind::kText,
+     .variants = kAnyDriven,
+     .help = "what is seen in the clip that is followed; the published one when empty"},
     {.name = "input_video",
      .kind = InputKind::kVideo,
      .use = InputUse::kGenerate,
@@ -57,6 +77,16 @@ constexpr std::string_view kImagesInputs[] = {"input_image", "end_image"};
 constexpr std::string_view kFirstImageInputs[] = {"input_image"};
 constexpr std::string_view kMotionComponents[] = {"motion_controller"};
 constexpr std::string_view kMotionInputs[] = {"motion_bucket_id"};
+
+constexpr std::string_view kReferenceInputs[] = {"animate2_reference_image"};
+constexpr std::string_view kDrivingInputs[] = {"animate2_reference_video"};
+constexpr std::string_view kDrivenInputs[] = {"animate2_reference_image",
+                                              "animate2_reference_video"};
+// The text has one of its own where none is given: its stage runs where there is an image.
+constexpr std::string_view kDrivingTextInputs[] = {"animate2_prompt_ref",
+                                                   "animate2_reference_image"};
+// What training learns, and what stands in front of it.
+constexpr std::string_view kLearntInputs[] = {"video", "animate2_reference_image"};
 
 constexpr atelier::EncodeStage kStages[] = {
     atelier::kTextStage,
@@ -84,7 +114,27 @@ constexpr atelier::EncodeStage kStages[] = {
      .components = kMotionComponents,
      .inputs = kMotionInputs,
      .variants = kSmallText},
-    atelier::kVideoStage,
+    {.name = "driving_text",
+     .components = atelier::kTextComponents,
+     .inputs = kDrivingTextInputs,
+     .variants = kAnyDriven,
+     .per_branch = true},
+    {.name = "reference",
+     .components = kImagesComponents,
+     .inputs = kReferenceInputs,
+     .variants = kAnyDriven},
+    {.name = "driving_frame",
+     .components = kImagesComponents,
+     .inputs = kDrivingInputs,
+     .variants = kAnyDriven,
+     .per_piece = true},
+    {.name = "driving",
+     .components = atelier::kLatentsComponents,
+     .inputs = kDrivenInputs,
+     .sees_target = true,
+     .variants = kAnyDriven,
+     .per_piece = true},
+    {.name = "latents", .components = atelier::kLatentsComponents, .inputs = kLearntInputs},
 };
 
 }  // namespace

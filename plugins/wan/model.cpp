@@ -42,10 +42,12 @@ std::vector<int64_t> Wan::ids_of(const atelier::EncodeInputs& in) const {
 }
 
 atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::BlockRunner& runner) {
-  if (in.stage == "latents") return encode_latents(in.values, "video", runner);
+  if (in.stage == "latents") return encode_target(in, runner);
   if (in.stage == "images" || in.stage == "first_image") return encode_images(in, runner);
   if (in.stage == "given_clip") return encode_given(in, runner);
   if (in.stage == "first_frame") return encode_first(in, runner);
+  if (in.stage == "reference" || in.stage.starts_with("driving"))
+    return encode_animate2(in, runner);
   if (in.stage == "motion") {
     const auto* motion = atelier::find_input<double>(in.values, kMotionInput);
     return {{kMotion, at::tensor({static_cast<float>(*motion)})}};
@@ -129,10 +131,14 @@ std::optional<atelier::GivenLatents> Wan::given(const atelier::Conditioning& con
 
 atelier::Conditioning Wan::encode_text(const atelier::EncodeInputs& in,
                                        atelier::BlockRunner& runner) {
-  std::vector<int64_t> ids = ids_of(in);
+  return {{atelier::kPromptEmbeds, encode_cut(ids_of(in), runner)}};
+}
+
+// [L, text_width] of a text's tokens, of which those behind the limit are cut off.
+at::Tensor Wan::encode_cut(std::vector<int64_t> ids, atelier::BlockRunner& runner) {
   cut_to_limit(ids, {.tokens = std::ssize(ids), .limit = kMaxPromptTokens});
   ids.back() = end_token(tokenizer());
-  return {{atelier::kPromptEmbeds, encode_ids("text_encoder", ids, runner)}};
+  return encode_ids("text_encoder", ids, runner);
 }
 
 atelier::NamedTensors Wan::probe(std::string_view component, const atelier::NamedTensors& inputs,
@@ -159,7 +165,8 @@ std::vector<int64_t> Wan::tokenize(std::string_view text) const {
 }
 
 atelier::TextLength Wan::text_length(const atelier::EncodeInputs& in) const {
-  return {.tokens = std::ssize(ids_of(in)), .limit = kMaxPromptTokens};
+  const auto ids = in.stage == "driving_text" ? driving_ids(in) : ids_of(in);
+  return {.tokens = std::ssize(ids), .limit = kMaxPromptTokens};
 }
 
 }  // namespace wan

@@ -5,6 +5,8 @@
 
 namespace wan {
 
+class Driving;
+
 class Wan final : public atelier::ComponentModel {
  public:
   using ComponentModel::ComponentModel;
@@ -15,7 +17,8 @@ class Wan final : public atelier::ComponentModel {
   // rows of each image, first the first frame's. Stage given_clip gives "given_clip": [4 + C, T, H,
   // W], which frames are known and the latents of a clip of them that is grey elsewhere. Stage
   // first_frame gives "first_frame", [C, 1, H, W], and "free_frames", [T], which the others are.
-  // Stage motion gives "motion": [1] float32.
+  // Stage motion gives "motion": [1] float32. Stages reference, driving_text, driving_frame and
+  // driving give the entries of animate2.h, "image_embeds" and "given_clip".
   atelier::Conditioning encode(const atelier::EncodeInputs& in,
                                atelier::BlockRunner& runner) override;
   atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;
@@ -29,6 +32,19 @@ class Wan final : public atelier::ComponentModel {
   std::optional<atelier::GivenLatents> given(const atelier::Conditioning& cond,
                                              at::IntArrayRef latents_CTHW) const override;
 
+  // In the shape of a reference image, and as long as a driving clip; see animate2.h.
+  atelier::MediaTarget target(const atelier::Inputs& inputs,
+                              const atelier::MediaTarget& asked) const override;
+  std::vector<int64_t> latent_shape(const atelier::MediaTarget& target,
+                                    const atelier::Conditioning& cond) const override;
+  atelier::FinishedLatents to_decode(const at::Tensor& latents_BCTHW,
+                                     const atelier::Conditioning& cond) const override;
+  std::vector<atelier::Piece> pieces(const atelier::Inputs& inputs,
+                                     const atelier::MediaTarget& target) const override;
+  void prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
+                      atelier::BlockRunner& runner) override;
+  void forget_levels() override;
+
   // In the image encoder "image" [B, 3, H, W] becomes "image_embeds" [B, L, image_width], and in
   // the motion controller "motion" [B] "motion_rows" [B, 6 width].
   atelier::NamedTensors probe(std::string_view component, const atelier::NamedTensors& inputs,
@@ -36,11 +52,25 @@ class Wan final : public atelier::ComponentModel {
 
  private:
   std::vector<int64_t> ids_of(const atelier::EncodeInputs& in) const;
+  std::vector<int64_t> driving_ids(const atelier::EncodeInputs& in) const;
+  at::Tensor encode_cut(std::vector<int64_t> ids, atelier::BlockRunner& runner);
+  atelier::Conditioning encode_target(const atelier::EncodeInputs& in,
+                                      atelier::BlockRunner& runner);
   atelier::Conditioning encode_text(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
   atelier::Conditioning encode_images(const atelier::EncodeInputs& in,
                                       atelier::BlockRunner& runner);
   atelier::Conditioning encode_given(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
   atelier::Conditioning encode_first(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
+  atelier::Conditioning encode_animate2(const atelier::EncodeInputs& in,
+                                        atelier::BlockRunner& runner);
+  atelier::Conditioning encode_driving_text(const atelier::EncodeInputs& in,
+                                            atelier::BlockRunner& runner);
+  atelier::Conditioning encode_squeezed(const at::Tensor& image_CHW, const char* entry,
+                                        atelier::BlockRunner& runner);
+  atelier::Conditioning encode_driving(const atelier::EncodeInputs& in,
+                                       atelier::BlockRunner& runner);
+
+  Driving* keeps_ = nullptr;  // keeps keys and values until forget_levels()
 };
 
 }  // namespace wan
