@@ -79,16 +79,16 @@ DrivenBlock::~DrivenBlock() = default;
 Tensors DrivenBlock::drive(const Tensors& in) const {
   const std::vector<at::Tensor> m = modulation(in);
   const Tensors qkv = project(in, m);
+  if (in.size() == kText) return {qkv[1], qkv[2]};
   const at::Tensor seen =
       ops::attention(qkv[0], qkv[1], qkv[2], Segments::from_tensor(in[kOffsets]));
-  return {finish(in, m, seen), qkv[1], qkv[2]};
+  return {qkv[1], qkv[2], finish(in, m, seen)};
 }
 
 Tensors DrivenBlock::forward(const Tensors& in) {
-  if (in.size() == kInputs) return drive(in);
+  if (in.size() <= kInputs) return drive(in);
   const Tensors made(in.begin(), in.begin() + kInputs), beside(in.begin() + kInputs, in.end() - 2);
-  const bool runs_beside = beside.size() == kInputs;
-  const Tensors driving = runs_beside ? drive(beside) : Tensors{{}, beside[0], beside[1]};
+  const Tensors driving = beside.size() == 2 ? beside : drive(beside);
   const std::vector<at::Tensor> m = modulation(made);
   const Tensors qkv = project(made, m);
   const Segments rows = Segments::from_tensor(made[kOffsets]);
@@ -103,7 +103,7 @@ Tensors DrivenBlock::forward(const Tensors& in) {
     std::vector<KeySet> sets = all;
     if (f > 0) {
       const FrameRange there(driving_frames, samples, f - 1, f);
-      sets.push_back({there.take(driving[1]), there.take(driving[2]), there.rows()});
+      sets.push_back({there.take(driving[0]), there.take(driving[1]), there.rows()});
     }
     const at::Tensor of_frame = ops::attention(here.take(qkv[0]), here.rows(), sets);
     for (int64_t b = 0; b < samples; ++b)
@@ -114,7 +114,7 @@ Tensors DrivenBlock::forward(const Tensors& in) {
   for (const Tensors& of_sample : seen)
     in_order.insert(in_order.end(), of_sample.begin(), of_sample.end());
   Tensors out = {finish(made, m, at::cat(in_order))};
-  if (runs_beside) out.push_back(driving[0]);
+  if (driving.size() > 2) out.push_back(driving[2]);
   return out;
 }
 
@@ -191,24 +191,30 @@ void Driving::begin(Pass& pass) {
   kept_.clear(), kept_of_.clear();
   driving_ = inputs_of(pass);
   if (!keeps_) return;
-  for (const auto& block : blocks_) {
-    Tensors made = pass.runner.run(*block, driving_);
-    driving_.front() = std::move(made[0]);
-    kept_.push_back({std::move(made[1]), std::move(made[2])});
+  for (int64_t i = 0; i < std::ssize(blocks_); ++i) {
+    reach(i);
+    Tensors made = pass.runner.run(*blocks_[static_cast<size_t>(i)], driving_);
+    kept_.push_back({made[0], made[1]});
+    if (made.size() > 2) driving_.front() = std::move(made[2]);
   }
   driving_.clear();
   for (const atelier::Conditioning* cond : pass.in.cond)
     kept_of_.push_back(cond->find(kDrivingClip)->second);
 }
 
+// Of the driving clip the last block computes keys and values alone.
+void Driving::reach(int64_t index) {
+  if (!driving_.empty() && index + 1 == std::ssize(blocks_)) driving_.resize(DitBlock::kText);
+}
+
 bool Driving::replace(int64_t index, DitBlock& block, Pass& pass) {
+  reach(index);
   const auto skips = [&](const atelier::Conditioning* cond) {
     return index == kSkippedBlock && cond->contains(kSkipsBlock);
   };
   const bool all_skip = std::ranges::all_of(pass.in.cond, skips);
-  if (all_skip && driving_.empty()) return true;
   if (all_skip) {
-    driving_.front() = pass.runner.run(block, driving_)[0];
+    if (driving_.size() == kInputs) driving_.front() = pass.runner.run(block, driving_)[2];
     return true;
   }
   Tensors inputs = {pass.x};

@@ -33,11 +33,12 @@ inline constexpr int64_t kSkippedBlock = 9;
 inline constexpr const char* kLeadingFrames = "leading_frames";
 
 // Inputs: rows of a driving clip, as those of DitBlock, kImageOffsets the last of them. Outputs:
-// its rows, and its keys and values.
+// its keys and values, and its rows. In the last block, whose rows nothing reads, the inputs end in
+// front of kText, and there are no rows among the outputs.
 //
 // Or rows that are made, and behind them keys and values of a driving clip, or the inputs of its
-// rows; then offsets of each frame of each sample, of both clips. Outputs: rows, and where those of
-// a driving clip were given, too, those.
+// rows; then offsets of each frame of each sample, of both clips. Outputs: rows, and those of the
+// driving clip where it runs beside.
 class DrivenBlock final : public DitBlock {
  public:
   DrivenBlock(Module* parent, std::string name, const DitConfig& c)
@@ -72,6 +73,7 @@ class Driving final : public Addition {
 
  private:
   atelier::Tensors inputs_of(const Pass& pass);
+  void reach(int64_t index);
   const atelier::nn::Waves& waves(const Pass& pass);
   bool has_kept(const Pass& pass) const;
 
