@@ -33,6 +33,9 @@ constexpr atelier::UnsupportedKind kUnsupported[] = {
 constexpr std::string_view kOriginalMarkers[] = {"blocks.0.cross_attn.norm_k.weight"};
 constexpr std::string_view kDiffusersMarkers[] = {
     "condition_embedder.text_embedder.linear_1.weight"};
+// Names of Wan2.2-Animate-2. Outside of blocks diffusers has those of the original repository.
+constexpr std::string_view kDrivenMarkers[] = {"blocks.0.block.cross_attn.norm_k.weight"};
+constexpr std::string_view kDrivenDiffusersMarkers[] = {"blocks.0.self_attn.to_q.weight"};
 
 // What models that are shown images have: an image encoder's rows, and channels of what is known.
 void read_images(const PartView& view, const PartSpelling& names, DitConfig& c) {
@@ -53,10 +56,11 @@ void read_images(const PartView& view, const PartSpelling& names, DitConfig& c) 
               kKnownKinds);
 }
 
-DitConfig read_dit(const PartView& view, const PartSpelling& names) {
-  const std::string block = "blocks.0.";
-  DitConfig c;
-  c.layers = view.block_count(names.of("blocks.{}.modulation", "blocks.{}.scale_shift_table"));
+// `inner`: what stands between the number of a block and its names.
+DitConfig read_dit(const PartView& view, const PartSpelling& names, const std::string& inner = {}) {
+  const std::string block = "blocks.0." + inner;
+  DitConfig c{};
+  c.layers = view.block_count("blocks.{}." + inner + names.of("modulation", "scale_shift_table"));
   c.width = view.dim("patch_embedding.weight", 0);
   c.patch = view.dim("patch_embedding.weight", 3);
   c.mlp_width = view.dim(block + names.of("ffn.0.weight", "ffn.net.0.proj.weight"), 0);
@@ -94,6 +98,19 @@ std::vector<std::string> names_beside_vace(const PartSpelling& names) {
           "time_embedding.*", "time_projection.*", "head.*"};
 }
 
+// Wan2.2-Animate-2.
+std::optional<Detection> detect_driven(const TensorIndex& checkpoint) {
+  const auto names =
+      atelier::find_spelling(checkpoint, kPrefixes, kDrivenMarkers, kDrivenDiffusersMarkers);
+  if (!names) return std::nullopt;
+  const PartView view(checkpoint, names->prefix, "DiT");
+  view.refuse_quantised();
+  DitConfig config = read_dit(view, {.prefix = names->prefix}, names->of("block.", ""));
+  config.is_driven = true;
+  if (config.image_width == 0) view.refuse("has no image embedding");
+  return atelier::parts::brief_detection_of("dit", names->name(), config, names->prefix);
+}
+
 }  // namespace
 
 int64_t read_heads(const PartView& view, int64_t width) {
@@ -114,6 +131,10 @@ double read_eps(const PartView& view) {
 }
 
 std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
+  if (auto driven = detect_driven(checkpoint)) {
+    driven->variant = kDriven;
+    return driven;
+  }
   const auto names =
       atelier::find_spelling(checkpoint, kPrefixes, kOriginalMarkers, kDiffusersMarkers);
   if (!names) return std::nullopt;
@@ -121,7 +142,7 @@ std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
   view.refuse_kinds(kUnsupported);
   view.refuse_quantised();
   const DitConfig config = read_dit(view, *names);
-  Detection part = atelier::detection_of("dit", names->name(), config, names->prefix);
+  Detection part = atelier::parts::brief_detection_of("dit", names->name(), config, names->prefix);
   part.variant = variant_of(config);
   if (view.contains("vace_patch_embedding.weight")) part.owns = names_beside_vace(*names);
   return part;

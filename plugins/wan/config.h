@@ -6,6 +6,7 @@
 
 #include "atelier/architecture.h"
 #include "atelier/part_view.h"
+#include "atelier/parts/brief_detection.h"
 
 namespace wan {
 
@@ -13,7 +14,13 @@ namespace wan {
 inline constexpr std::string_view kVariants[] = {
     "wan2.1-t2v-1.3b", "wan2.1-t2v-14b",       "wan2.1-t2v-14b-krea", "wan2.1-i2v-1.3b",
     "wan2.1-i2v-14b",  "wan2.1-i2v-14b-flf2v", "wan2.1-vace-1.3b",    "wan2.1-vace-14b",
-    "wan2.2-t2v-a14b", "wan2.2-i2v-a14b",      "wan2.2-vace-a14b",    "wan2.2-ti2v-5b"};
+    "wan2.2-t2v-a14b", "wan2.2-i2v-a14b",      "wan2.2-vace-a14b",    "wan2.2-ti2v-5b",
+    "wan2.2-animate2-14b", "wan2.2-animate2-14b-distill"};
+
+// A driving clip runs beside. The distilled form has the same tensors: its path tells it, or a
+// hint.
+inline constexpr std::string_view kDriven = "wan2.2-animate2-14b",
+                                  kDrivenDistilled = "wan2.2-animate2-14b-distill";
 
 // The variant of wide latents, and their channels, which no other variant has.
 inline constexpr const char* kWide = "wan2.2-ti2v-5b";
@@ -31,6 +38,10 @@ struct DitConfig {
   int64_t given_channels;  // of what is known of the clip, beside the latents; 0: nothing is
   int64_t patch;           // latent cells per token along height and width
   double norm_eps;
+  bool is_driven = false;         // a driving clip runs beside, see animate2.h
+  double first_frame_bias = 0.0;  // of the scores of keys of the clip's first frame, where it does
+
+  static constexpr std::array<const char*, 2> kLater = {"is_driven", "first_frame_bias"};
 
   int64_t head_dim() const { return width / heads; }
 
@@ -42,6 +53,7 @@ struct DitConfig {
     fields("time_width", time_width), fields("channels", channels);
     fields("given_channels", given_channels), fields("patch", patch);
     fields("norm_eps", norm_eps);
+    fields("is_driven", is_driven), fields("first_frame_bias", first_frame_bias);
   }
 };
 

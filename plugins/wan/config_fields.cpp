@@ -58,15 +58,16 @@ ConfigFields scheduler_fields() {
 }  // namespace
 
 ConfigFields dit_fields(const Detection& part) {
-  const auto c = atelier::config_of<DitConfig>(part);
+  const auto c = atelier::parts::whole_config_of<DitConfig>(part);
   std::vector<ConfigValue> model_types = {"t2v", "vace"};
   if (c.channels == kWideChannels) model_types = {"ti2v"};
   if (c.given_channels > 0) model_types = {c.image_rows > 0 ? "flf2v" : "i2v"};
+  const std::vector<ConfigValue> classes = {"WanTransformer3DModel", "WanModel",
+                                            kDiffusersVaceClass, kOriginalVaceClass, kFunVaceClass};
+  const std::vector<ConfigValue> driven_classes = {"WanAnimate2Transformer3DModel", "WanModel"};
   const auto patch = static_cast<double>(c.patch);
   ConfigFields fields;
-  fields
-      .of_diffusers({"WanTransformer3DModel", "WanModel", kDiffusersVaceClass, kOriginalVaceClass,
-                     kFunVaceClass})
+  fields.of_diffusers(c.is_driven ? driven_classes : classes)
       // How long its tables of positions are; they are made as long as they have to be.
       .ignored({"rope_max_seq_len"})
       // About a VACE beside it, see vace_fields().
@@ -97,6 +98,14 @@ ConfigFields dit_fields(const Detection& part) {
       // Generation changes experts where the folder says.
       .ignored({"model_index._*", "model_index.boundary_ratio"})
       .fixed("model_index.expand_timesteps", {c.channels == kWideChannels});
+  // Where the driving clip lies: behind the reference image, and to the right of the clip.
+  if (c.is_driven) {
+    fields.fixed("use_img_emb", {true})
+        .fixed("refer_offset_t", {1})
+        .fixed("refer_offset_h", {0})
+        .fixed("refer_offset_w", {-1})
+        .fixed("refer_stride", {1});
+  }
   return fields;
 }
 

@@ -11,6 +11,7 @@
 #include "atelier/named_inputs.h"
 #include "atelier/ops/pointwise.h"
 
+#include "animate2.h"
 #include "motion.h"
 
 namespace wan {
@@ -26,24 +27,24 @@ namespace {
 
 constexpr double kRopeTheta = 10000;
 
-// Angles of positions 0 to count - 1: [count, channels / 2] float64.
-at::Tensor angles(int64_t count, int64_t channels, at::Device device) {
+// Angles of `count` positions from `first` on: [count, channels / 2] float64.
+at::Tensor angles(int64_t first, int64_t count, int64_t channels, at::Device device) {
   const auto options = at::TensorOptions(device).dtype(at::kDouble);
-  return atelier::nn::rope_angles(at::arange(count, options), channels, kRopeTheta);
+  return atelier::nn::rope_angles(at::arange(first, first + count, options), channels, kRopeTheta);
 }
 
 }  // namespace
 
 at::Tensor token_angles(const at::Tensor& frame_positions, int64_t height, int64_t width,
-                        int64_t head_dim) {
+                        int64_t head_dim, int64_t first_column) {
   const at::Device device = frame_positions.device();
   const int64_t side = head_dim / 6 * 2;  // channels of rows, and of columns
   const std::vector<int64_t> grid = {frame_positions.size(0), height, width, -1};
   return at::cat({atelier::nn::rope_angles(frame_positions, head_dim - 2 * side, kRopeTheta)
                       .view({-1, 1, 1, (head_dim - 2 * side) / 2})
                       .expand(grid),
-                  angles(height, side, device).view({1, height, 1, -1}).expand(grid),
-                  angles(width, side, device).view({1, 1, width, -1}).expand(grid)},
+                  angles(0, height, side, device).view({1, height, 1, -1}).expand(grid),
+                  angles(first_column, width, side, device).view({1, 1, width, -1}).expand(grid)},
                  3)
       .flatten(0, 2);
 }
@@ -66,8 +67,17 @@ Dit::Dit(const DitConfig& c)
       head_modulation_(declare("head.modulation", {1, 2, c.width}, kFloat32)),
       head_(this, "head.head", c.width, c.channels * c.patch * c.patch) {
   if (c.image_width > 0) image_embedding_ = std::make_unique<ImageEmbedding>(this, "img_emb", c);
-  for (int64_t i = 0; i < c.layers; ++i)
-    blocks_.push_back(std::make_unique<DitBlock>(this, "blocks." + std::to_string(i), c));
+  for (int64_t i = 0; i < c.layers; ++i) {
+    const std::string name = "blocks." + std::to_string(i);
+    if (c.is_driven) {
+      blocks_.push_back(std::make_unique<DrivenBlock>(this, name + ".block", c));
+    } else {
+      blocks_.push_back(std::make_unique<DitBlock>(this, name, c));
+    }
+  }
+  if (!c.is_driven) return;
+  driving_ = std::make_unique<Driving>(config_, embeddings_, *image_embedding_, blocks_);
+  additions_.push_back(driving_.get());
 }
 
 Dit::~Dit() = default;
@@ -82,6 +92,16 @@ std::vector<atelier::ConditioningEntry> Dit::entries() const {
   }
   entries.push_back({.name = config_.given_channels > 0 ? kGivenClip : kFirstFrame});
   entries.push_back({.name = kMotionRows});
+  if (driving_) {
+    entries.push_back(
+        {.name = kDrivingEmbeds, .width = config_.text_width, .lengths = "driving_lengths"});
+    entries.push_back({.name = kDrivingImage,
+                       .width = config_.image_width,
+                       .lengths = "driving_image_lengths",
+                       .encoder = ""});
+    entries.push_back({.name = kDrivingClip});
+    entries.push_back({.name = kSkipsBlock});
+  }
   return entries;
 }
 

@@ -16,6 +16,8 @@
 
 namespace wan {
 
+class Driving;
+
 // Rows of a prompt; those behind its tokens are zero.
 inline constexpr int64_t kTextRows = 512;
 
@@ -72,6 +74,9 @@ class Dit final : public atelier::Denoiser, public atelier::SharesRows {
   int64_t heads() const override { return config_.heads; }
   int64_t key_heads() const override { return config_.heads; }
 
+  // Of Wan2.2-Animate-2; null elsewhere.
+  Driving* driving() const { return driving_.get(); }
+
   // Runs with `addition` for as long as this lives, behind those of its own.
   class With {
    public:
@@ -98,6 +103,7 @@ class Dit final : public atelier::Denoiser, public atelier::SharesRows {
   std::vector<std::unique_ptr<DitBlock>> blocks_;
   atelier::WeightPtr head_modulation_;
   atelier::nn::Linear head_;
+  std::unique_ptr<Driving> driving_;
   std::vector<Addition*> additions_;  // that run now
   // By sizes of the latents, and how many rows stand around them.
   atelier::nn::RecentTables<std::pair<std::vector<int64_t>, at::Device>, atelier::nn::Waves> waves_;

@@ -27,6 +27,7 @@ using atelier::Role;
 using atelier::ScheduleDefaults;
 using atelier::parts::CausalVae;
 using atelier::parts::CausalVaeConfig;
+using atelier::parts::make_brief_part;
 
 constexpr std::string_view kTextEncoders[] = {"umt5"};
 constexpr atelier::parts::T5Use kTextEncoder = {.model_types = kTextEncoders};
@@ -49,19 +50,19 @@ Detection tiny_vae() {
 
 // An expert: those are two denoisers.
 Detection tiny_dit() {
-  Detection part = detection_of("dit", "original",
-                                DitConfig{.layers = 2,
-                                          .width = 256,
-                                          .heads = 2,
-                                          .mlp_width = 192,
-                                          .text_width = 48,
-                                          .image_width = 0,
-                                          .image_rows = 0,
-                                          .time_width = 64,
-                                          .channels = 16,
-                                          .given_channels = 0,
-                                          .patch = 2,
-                                          .norm_eps = 1e-6});
+  Detection part = atelier::parts::brief_detection_of("dit", "original",
+                                                      DitConfig{.layers = 2,
+                                                                .width = 256,
+                                                                .heads = 2,
+                                                                .mlp_width = 192,
+                                                                .text_width = 48,
+                                                                .image_width = 0,
+                                                                .image_rows = 0,
+                                                                .time_width = 64,
+                                                                .channels = 16,
+                                                                .given_channels = 0,
+                                                                .patch = 2,
+                                                                .norm_eps = 1e-6});
   part.variant = kTextExperts;
   return part;
 }
@@ -86,7 +87,7 @@ constexpr ComponentRow kRows[] = {
     atelier::parts::clip_vision_row<kImageEncoder>(
         "CLIP ViT-H/14 of image to video of Wan 2.1: image_encoder/*.safetensors, "
         "models_clip_*.pth or clip_vision_h.safetensors",
-        /*required=*/false, "wan2.1-i2v-*"),
+        /*required=*/false, "*"),
     {.spec = {.name = "vae",
               .role = Role::kVae,
               .help = "vae/*.safetensors, Wan2.1_VAE.pth or wan_2.1_vae.safetensors; of "
@@ -104,7 +105,7 @@ constexpr ComponentRow kRows[] = {
      .detect = detect_dit,
      .config_fields = dit_fields,
      .weight_map = dit_map,
-     .make = make_part<Dit, DitConfig>,
+     .make = make_brief_part<Dit, DitConfig>,
      .tiny = tiny_dit,
      .spellings = {"original", "diffusers"}},
     {.spec = {.name = "dit2",
@@ -117,7 +118,7 @@ constexpr ComponentRow kRows[] = {
      .detect = detect_dit,
      .config_fields = dit_fields,
      .weight_map = dit_map,
-     .make = make_part<Dit, DitConfig>,
+     .make = make_brief_part<Dit, DitConfig>,
      .tiny = tiny_dit,
      .spellings = {"original", "diffusers"}},
     {.spec = {.name = "motion_controller",
@@ -147,6 +148,11 @@ constexpr ComponentRow kRows[] = {
               .beside = "dit2"}),
 };
 
+// The first layers of a block that published LoRAs of a driven clip train: q, k and v.
+constexpr size_t kDrivenTargets = 3;
+// Of the scores of keys of the clip's first frame, in the distilled form.
+constexpr double kDistilledBias = -1.3;
+
 // ---- Experts ----
 
 // In the numbers of an expert alone that is not known to be that of much noise.
@@ -159,6 +165,10 @@ bool has_channels(const Detection& part, int64_t channels) {
 
 bool is_wide(const Detection& part) {
   return has_channels(part, kWideChannels);
+}
+
+bool is_driven(const Detection& part) {
+  return atelier::parts::whole_config_of<DitConfig>(part).is_driven;
 }
 
 bool is_expert(const Detection& part) {
@@ -206,6 +216,7 @@ class Family final : public atelier::ComponentFamily {
   }
   atelier::MediaDefaults media_defaults(const Detection& denoiser) const override {
     if (denoiser.variant == kWide) return {.target = {121, 704, 1280}, .fps = 24};
+    if (is_driven(denoiser)) return {.target = {81, 800, 640}, .fps = 24};
     return {.target = {81, 480, 832}, .fps = 16};
   }
 
@@ -232,6 +243,7 @@ class Family final : public atelier::ComponentFamily {
         experts.push_back(&found);
       } else {
         found.part.component = "dit";
+        if (is_driven(found.part)) assign_driven(found);
       }
     }
     if (experts.size() == 1) assign_alone(*experts.front());
@@ -248,6 +260,7 @@ class Family final : public atelier::ComponentFamily {
          {"self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "cross_attn.q",
           "cross_attn.k", "cross_attn.v", "cross_attn.o", "ffn.0", "ffn.2"})
       targets.include.push_back(std::string("blocks.*.") + layer);
+    if (is_driven(denoiser)) targets.include.resize(kDrivenTargets);
     return targets;
   }
 
@@ -270,6 +283,14 @@ class Family final : public atelier::ComponentFamily {
     if (!found.hint.component.empty()) return found.hint.component;
     const atelier::ComponentSpec* named = named_by_path(found);
     return named ? named->name : std::string_view();
+  }
+
+  // The distilled form is told by a hint, or by its path.
+  static void assign_driven(FoundPart& found) {
+    if (found.hint.variant.empty() && says(found.path, {"distill"}))
+      found.part.variant = kDrivenDistilled;
+    if (found.part.variant == kDrivenDistilled)
+      found.part.config["first_frame_bias"] = kDistilledBias;
   }
 
   void assign_alone(FoundPart& found) const {

@@ -65,6 +65,26 @@ constexpr InputSpec kInputs[] = {
      .help = "how much vace_video and the others count, 1 where nothing is said: one number, or "
              "one for each block of the VACE",
      .max_count = 64},
+    {.name = "animate2_reference_image",
+     .kind = InputKind::kImage,
+     .required = true,
+     .variants = kAnyDriven,
+     .help = "who acts, and where; scaled until it lies within the clip, with black bars beside it",
+     .fit = atelier::InputFit::kPad,
+     .filter = atelier::ResizeFilter::kBicubic},
+    {.name = "animate2_reference_video",
+     .kind = InputKind::kVideo,
+     .required = true,
+     .variants = kAnyDriven,
+     .help = "the clip that is followed, at 24 frames per second, scaled in the same way",
+     .fit = atelier::InputFit::kPad,
+     .fps = 24.0,
+     .along_clip = true,
+     .tail = atelier::Tail::kMirror},
+    {.name = "animate2_prompt_ref",
+     .kind = InputKind::kText,
+     .variants = kAnyDriven,
+     .help = "what is seen in the clip that is followed; the published one when empty"},
     {.name = "input_video",
      .kind = InputKind::kVideo,
      .use = InputUse::kGenerate,
@@ -85,9 +105,19 @@ constexpr std::string_view kVaceComponents[] = {"vae", "vace", "vace2"};
 constexpr std::string_view kVaceInputs[] = {"vace_video", "vace_video_mask", "vace_reference_image",
                                             "vace_scale"};
 // What is learnt has the pictures in front.
-constexpr std::string_view kTargetInputs[] = {"video", "vace_reference_image"};
 constexpr std::string_view kMotionComponents[] = {"motion_controller"};
 constexpr std::string_view kMotionInputs[] = {"motion_bucket_id"};
+
+constexpr std::string_view kReferenceInputs[] = {"animate2_reference_image"};
+constexpr std::string_view kDrivingInputs[] = {"animate2_reference_video"};
+constexpr std::string_view kDrivenInputs[] = {"animate2_reference_image",
+                                              "animate2_reference_video"};
+// The text has one of its own where none is given: its stage runs where there is an image.
+constexpr std::string_view kDrivingTextInputs[] = {"animate2_prompt_ref",
+                                                   "animate2_reference_image"};
+// What training learns, and what stands in front of it.
+constexpr std::string_view kTargetInputs[] = {"video", "vace_reference_image",
+                                              "animate2_reference_image"};
 
 constexpr atelier::EncodeStage kStages[] = {
     atelier::kTextStage,
@@ -120,6 +150,26 @@ constexpr atelier::EncodeStage kStages[] = {
      .inputs = kVaceInputs,
      .sees_target = true,
      .variants = kVaces},
+    {.name = "driving_text",
+     .components = atelier::kTextComponents,
+     .inputs = kDrivingTextInputs,
+     .variants = kAnyDriven,
+     .per_branch = true},
+    {.name = "reference",
+     .components = kImagesComponents,
+     .inputs = kReferenceInputs,
+     .variants = kAnyDriven},
+    {.name = "driving_frame",
+     .components = kImagesComponents,
+     .inputs = kDrivingInputs,
+     .variants = kAnyDriven,
+     .per_piece = true},
+    {.name = "driving",
+     .components = atelier::kLatentsComponents,
+     .inputs = kDrivenInputs,
+     .sees_target = true,
+     .variants = kAnyDriven,
+     .per_piece = true},
     {.name = "latents", .components = atelier::kLatentsComponents, .inputs = kTargetInputs},
 };
 

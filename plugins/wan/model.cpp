@@ -8,6 +8,7 @@
 #include "atelier/named_inputs.h"
 #include "atelier/parts/clip.h"
 
+#include "animate2.h"
 #include "dit.h"
 #include "motion.h"
 #include "prompt.h"
@@ -33,6 +34,13 @@ constexpr std::string_view kNegativePrompt =
     "畸形的肢体，"
     "手指融合，静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走";
 
+// Frames of the latents that are no part of the clip, in front of it.
+int64_t leading_frames(const atelier::Conditioning& cond) {
+  const auto pictures = cond.find(kVaceReferences);
+  if (pictures != cond.end()) return pictures->second.size(1);
+  return cond.contains(kDrivingClip) || cond.contains(kLeadingFrames) ? 1 : 0;
+}
+
 }  // namespace
 
 Wan::Wan(std::span<const atelier::ComponentRow> rows, std::span<const atelier::Detection> parts,
@@ -52,6 +60,8 @@ atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::Bloc
   if (in.stage == "given_clip") return encode_given(in, runner);
   if (in.stage == "first_frame") return encode_first(in, runner);
   if (in.stage == "vace") return encode_vace(in, runner);
+  if (in.stage == "reference" || in.stage.starts_with("driving"))
+    return encode_animate2(in, runner);
   if (in.stage == "motion") {
     const auto* motion = atelier::find_input<double>(in.values, kMotionInput);
     return {{kMotion, at::tensor({static_cast<float>(*motion)})}};
@@ -103,6 +113,40 @@ atelier::Conditioning Wan::encode_first(const atelier::EncodeInputs& in,
   return {{kFirstFrame, first}, {kFreeFrames, free}};
 }
 
+// Latents of pictures stand in front of those of the clip that is learnt.
+atelier::Conditioning Wan::encode_target(const atelier::EncodeInputs& in,
+                                         atelier::BlockRunner& runner) {
+  const at::Tensor clip = atelier::clip_input(in.values, "video");
+  atelier::Conditioning made = encode_references(in.values, clip.size(2), clip.size(3), runner);
+  at::Tensor leading = made.empty() ? at::Tensor() : made.at(kVaceReferences);
+  if (in.values.contains("animate2_reference_image")) {
+    leading = leading_image(in.values, runner);
+    made[kLeadingFrames] = at::ones({1}, at::kLong);
+  }
+  at::Tensor latents = encode_latents(in.values, "video", runner).at("latents");
+  if (leading.defined()) latents = at::cat({leading, latents}, 1);
+  made.emplace("latents", latents);
+  return made;
+}
+
+atelier::MediaTarget Wan::target(const atelier::Inputs& inputs,
+                                 const atelier::MediaTarget& asked) const {
+  return driven_target(inputs, vace_target(inputs, asked));
+}
+
+std::vector<int64_t> Wan::latent_shape(const atelier::MediaTarget& target,
+                                       const atelier::Conditioning& cond) const {
+  std::vector<int64_t> shape = ComponentModel::latent_shape(target, cond);
+  shape[1] += leading_frames(cond);
+  return shape;
+}
+
+atelier::FinishedLatents Wan::to_decode(const at::Tensor& latents_BCTHW,
+                                        const atelier::Conditioning& cond) const {
+  const int64_t leading = leading_frames(cond);
+  return {.latents_BCTHW = latents_BCTHW.narrow(2, leading, latents_BCTHW.size(2) - leading)};
+}
+
 at::Tensor Wan::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
   const auto follows = [](const atelier::Conditioning* cond) { return cond->contains(kVaceClip); };
   if (std::ranges::any_of(in.cond, follows)) return denoise_beside_vace(in, runner);
@@ -137,10 +181,14 @@ std::optional<atelier::GivenLatents> Wan::given(const atelier::Conditioning& con
 
 atelier::Conditioning Wan::encode_text(const atelier::EncodeInputs& in,
                                        atelier::BlockRunner& runner) {
-  std::vector<int64_t> ids = ids_of(in);
+  return {{atelier::kPromptEmbeds, encode_cut(ids_of(in), runner)}};
+}
+
+// [L, text_width] of a text's tokens, of which those behind the limit are cut off.
+at::Tensor Wan::encode_cut(std::vector<int64_t> ids, atelier::BlockRunner& runner) {
   cut_to_limit(ids, {.tokens = std::ssize(ids), .limit = kMaxPromptTokens});
   ids.back() = end_token(tokenizer());
-  return {{atelier::kPromptEmbeds, encode_ids("text_encoder", ids, runner)}};
+  return encode_ids("text_encoder", ids, runner);
 }
 
 atelier::NamedTensors Wan::probe(std::string_view component, const atelier::NamedTensors& inputs,
@@ -168,7 +216,8 @@ std::vector<int64_t> Wan::tokenize(std::string_view text) const {
 }
 
 atelier::TextLength Wan::text_length(const atelier::EncodeInputs& in) const {
-  return {.tokens = std::ssize(ids_of(in)), .limit = kMaxPromptTokens};
+  const auto ids = in.stage == "driving_text" ? driving_ids(in) : ids_of(in);
+  return {.tokens = std::ssize(ids), .limit = kMaxPromptTokens};
 }
 
 }  // namespace wan

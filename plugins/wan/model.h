@@ -5,6 +5,8 @@
 
 namespace wan {
 
+class Driving;
+
 class Wan final : public atelier::ComponentModel {
  public:
   // See ComponentModel.
@@ -12,11 +14,12 @@ class Wan final : public atelier::ComponentModel {
       const atelier::ModelOptions& options, const atelier::LatentSpec& latents);
   ~Wan() override;
 
-  // Where it follows a clip, what is made has that clip's size. Throws where a VACE is told how
-  // much counts, and there is nothing to follow.
+  // Where a VACE follows a clip, what is made has that clip's size. Throws where it is told how much
+  // counts, and there is nothing to follow. With a driving clip it is as long as that, in the shape
+  // of the reference image; see animate2.h.
   atelier::MediaTarget target(const atelier::Inputs& inputs,
                               const atelier::MediaTarget& asked) const override;
-  // With the pictures of a VACE in front.
+  // With pictures in front: those of a VACE, or the reference image of a driving clip.
   std::vector<int64_t> latent_shape(const atelier::MediaTarget& target,
                                     const atelier::Conditioning& cond) const override;
   // Without them.
@@ -30,6 +33,8 @@ class Wan final : public atelier::ComponentModel {
   // first_frame gives "first_frame", [C, 1, H, W], and "free_frames", [T], which the others are.
   // Stage motion gives "motion": [1] float32. Stage vace gives "vace_clip", "vace_references" and
   // "vace_scale", see vace.h; stage latents the second of them beside "latents".
+  // Stages reference, driving_text, driving_frame and
+  // driving give the entries of animate2.h, "image_embeds" and "given_clip".
   atelier::Conditioning encode(const atelier::EncodeInputs& in,
                                atelier::BlockRunner& runner) override;
   atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;
@@ -44,6 +49,12 @@ class Wan final : public atelier::ComponentModel {
   std::optional<atelier::GivenLatents> given(const atelier::Conditioning& cond,
                                              at::IntArrayRef latents_CTHW) const override;
 
+  std::vector<atelier::Piece> pieces(const atelier::Inputs& inputs,
+                                     const atelier::MediaTarget& target) const override;
+  void prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
+                      atelier::BlockRunner& runner) override;
+  void forget_levels() override;
+
   // In the image encoder "image" [B, 3, H, W] becomes "image_embeds" [B, L, image_width], and in
   // the motion controller "motion" [B] "motion_rows" [B, 6 width]. See Vace::probe(), too.
   atelier::NamedTensors probe(std::string_view component, const atelier::NamedTensors& inputs,
@@ -51,6 +62,8 @@ class Wan final : public atelier::ComponentModel {
 
  private:
   std::vector<int64_t> ids_of(const atelier::EncodeInputs& in) const;
+  std::vector<int64_t> driving_ids(const atelier::EncodeInputs& in) const;
+  at::Tensor encode_cut(std::vector<int64_t> ids, atelier::BlockRunner& runner);
   atelier::Conditioning encode_text(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
   atelier::Conditioning encode_images(const atelier::EncodeInputs& in,
                                       atelier::BlockRunner& runner);
@@ -64,7 +77,23 @@ class Wan final : public atelier::ComponentModel {
   at::Tensor denoise_beside_vace(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner);
   void check_vace_scale(const atelier::Inputs& inputs) const;
 
+  atelier::MediaTarget vace_target(const atelier::Inputs& inputs,
+                                   const atelier::MediaTarget& asked) const;
+  atelier::Conditioning encode_animate2(const atelier::EncodeInputs& in,
+                                        atelier::BlockRunner& runner);
+  atelier::Conditioning encode_driving_text(const atelier::EncodeInputs& in,
+                                            atelier::BlockRunner& runner);
+  atelier::Conditioning encode_squeezed(const at::Tensor& image_CHW, const char* entry,
+                                        atelier::BlockRunner& runner);
+  atelier::Conditioning encode_driving(const atelier::EncodeInputs& in,
+                                       atelier::BlockRunner& runner);
+
+  at::Tensor leading_image(const atelier::Inputs& values, atelier::BlockRunner& runner);
+  atelier::MediaTarget driven_target(const atelier::Inputs& inputs,
+                                     const atelier::MediaTarget& asked) const;
+
   int64_t vace_blocks_;  // 0: there is no VACE
+  Driving* keeps_ = nullptr;  // keeps keys and values until forget_levels()
 };
 
 }  // namespace wan

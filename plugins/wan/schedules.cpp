@@ -1,4 +1,5 @@
 // How the variants are sampled.
+#include "config.h"
 #include "tables.h"
 
 namespace wan {
@@ -70,7 +71,16 @@ constexpr ScheduleDefaults of_diffusers_dpm(std::string_view variants, double by
   return schedule;
 }
 
+constexpr ScheduleDefaults driven(std::string_view variants, int steps, double cfg_scale) {
+  ScheduleDefaults schedule = published(variants, steps, 5, cfg_scale);
+  schedule.solver = "dpm++";
+  schedule.grid = {};
+  return schedule;
+}
+
 constexpr ScheduleDefaults kSchedules[] = {
+    driven(kDriven, 40, 3),
+    driven(kDrivenDistilled, 10, 1),
     {.name = "default",
      .variants = kKrea,
      .num_inference_steps = 6,

@@ -85,7 +85,7 @@ void Wan::check_vace_scale(const Inputs& inputs) const {
            "give one number, or one for each block");
 }
 
-MediaTarget Wan::target(const Inputs& inputs, const MediaTarget& asked) const {
+MediaTarget Wan::vace_target(const Inputs& inputs, const MediaTarget& asked) const {
   check_vace_scale(inputs);
   const auto* video = atelier::find_input<at::Tensor>(inputs, kVideo);
   if (video == nullptr) return asked;
@@ -106,21 +106,6 @@ MediaTarget Wan::target(const Inputs& inputs, const MediaTarget& asked) const {
   return target;
 }
 
-std::vector<int64_t> Wan::latent_shape(const MediaTarget& target, const Conditioning& cond) const {
-  std::vector<int64_t> shape = ComponentModel::latent_shape(target, cond);
-  const auto pictures = cond.find(kVaceReferences);
-  if (pictures != cond.end()) shape[1] += pictures->second.size(1);
-  return shape;
-}
-
-atelier::FinishedLatents Wan::to_decode(const at::Tensor& latents_BCTHW,
-                                        const Conditioning& cond) const {
-  const auto pictures = cond.find(kVaceReferences);
-  if (pictures == cond.end()) return ComponentModel::to_decode(latents_BCTHW, cond);
-  const int64_t n = pictures->second.size(1);
-  return {.latents_BCTHW = latents_BCTHW.narrow(2, n, latents_BCTHW.size(2) - n)};
-}
-
 // Each picture alone: together they would be the frames of a clip.
 Conditioning Wan::encode_references(const Inputs& values, int64_t height, int64_t width,
                                     atelier::BlockRunner& runner) {
@@ -132,15 +117,6 @@ Conditioning Wan::encode_references(const Inputs& values, int64_t height, int64_
     latents.push_back(encode_latents(one, "picture", runner).at("latents"));
   }
   return {{kVaceReferences, at::cat(latents, 1)}};
-}
-
-Conditioning Wan::encode_target(const atelier::EncodeInputs& in, atelier::BlockRunner& runner) {
-  const at::Tensor clip = atelier::clip_input(in.values, "video");
-  Conditioning made = encode_references(in.values, clip.size(2), clip.size(3), runner);
-  at::Tensor latents = encode_latents(in.values, "video", runner).at("latents");
-  if (!made.empty()) latents = at::cat({made.at(kVaceReferences), latents}, 1);
-  made.emplace("latents", latents);
-  return made;
 }
 
 Conditioning Wan::encode_vace(const atelier::EncodeInputs& in, atelier::BlockRunner& runner) {
