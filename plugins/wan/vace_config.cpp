@@ -115,7 +115,7 @@ int64_t check_vace(std::span<const Detection> parts) {
     const auto v = atelier::config_of<VaceConfig>(*vace);
     blocks = std::ssize(v.places);
     if (dit == parts.end()) continue;
-    const auto d = atelier::config_of<DitConfig>(*dit);
+    const auto d = atelier::parts::whole_config_of<DitConfig>(*dit);
     if (d.width == v.width && d.heads == v.heads && d.patch == v.patch &&
         d.layers > v.places.back() && v.channels == 2 * d.channels + kMaskChannels)
       continue;
