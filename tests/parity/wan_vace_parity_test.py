@@ -105,20 +105,10 @@ class VaceBlocksTest(Vace):
         return {"rows": draw(2, 2 * 3 * 4, 32), "control": draw(2, 96, 2, 6, 8), "time": draw(2, 6 * 32),
                 "text": draw(2, 9, 32)}
 
-    def hints(self, rows, control, time, text):
-        """What diffusers' blocks give, [blocks, B, L, D]."""
-        rotary = self.vace.rope(control)
-        x = self.vace.vace_patch_embedding(control).flatten(2).transpose(1, 2)
-        hints = []
-        for block in self.vace.vace_blocks:
-            hint, x = block(rows, text, x, time.unflatten(1, (6, -1)), rotary)
-            hints.append(hint)
-        return torch.stack(hints)
-
     def test_hints_and_gradients_are_those_of_diffusers_in_both_spellings(self):
         inputs = self.inputs()
         floating = wan_checks.with_gradients(inputs)
-        expected = self.hints(**floating)
+        expected = wan_models.vace_hints(self.vace, **floating)
         parameters = only(dict(self.vace.named_parameters()), "vace")
         wanted = references.gradients(expected, floating, parameters)
         got = probe("vace", self.folder / "transformer", inputs, gradients=True, trainable="*")
