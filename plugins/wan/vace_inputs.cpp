@@ -1,5 +1,6 @@
 // What a VACE follows: from clips, masks and pictures to what its blocks read.
 #include <algorithm>
+#include <cmath>
 
 #include <ATen/ATen.h>
 
@@ -22,7 +23,8 @@ namespace {
 constexpr const char *kVideo = "vace_video", *kMask = "vace_video_mask",
                      *kReferences = "vace_reference_image", *kScale = "vace_scale";
 // The most frames and pixels of a clip whose size nobody said.
-constexpr int64_t kMostFrames = 81, kMostHeight = 480, kMostWidth = 832;
+constexpr int64_t kMostFrames = 81;
+constexpr double kMostPixels = 480.0 * 832.0;
 
 using Pictures = std::vector<at::Tensor>;
 
@@ -94,12 +96,12 @@ MediaTarget Wan::vace_target(const Inputs& inputs, const MediaTarget& asked) con
   if (target.frames == 0)
     target.frames = (std::min(clip.size(1), kMostFrames) - 1) / kFrameStride * kFrameStride + 1;
   if (target.height != 0 || target.width != 0) return target;
-  const auto height = static_cast<double>(clip.size(2)), width = static_cast<double>(clip.size(3));
-  const bool is_large = clip.size(2) * clip.size(3) > kMostHeight * kMostWidth;
-  const double scale = is_large ? std::min(kMostHeight / height, kMostWidth / width) : 1.0;
+  const int64_t height = clip.size(2), width = clip.size(3);
+  const double scale = std::min(1.0, std::sqrt(kMostPixels / static_cast<double>(height * width)));
   const int64_t multiple = latent_spec().pixel_multiple;
-  const auto side = [&](double length) {
-    return std::max<int64_t>(static_cast<int64_t>(length * scale) / multiple, 1) * multiple;
+  const auto side = [&](int64_t length) {
+    const auto scaled = static_cast<int64_t>(static_cast<double>(length) * scale);
+    return std::max<int64_t>(scaled / multiple, 1) * multiple;
   };
   target.height = side(height);
   target.width = side(width);

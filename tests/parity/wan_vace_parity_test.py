@@ -50,6 +50,12 @@ def without_vace(vace):
     return base.eval()
 
 
+def original(name):
+    """What the original repository calls a tensor of diffusers' module."""
+    name, = wan_models.renamed({name: None}, ORIGINAL)
+    return name
+
+
 def only(tensors, start):
     return {name: tensor for name, tensor in tensors.items() if name.startswith(start)}
 
@@ -105,20 +111,10 @@ class VaceBlocksTest(Vace):
         return {"rows": draw(2, 2 * 3 * 4, 32), "control": draw(2, 96, 2, 6, 8), "time": draw(2, 6 * 32),
                 "text": draw(2, 9, 32)}
 
-    def hints(self, rows, control, time, text):
-        """What diffusers' blocks give, [blocks, B, L, D]."""
-        rotary = self.vace.rope(control)
-        x = self.vace.vace_patch_embedding(control).flatten(2).transpose(1, 2)
-        hints = []
-        for block in self.vace.vace_blocks:
-            hint, x = block(rows, text, x, time.unflatten(1, (6, -1)), rotary)
-            hints.append(hint)
-        return torch.stack(hints)
-
     def test_hints_and_gradients_are_those_of_diffusers_in_both_spellings(self):
         inputs = self.inputs()
         floating = wan_checks.with_gradients(inputs)
-        expected = self.hints(**floating)
+        expected = wan_models.vace_hints(self.vace, **floating)
         parameters = only(dict(self.vace.named_parameters()), "vace")
         wanted = references.gradients(expected, floating, parameters)
         got = probe("vace", self.folder / "transformer", inputs, gradients=True, trainable="*")
@@ -134,7 +130,8 @@ class VaceBlocksTest(Vace):
         with torch.no_grad():
             expected = wan_models.velocity(without_vace(self.vace), **inputs)
         for path in (self.folder / "transformer", self.file):
-            compare.assert_close("wan, VACE, its denoiser alone", probe("dit", path, inputs)["velocity"], expected, 1e-5)
+            got = probe("dit", path, inputs)["velocity"]
+            compare.assert_close("wan, VACE, its denoiser alone", got, expected, 1e-5)
 
 
 class VaceClipsTest(Vace):
@@ -206,8 +203,8 @@ class VaceClipsTest(Vace):
     def test_a_picture_is_a_mask_of_all_frames(self):
         mask = self.masks[2]
         mask.save(self.data / "mask.png")
-        self.check("clips with one mask", self.ours(vace_video=self.data / "clip", vace_video_mask=self.data / "mask.png"),
-                   self.expected(video=self.clip, mask=[mask] * FRAMES))
+        got = self.ours(vace_video=self.data / "clip", vace_video_mask=self.data / "mask.png")
+        self.check("clips with one mask", got, self.expected(video=self.clip, mask=[mask] * FRAMES))
 
     def test_pictures_alone(self):
         self.check("clips from a picture", self.ours(1, vace_reference_image=self.images(1), vace_scale=0.7),
@@ -255,9 +252,10 @@ class VaceClipsTest(Vace):
             a = 0.3 * torch.randn((2, weight.shape[1]), generator=generator)
             b = 0.3 * torch.randn((weight.shape[0], 2), generator=generator)
             weight.data += b @ a
-            name, = wan_models.renamed({layer + ".": None}, ORIGINAL)
-            for prefix, own in (("transformer.", layer), ("diffusion_model.", name[:-1])):
-                tensors.setdefault(prefix, {}).update({f"{prefix}{own}.lora_A.weight": a, f"{prefix}{own}.lora_B.weight": b})
+            theirs = original(layer + ".weight").removesuffix(".weight")
+            for prefix, own in (("transformer.", layer), ("diffusion_model.", theirs)):
+                tensors.setdefault(prefix, {}).update(
+                    {f"{prefix}{own}.lora_A.weight": a, f"{prefix}{own}.lora_B.weight": b})
         expected = self.expected(pipeline=self.make_pipeline(changed), video=self.clip)
         for prefix, values in tensors.items():
             file = self.dir / f"{prefix}safetensors"
@@ -292,7 +290,8 @@ class VaceTrainTest(Vace, steps.Steps):
             columns={"vace_video": ["1", "2", "0"], "vace_reference_image": cls.PICTURES})
         cls.samples = []
         for item in json.loads((cls.cache / "manifest.json").read_text())["items"]:
-            made = {stage: load_file(cls.cache / stage / f"{item[stage]}.safetensors") for stage in ("latents", "text", "vace")}
+            made = {stage: load_file(cls.cache / stage / f"{item[stage]}.safetensors")
+                    for stage in ("latents", "text", "vace")}
             cls.samples.append(Sample(made["latents"]["latents"], made["text"]["prompt_embeds"],
                                       vace_clip=made["vace"]["vace_clip"], references=made["vace"]["vace_references"]))
 
@@ -305,7 +304,7 @@ class VaceTrainTest(Vace, steps.Steps):
     def parameters(transformers):
         name, = transformers
         return {
-            f"{name}." + next(iter(wan_models.renamed({path.replace(".default.weight", ""): None}, ORIGINAL))): parameter
+            f"{name}.{original(path.replace('.default.weight', ''))}": parameter
             for path, parameter in transformers[name].named_parameters() if parameter.requires_grad}
 
     def pixels(self, path):

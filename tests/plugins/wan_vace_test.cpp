@@ -239,6 +239,34 @@ TEST_CASE("A VACE that does not fit is told", "[detect][vace]") {
   CHECK(error.message().find("not made for the dit") != std::string::npos);
 }
 
+TEST_CASE("What is made has the size of the clip that it follows", "[vace]") {
+  const std::vector<Detection> parts = parts_of(index_of(read_keys("wan_vace_1_3b.txt")));
+  const auto model = family().make_model(parts, {});
+  const auto target = [&](const Inputs& inputs, const MediaTarget& asked = {0, 0, 0}) {
+    return model->target(inputs, asked);
+  };
+  const auto clip = [](int64_t frames, int64_t height, int64_t width) {
+    return Inputs{{"vace_video", at::empty({3, frames, height, width}, at::kMeta)}};
+  };
+  CHECK(target(clip(7, 52, 70)) == MediaTarget{5, 48, 64});
+  CHECK(target(clip(100, 720, 1280)) == MediaTarget{81, 464, 832});
+  CHECK(target(clip(100, 1280, 720)) == MediaTarget{81, 832, 464});
+  CHECK(target(clip(100, 720, 1280), {9, 0, 320}) == MediaTarget{9, 0, 320});
+  CHECK(target({}) == MediaTarget{0, 0, 0});
+  const auto message = [&](Inputs inputs, std::vector<double> scale) {
+    inputs.emplace("vace_scale", std::move(scale));
+    return test::error_of([&] { target(inputs); }).message();
+  };
+  CHECK(message({}, {0.5}).find("nothing to follow") != std::string::npos);
+  CHECK(message(clip(5, 48, 64), {1, 2}).find("the VACE has 15 blocks") != std::string::npos);
+
+  // Pictures are latent frames in front.
+  const Conditioning cond = {{"vace_references", at::ones({16, 2, 6, 8})}};
+  CHECK(model->latent_shape({5, 48, 64}, cond) == std::vector<int64_t>{16, 4, 6, 8});
+  const at::Tensor latents = at::arange(4).view({1, 1, 4, 1, 1});
+  CHECK(at::equal(model->to_decode(latents, cond).latents_BCTHW.flatten(), at::arange(2, 4)));
+}
+
 TEST_CASE("VACE is sampled as it is published", "[schedules][vace]") {
   using Row = std::tuple<int, double, double, std::string_view>;
   const auto first = [](std::string_view variant) {
