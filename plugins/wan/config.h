@@ -9,10 +9,23 @@
 namespace wan {
 
 // Each expert of wan2.2-t2v-a14b has the tensors of wan2.1-t2v-14b.
-inline constexpr std::string_view kVariants[] = {
-    "wan2.1-t2v-1.3b", "wan2.1-t2v-14b",  "wan2.1-t2v-14b-krea",
-    "wan2.1-i2v-1.3b", "wan2.1-i2v-14b",  "wan2.1-i2v-14b-flf2v",
-    "wan2.2-t2v-a14b", "wan2.2-i2v-a14b", "wan2.2-ti2v-5b"};
+inline constexpr std::string_view kVariants[] = {"wan2.1-t2v-1.3b",
+                                                 "wan2.1-t2v-14b",
+                                                 "wan2.1-t2v-14b-krea",
+                                                 "wan2.1-i2v-1.3b",
+                                                 "wan2.1-i2v-14b",
+                                                 "wan2.1-i2v-14b-flf2v",
+                                                 "wan2.2-t2v-a14b",
+                                                 "wan2.2-i2v-a14b",
+                                                 "wan2.2-ti2v-5b",
+                                                 "wan2.1-fun-control-1.3b",
+                                                 "wan2.1-fun-control-14b",
+                                                 "wan2.1-fun-control-v1.1-1.3b",
+                                                 "wan2.1-fun-control-v1.1-14b",
+                                                 "wan2.1-fun-camera-1.3b",
+                                                 "wan2.1-fun-camera-14b",
+                                                 "wan2.2-fun-control-a14b",
+                                                 "wan2.2-fun-camera-a14b"};
 
 // The variant of wide latents, and their channels, which no other variant has.
 inline constexpr const char* kWide = "wan2.2-ti2v-5b";
@@ -30,6 +43,9 @@ struct DitConfig {
   int64_t given_channels;  // of what is known of the clip, beside the latents; 0: nothing is
   int64_t patch;           // latent cells per token along height and width
   double norm_eps;
+  // Of Wan-Fun, see fun.h and camera.h.
+  int64_t control_channels = 0;  // of the latents of a control clip, beside the latents; 0: none
+  bool has_reference = false, has_camera = false;
 
   int64_t head_dim() const { return width / heads; }
 
@@ -40,7 +56,8 @@ struct DitConfig {
     fields("image_width", image_width), fields("image_rows", image_rows);
     fields("time_width", time_width), fields("channels", channels);
     fields("given_channels", given_channels), fields("patch", patch);
-    fields("norm_eps", norm_eps);
+    fields("norm_eps", norm_eps), fields("control_channels", control_channels);
+    fields("has_reference", has_reference), fields("has_camera", has_camera);
   }
 };
 

@@ -15,7 +15,11 @@ class Wan final : public atelier::ComponentModel {
   // rows of each image, first the first frame's. Stage given_clip gives "given_clip": [4 + C, T, H,
   // W], which frames are known and the latents of a clip of them that is grey elsewhere. Stage
   // first_frame gives "first_frame", [C, 1, H, W], and "free_frames", [T], which the others are.
-  // Stage motion gives "motion": [1] float32.
+  // Stage motion gives "motion": [1] float32. Stages of Wan-Fun: shown_image gives "image_embeds"
+  // of the reference, or else of the first frame; control_clip "control_clip", [C, T, H, W], the
+  // latents of the control video; reference "reference_latents", [C, H, W]; start_image
+  // "given_clip", [C, T, H, W], the latents of the first frame alone and zeros; camera "camera",
+  // see camera.h.
   atelier::Conditioning encode(const atelier::EncodeInputs& in,
                                atelier::BlockRunner& runner) override;
   atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;
@@ -40,6 +44,9 @@ class Wan final : public atelier::ComponentModel {
   atelier::Conditioning encode_images(const atelier::EncodeInputs& in,
                                       atelier::BlockRunner& runner);
   atelier::Conditioning encode_given(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
+  // Nothing: it is no stage of Wan-Fun.
+  std::optional<atelier::Conditioning> encode_fun(const atelier::EncodeInputs& in,
+                                                  atelier::BlockRunner& runner);
   atelier::Conditioning encode_first(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
 };
 

@@ -58,6 +58,15 @@ TEST_CASE("UTF-8 is read strictly", "[utf8]") {
   }
 }
 
+TEST_CASE("One of several globs matches", "[glob]") {
+  CHECK(any_glob_matches("*", "t2v"));
+  CHECK(any_glob_matches("*-i2v-*|*-fun-*", "wan-i2v-a"));
+  CHECK(any_glob_matches("*-i2v-*|*-fun-*", "wan-fun-a"));
+  CHECK_FALSE(any_glob_matches("*-i2v-*|*-fun-*", "wan-t2v-a"));
+  CHECK_FALSE(any_glob_matches("a|b", "a|b"));
+  CHECK(any_glob_matches("a|", ""));
+}
+
 TEST_CASE("A glob matches whole names", "[glob]") {
   CHECK(glob_match("*", ""));
   CHECK(glob_match("*", "anything.at/all"));
