@@ -43,7 +43,7 @@ struct DitConfig {
   int64_t given_channels;  // of what is known of the clip, beside the latents; 0: nothing is
   int64_t patch;           // latent cells per token along height and width
   double norm_eps;
-  // Of Wan-Fun, see fun.h and camera.h.
+  // What Wan-Fun has beside others, see fun.h and camera.h.
   int64_t control_channels = 0;  // of the latents of a control clip, beside the latents; 0: none
   bool has_reference = false, has_camera = false;
 

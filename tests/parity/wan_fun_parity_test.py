@@ -4,7 +4,6 @@ image or a pose."""
 
 import json
 import sys
-import tempfile
 import unittest
 
 import numpy as np
@@ -21,6 +20,7 @@ import tiny_models
 import wan_checks
 import wan_fun_models as fun
 import wan_models
+import wan_train_parity_test
 from wan_checks import picture, probe
 
 TOLERANCE = 1e-5  # of the scale
@@ -319,6 +319,90 @@ class WanFunCameraTest(wan_checks.FolderTest):
         published = fun.pluecker(fun.poses("Left", 1 / 54, 9), 48, 64)
         sheared = fun.pluecker(fun.poses("Left", 1 / 54, 9, translations=(9, 13, 18)), 48, 64)
         self.assertGreater(float((published - sheared).abs().max()), 0.1)
+
+
+class WanFunTrainTest(wan_train_parity_test.Steps):
+    """Whole training and LoRAs, from caches of what the published scripts name."""
+    FRAMES, HEIGHT, WIDTH = 5, 32, 32
+    KINDS = {"control_v1.1": "control_video,reference_image",
+             "camera": "input_image,camera_control_direction,camera_control_speed"}
+
+    def cached(self, kind):
+        """The folder of a model; fills a cache of it, and takes its samples."""
+        folder = self.dir / kind
+        if not folder.is_dir():
+            self.fill(kind)
+        self.cache = self.dir / f"{kind}_cached/cache"
+        rows = map(json.loads, (self.dir / f"{kind}.jsonl").read_text().splitlines())
+        items = json.loads((self.cache / "manifest.json").read_text())["items"]
+        self.samples = [self.sample(*one) for one in zip(items, rows, strict=True)]
+        return folder
+
+    def fill(self, kind):
+        folder = self.models.folder_with(self.dir / kind, transformer=fun.make_transformer(kind))
+        make_image_encoder().save_pretrained(folder / "image_encoder")
+        rows = []
+        for number, (prompt, direction) in enumerate((("a walk", "Left"), ("red", "In"))):
+            names = {"video": f"{kind}_{number}", "control_video": f"{kind}_control_{number}"}
+            for seed, name in enumerate(names.values()):
+                (self.dir / name).mkdir()
+                for i in range(self.FRAMES):
+                    pixels = picture(self.HEIGHT, self.WIDTH, 100 * seed + 10 * number + i)
+                    Image.fromarray(pixels).save(self.dir / name / f"{i}.png")
+            seen = dict(reference_image=f"{names['control_video']}/0.png", **names)
+            moved = dict(camera_control_direction=direction, camera_control_speed=0.3, video=names["video"])
+            rows.append(dict(prompt=prompt, **(moved if kind == "camera" else seen)))
+        (self.dir / f"{kind}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        atelier.run(["cache", "--plugin", "wan", "--model_paths", atelier.paths_argument(folder), "--dataset_base_path",
+                     self.dir, "--dataset_metadata_path", self.dir / f"{kind}.jsonl", "--num_frames", self.FRAMES,
+                     "--dtype", "float32", "--output_path", self.dir / f"{kind}_cached", "--extra_inputs", self.KINDS[kind]],
+                    self.dir)
+
+    def sample(self, item, row):
+        def tensor(stage, name):
+            return load_file(self.cache / stage / (item[stage] + ".safetensors"))[name]
+        sample = wan_train_parity_test.Sample(tensor("latents", "latents"), tensor("text", "prompt_embeds"))
+        stages = {"shown_image": "image_embeds", "start_image": "given_clip", "control_clip": "control_clip",
+                  "reference": "reference_latents"}
+        sample.given = {name: tensor(stage, name) for stage, name in stages.items() if stage in item}
+        if "camera" in item:
+            rows = fun.poses(row["camera_control_direction"], row["camera_control_speed"], self.FRAMES)
+            sample.given["rays"] = fun.latent_rays(fun.pluecker(rows, self.HEIGHT, self.WIDTH))
+        return sample
+
+    def velocity(self, transformer, samples, noisy, sigma, embeds, lengths, first):
+        given = {name: torch.stack([sample.given[name] for sample in samples]) for name in samples[0].given}
+        return fun.velocity(transformer, noisy, sigma, embeds, lengths, **given)
+
+    def test_steps_of_whole_denoisers_are_those_of_the_reference(self):
+        whole = {"dit": (0, 1000)}
+        for kind, inputs in self.KINDS.items():
+            folder, transformer = self.cached(kind), fun.make_transformer(kind)
+            with self.subTest(kind), self.both(f"wan, fun, training, {kind}", {"dit": transformer}, whole, folder, steps=2,
+                                               extra_inputs=inputs, trainable_models="dit") as (run, _):
+                saved = load_file(run.weights(2))
+                self.assertEqual(set(transformer.state_dict()), set(saved))
+                given = {"latents": torch.ones(1, 16, 2, 4, 4), "sigma": torch.tensor([0.5]),
+                         "prompt_embeds": torch.ones(1, 3, wan_models.TEXT_WIDTH)}
+                if kind == "camera":
+                    continue
+                with torch.no_grad():
+                    compare.assert_close("wan, fun, trained file", probe("dit", run.weights(2), given)["velocity"],
+                                         fun.velocity(transformer, **given), 1e-4)
+
+    def test_loras_are_trained_and_loaded(self):
+        kind = "control_v1.1"
+        folder = self.cached(kind)
+        rows = [(np.zeros((self.HEIGHT, self.WIDTH, 3), np.uint8), "unused")]
+        with atelier.train(folder, rows, plugin="wan", task="sft:train", dataset_base_path=self.cache,
+                           dataset_metadata_path=None, extra_inputs=self.KINDS[kind], lora_base_model="dit",
+                           lora_target_modules="q,k,v,o,ffn.0,ffn.2", lora_rank=2, max_train_steps=2,
+                           learning_rate=0.1) as run:
+            latents = wan_checks.noise(self.FRAMES, self.HEIGHT, self.WIDTH, seed=8)
+            clips = [wan_checks.generate(folder, latents, prompt="a walk", height=self.HEIGHT, width=self.WIDTH,
+                                         num_frames=self.FRAMES, num_inference_steps=1, **lora)
+                     for lora in ({}, {"lora": run.weights(2)})]
+        self.assertGreater(wan_checks.difference(*clips), 0.1)
 
 
 if __name__ == "__main__":
