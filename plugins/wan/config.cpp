@@ -6,6 +6,8 @@
 #include "atelier/part_view.h"
 #include "atelier/parts/causal_vae.h"
 
+#include "fun.h"
+
 namespace wan {
 
 using atelier::Detection;
@@ -24,8 +26,6 @@ constexpr const char* kKnownKinds =
 
 // Checkpoints of the same ancestry that this code does not run.
 constexpr atelier::UnsupportedKind kUnsupported[] = {
-    {"control_adapter.conv.weight", "a Wan-Fun DiT with a camera", kKnownKinds},
-    {"ref_conv.weight", "a Wan-Fun DiT with a reference", kKnownKinds},
     {"casual_audio_encoder.weights", "Wan2.2-S2V", kKnownKinds},
     {"pose_patch_embedding.weight", "Wan2.2-Animate", kKnownKinds},
 };
@@ -45,11 +45,9 @@ void read_images(const PartView& view, const PartSpelling& names, DitConfig& c) 
       names.of("img_emb.emb_pos", "condition_embedder.image_embedder.pos_embed");
   c.image_width = view.contains(norm) ? view.dim(norm, 0) : 0;
   c.image_rows = view.contains(positions) ? view.dim(positions, 1) : 0;
+  read_fun(view, c);
   const bool is_given = c.given_channels == c.channels + kFrameStride;
-  const int64_t with_control = c.given_channels - c.channels;  // latents of a control video
-  if (with_control == c.channels || with_control == c.channels + kFrameStride)
-    refuse_kind("a Wan-Fun DiT with a control video", kKnownKinds);
-  if (is_given || (c.given_channels == 0 && c.image_width == 0)) return;
+  if (is_given || fun_variant(c) || (c.given_channels == 0 && c.image_width == 0)) return;
   refuse_kind("a Wan DiT with " + to_string(c.channels + c.given_channels) + " input and " +
                   to_string(c.channels) + " output channels" +
                   (c.image_width > 0 ? " that is shown images" : ""),
@@ -82,6 +80,7 @@ DitConfig read_dit(const PartView& view, const PartSpelling& names, const std::s
 }
 
 std::string_view variant_of(const DitConfig& c) {
+  if (const auto fun = fun_variant(c)) return *fun;
   if (c.image_rows > 0) return "wan2.1-i2v-14b-flf2v";
   if (c.image_width > 0) return c.width < 5120 ? "wan2.1-i2v-1.3b" : "wan2.1-i2v-14b";
   if (c.given_channels > 0) return "wan2.2-i2v-a14b";

@@ -9,6 +9,7 @@
 
 #include "config.h"
 #include "dit.h"
+#include "fun.h"
 #include "model.h"
 #include "motion.h"
 #include "tables.h"
@@ -87,7 +88,7 @@ constexpr ComponentRow kRows[] = {
     atelier::parts::clip_vision_row<kImageEncoder>(
         "CLIP ViT-H/14 of image to video of Wan 2.1: image_encoder/*.safetensors, "
         "models_clip_*.pth or clip_vision_h.safetensors",
-        /*required=*/false, "*"),
+        /*required=*/false, "wan2.1-i2v-*|wan2.1-fun-*|*-animate2-*"),
     {.spec = {.name = "vae",
               .role = Role::kVae,
               .help = "vae/*.safetensors, Wan2.1_VAE.pth or wan_2.1_vae.safetensors; of "
@@ -172,8 +173,9 @@ bool is_driven(const Detection& part) {
 }
 
 bool is_expert(const Detection& part) {
-  return part.variant == kTextExperts || part.variant == kImageExperts ||
-         part.variant == kVaceExperts;
+  constexpr std::string_view kExperts[] = {kTextExperts, kImageExperts, kVaceExperts,
+                                           kControlExperts, kCameraExperts};
+  return std::ranges::find(kExperts, part.variant) != std::ranges::end(kExperts);
 }
 
 // Whether a denoiser may be one of two experts.
@@ -182,6 +184,8 @@ bool may_be_expert(const Detection& part) {
 }
 
 std::string experts_of(const FoundPart& found) {
+  if (const auto fun = fun_variant(atelier::config_of<DitConfig>(found.part)))
+    return std::string(*fun);
   return std::string(found.part.integer("given_channels") > 0 ? kImageExperts : kTextExperts);
 }
 
@@ -223,7 +227,8 @@ class Family final : public atelier::ComponentFamily {
   // The first of two experts is for levels from the boundary on. One alone whose path does not say
   // which it is covers all.
   atelier::SigmaRange sigma_range(const Detection& denoiser) const override {
-    const double boundary = denoiser.variant == kImageExperts ? 0.9 : 0.875;
+    const bool is_early = denoiser.variant == kTextExperts || denoiser.variant == kVaceExperts;
+    const double boundary = is_early ? 0.875 : 0.9;
     const auto alone = denoiser.config.find(kAlone);
     const auto is_alone = [&](const char* which) {
       return alone != denoiser.config.end() && alone->second == ConfigValue(which);

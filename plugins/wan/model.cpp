@@ -60,8 +60,9 @@ atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::Bloc
   if (in.stage == "given_clip") return encode_given(in, runner);
   if (in.stage == "first_frame") return encode_first(in, runner);
   if (in.stage == "vace") return encode_vace(in, runner);
-  if (in.stage == "reference" || in.stage.starts_with("driving"))
+  if (in.stage == "driven_image" || in.stage.starts_with("driving"))
     return encode_animate2(in, runner);
+  if (auto encoded = encode_fun(in, runner)) return *std::move(encoded);
   if (in.stage == "motion") {
     const auto* motion = atelier::find_input<double>(in.values, kMotionInput);
     return {{kMotion, at::tensor({static_cast<float>(*motion)})}};
@@ -82,13 +83,17 @@ atelier::Conditioning Wan::encode_images(const atelier::EncodeInputs& in,
 
 atelier::Conditioning Wan::encode_given(const atelier::EncodeInputs& in,
                                         atelier::BlockRunner& runner) {
-  const at::Tensor first = atelier::clip_input(in.values, kFirstImage);  // [3, 1, H, W]
+  const bool has_first = in.values.contains(kFirstImage);
+  const at::Tensor some =
+      atelier::clip_input(in.values, has_first ? kFirstImage : kLastImage);  // [3, 1, H, W]
   const int64_t frames = in.target.frames, T = latent_frames(in.target);
-  at::Tensor clip = at::zeros({3, frames, first.size(2), first.size(3)}, first.options());
+  at::Tensor clip = at::zeros({3, frames, some.size(2), some.size(3)}, some.options());
   // Whether a frame is known; the first one counts as many as a latent frame has.
-  at::Tensor known = at::zeros({T * kFrameStride}, first.options());
-  clip.narrow(1, 0, 1).copy_(first);
-  known.narrow(0, 0, kFrameStride).fill_(1);
+  at::Tensor known = at::zeros({T * kFrameStride}, some.options());
+  if (has_first) {
+    clip.narrow(1, 0, 1).copy_(some);
+    known.narrow(0, 0, kFrameStride).fill_(1);
+  }
   if (in.values.contains(kLastImage) && frames > 1) {
     clip.narrow(1, frames - 1, 1).copy_(atelier::clip_input(in.values, kLastImage));
     known.narrow(0, known.size(0) - 1, 1).fill_(1);

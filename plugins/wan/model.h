@@ -14,9 +14,9 @@ class Wan final : public atelier::ComponentModel {
       const atelier::ModelOptions& options, const atelier::LatentSpec& latents);
   ~Wan() override;
 
-  // Where a VACE follows a clip, what is made has that clip's size. Throws where it is told how much
-  // counts, and there is nothing to follow. With a driving clip it is as long as that, in the shape
-  // of the reference image; see animate2.h.
+  // Where a VACE follows a clip, what is made has that clip's size. Throws where it is told how
+  // much counts, and there is nothing to follow. With a driving clip it is as long as that, in the
+  // shape of the reference image; see animate2.h.
   atelier::MediaTarget target(const atelier::Inputs& inputs,
                               const atelier::MediaTarget& asked) const override;
   // With pictures in front: those of a VACE, or the reference image of a driving clip.
@@ -33,8 +33,13 @@ class Wan final : public atelier::ComponentModel {
   // first_frame gives "first_frame", [C, 1, H, W], and "free_frames", [T], which the others are.
   // Stage motion gives "motion": [1] float32. Stage vace gives "vace_clip", "vace_references" and
   // "vace_scale", see vace.h; stage latents the second of them beside "latents".
-  // Stages reference, driving_text, driving_frame and
+  // Stages driven_image, driving_text, driving_frame and
   // driving give the entries of animate2.h, "image_embeds" and "given_clip".
+  // Stages of Wan-Fun: shown_image gives "image_embeds"
+  // of the reference, or else of the first frame; control_clip "control_clip", [C, T, H, W], the
+  // latents of the control video; reference "reference_latents", [C, H, W]; start_image
+  // "given_clip", [C, T, H, W], the latents of the first frame alone and zeros; camera "camera",
+  // see camera.h.
   atelier::Conditioning encode(const atelier::EncodeInputs& in,
                                atelier::BlockRunner& runner) override;
   atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;
@@ -68,6 +73,9 @@ class Wan final : public atelier::ComponentModel {
   atelier::Conditioning encode_images(const atelier::EncodeInputs& in,
                                       atelier::BlockRunner& runner);
   atelier::Conditioning encode_given(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
+  // Nothing: it is no stage of Wan-Fun.
+  std::optional<atelier::Conditioning> encode_fun(const atelier::EncodeInputs& in,
+                                                  atelier::BlockRunner& runner);
   atelier::Conditioning encode_first(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
   atelier::Conditioning encode_vace(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
   atelier::Conditioning encode_target(const atelier::EncodeInputs& in,
@@ -92,7 +100,7 @@ class Wan final : public atelier::ComponentModel {
   atelier::MediaTarget driven_target(const atelier::Inputs& inputs,
                                      const atelier::MediaTarget& asked) const;
 
-  int64_t vace_blocks_;  // 0: there is no VACE
+  int64_t vace_blocks_;       // 0: there is no VACE
   Driving* keeps_ = nullptr;  // keeps keys and values until forget_levels()
 };
 

@@ -32,7 +32,8 @@ constexpr ScheduleDefaults kSmallImages = [] {
   schedule.help = "the same of Wan2.1-I2V-14B-480P";
   return schedule;
 }();
-// Wan2.1-Fun-InP and Wan2.2-Fun-A14B-InP have the tensors of other models of image to video.
+// As VideoX-Fun samples its models. Wan2.1-Fun-InP and Wan2.2-Fun-A14B-InP have the tensors of
+// other models of image to video.
 constexpr ScheduleDefaults of_fun(std::string_view name, std::string_view variants, double by,
                                   double cfg_scale = 6.0) {
   return {.name = name,
@@ -93,6 +94,8 @@ constexpr ScheduleDefaults kSchedules[] = {
     published("*-flf2v", 50, 16, 5),
     published("*-i2v-14b", 40, 5, 5),
     of_fun("default", "*-i2v-1.3b", 3),
+    of_fun("default", "wan2.1-fun-*", 3),
+    of_fun("default", "wan2.2-fun-*", 5),
     kSmallImages,
     kTwoScales,
     published("wan2.2-i2v-*", 40, 5, 3.5),

@@ -85,6 +85,9 @@ class Steps(wan_checks.FolderTest):
 
     # --- the reference side ---
 
+    def velocity(self, transformer, samples, noisy, sigma, embeds, lengths, first):
+        return wan_models.velocity(transformer, noisy, sigma, embeds, lengths, first_frame=first)
+
     def loss(self, transformer, batch, seed, step, part):
         """The sum over the samples of weight * mean(error^2)."""
         samples = [self.samples[row] for row, _ in batch]
