@@ -184,7 +184,7 @@ bool may_be_expert(const Detection& part) {
 }
 
 std::string experts_of(const FoundPart& found) {
-  if (const auto fun = fun_variant(atelier::config_of<DitConfig>(found.part)))
+  if (const auto fun = fun_variant(atelier::parts::whole_config_of<DitConfig>(found.part)))
     return std::string(*fun);
   return std::string(found.part.integer("given_channels") > 0 ? kImageExperts : kTextExperts);
 }
