@@ -83,12 +83,10 @@ using EncodeClip = std::function<at::Tensor(const at::Tensor& clip_CTHW)>;
 atelier::Conditioning animate_pose(const atelier::EncodeInputs& in, const EncodeClip& encode_clip);
 atelier::Conditioning animate_faces(const atelier::EncodeInputs& in);
 atelier::Conditioning animate_clip(const atelier::EncodeInputs& in, const EncodeClip& encode_clip);
-// The latents that training learns: the character, then the clip.
-at::Tensor animate_latents(const atelier::EncodeInputs& in, const EncodeClip& encode_clip);
-
-// See Model.
+// Whether there is a clip of a pose; and what Model asks where there is.
 atelier::MediaTarget animate_target(const atelier::Inputs& inputs,
                                     const atelier::MediaTarget& asked);
+bool is_animated(const atelier::Inputs& inputs);
 std::vector<atelier::Piece> animate_pieces(const atelier::Inputs& inputs,
                                            const atelier::MediaTarget& target);
 

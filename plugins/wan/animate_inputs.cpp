@@ -96,10 +96,8 @@ atelier::Conditioning animate_clip(const EncodeInputs& in, const EncodeClip& enc
   return {{kGivenClip, at::cat({character, given}, 1)}};
 }
 
-at::Tensor animate_latents(const EncodeInputs& in, const EncodeClip& encode_clip) {
-  return at::cat({encode_clip(atelier::clip_input(in.values, kCharacterInput)),
-                  encode_clip(atelier::clip_input(in.values, "video"))},
-                 1);
+bool is_animated(const Inputs& inputs) {
+  return inputs.contains(kPoseInput);
 }
 
 atelier::MediaTarget animate_target(const Inputs& inputs, const atelier::MediaTarget& asked) {

@@ -9,9 +9,11 @@
 #include "atelier/parts/clip.h"
 
 #include "animate.h"
+#include "animate2.h"
 #include "dit.h"
 #include "motion.h"
 #include "prompt.h"
+#include "vace.h"
 
 namespace wan {
 
@@ -33,41 +35,22 @@ constexpr std::string_view kNegativePrompt =
     "畸形的肢体，"
     "手指融合，静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走";
 
+// Frames of the latents that are no part of the clip, in front of it.
+int64_t leading_frames(const atelier::Conditioning& cond) {
+  const auto pictures = cond.find(kVaceReferences);
+  if (pictures != cond.end()) return pictures->second.size(1);
+  const bool has_one =
+      cond.contains(kDrivingClip) || cond.contains(kLeadingFrames) || cond.contains(kAnimatePose);
+  return has_one ? 1 : 0;
+}
+
 }  // namespace
 
 Wan::Wan(std::span<const atelier::ComponentRow> rows, std::span<const atelier::Detection> parts,
-         const atelier::ModelOptions& options, const atelier::LatentSpec& latents,
-         std::string variant)
-    : ComponentModel(rows, parts, options, latents), variant_(std::move(variant)) {}
+         const atelier::ModelOptions& options, const atelier::LatentSpec& latents)
+    : ComponentModel(rows, parts, options, latents), vace_blocks_(check_vace(parts)) {}
 
 Wan::~Wan() = default;
-
-bool Wan::animates() const {
-  return variant_ == kAnimate;
-}
-
-atelier::MediaTarget Wan::target(const atelier::Inputs& inputs,
-                                 const atelier::MediaTarget& asked) const {
-  return animates() ? animate_target(inputs, asked) : ComponentModel::target(inputs, asked);
-}
-
-std::vector<int64_t> Wan::latent_shape(const atelier::MediaTarget& target,
-                                       const atelier::Conditioning& cond) const {
-  std::vector<int64_t> shape = ComponentModel::latent_shape(target, cond);
-  if (animates()) ++shape[1];
-  return shape;
-}
-
-atelier::FinishedLatents Wan::to_decode(const at::Tensor& latents,
-                                        const atelier::Conditioning& cond) const {
-  if (!animates()) return ComponentModel::to_decode(latents, cond);
-  return {.latents_BCTHW = latents.narrow(2, 1, latents.size(2) - 1)};
-}
-
-std::vector<atelier::Piece> Wan::pieces(const atelier::Inputs& inputs,
-                                        const atelier::MediaTarget& target) const {
-  return animates() ? animate_pieces(inputs, target) : ComponentModel::pieces(inputs, target);
-}
 
 std::vector<int64_t> Wan::ids_of(const atelier::EncodeInputs& in) const {
   const std::string& given = atelier::text_input(in.values, "prompt");
@@ -75,13 +58,15 @@ std::vector<int64_t> Wan::ids_of(const atelier::EncodeInputs& in) const {
 }
 
 atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::BlockRunner& runner) {
-  if (in.stage.starts_with("animate_") ||
-      (in.stage == "latents" && in.values.contains(kFirstImage)))
-    return encode_animate(in, runner);
-  if (in.stage == "latents") return encode_latents(in.values, "video", runner);
+  if (in.stage == "latents") return encode_target(in, runner);
   if (in.stage == "images" || in.stage == "first_image") return encode_images(in, runner);
   if (in.stage == "given_clip") return encode_given(in, runner);
   if (in.stage == "first_frame") return encode_first(in, runner);
+  if (in.stage == "vace") return encode_vace(in, runner);
+  if (in.stage.starts_with("animate_")) return encode_animate(in, runner);
+  if (in.stage == "driven_image" || in.stage.starts_with("driving"))
+    return encode_animate2(in, runner);
+  if (auto encoded = encode_fun(in, runner)) return *std::move(encoded);
   if (in.stage == "motion") {
     const auto* motion = atelier::find_input<double>(in.values, kMotionInput);
     return {{kMotion, at::tensor({static_cast<float>(*motion)})}};
@@ -102,13 +87,17 @@ atelier::Conditioning Wan::encode_images(const atelier::EncodeInputs& in,
 
 atelier::Conditioning Wan::encode_given(const atelier::EncodeInputs& in,
                                         atelier::BlockRunner& runner) {
-  const at::Tensor first = atelier::clip_input(in.values, kFirstImage);  // [3, 1, H, W]
+  const bool has_first = in.values.contains(kFirstImage);
+  const at::Tensor some =
+      atelier::clip_input(in.values, has_first ? kFirstImage : kLastImage);  // [3, 1, H, W]
   const int64_t frames = in.target.frames, T = latent_frames(in.target);
-  at::Tensor clip = at::zeros({3, frames, first.size(2), first.size(3)}, first.options());
+  at::Tensor clip = at::zeros({3, frames, some.size(2), some.size(3)}, some.options());
   // Whether a frame is known; the first one counts as many as a latent frame has.
-  at::Tensor known = at::zeros({T * kFrameStride}, first.options());
-  clip.narrow(1, 0, 1).copy_(first);
-  known.narrow(0, 0, kFrameStride).fill_(1);
+  at::Tensor known = at::zeros({T * kFrameStride}, some.options());
+  if (has_first) {
+    clip.narrow(1, 0, 1).copy_(some);
+    known.narrow(0, 0, kFrameStride).fill_(1);
+  }
   if (in.values.contains(kLastImage) && frames > 1) {
     clip.narrow(1, frames - 1, 1).copy_(atelier::clip_input(in.values, kLastImage));
     known.narrow(0, known.size(0) - 1, 1).fill_(1);
@@ -133,29 +122,52 @@ atelier::Conditioning Wan::encode_first(const atelier::EncodeInputs& in,
   return {{kFirstFrame, first}, {kFreeFrames, free}};
 }
 
-atelier::Conditioning Wan::encode_animate(const atelier::EncodeInputs& in,
-                                          atelier::BlockRunner& runner) {
-  const EncodeClip encode = [&](const at::Tensor& clip) {
-    return encode_latents({{"clip", clip}}, "clip", runner).at("latents");
-  };
-  if (in.stage == "animate_pose") return animate_pose(in, encode);
-  if (in.stage == "animate_faces") return animate_faces(in);
-  if (in.stage == "animate_clip") return animate_clip(in, encode);
-  return {{"latents", animate_latents(in, encode)}};
+// Latents of pictures stand in front of those of the clip that is learnt.
+atelier::Conditioning Wan::encode_target(const atelier::EncodeInputs& in,
+                                         atelier::BlockRunner& runner) {
+  const at::Tensor clip = atelier::clip_input(in.values, "video");
+  atelier::Conditioning made = encode_references(in.values, clip.size(2), clip.size(3), runner);
+  at::Tensor leading = made.empty() ? at::Tensor() : made.at(kVaceReferences);
+  if (in.values.contains("animate2_reference_image")) {
+    leading = leading_image(in.values, runner);
+    made[kLeadingFrames] = at::ones({1}, at::kLong);
+  }
+  if (in.values.contains(kFirstImage))  // the character of Animate
+    leading = encode_latents(in.values, kFirstImage, runner).at("latents");
+  at::Tensor latents = encode_latents(in.values, "video", runner).at("latents");
+  if (leading.defined()) latents = at::cat({leading, latents}, 1);
+  made.emplace("latents", latents);
+  return made;
+}
+
+atelier::MediaTarget Wan::target(const atelier::Inputs& inputs,
+                                 const atelier::MediaTarget& asked) const {
+  return animate_target(inputs, driven_target(inputs, vace_target(inputs, asked)));
+}
+
+std::vector<atelier::Piece> Wan::pieces(const atelier::Inputs& inputs,
+                                        const atelier::MediaTarget& target) const {
+  return is_animated(inputs) ? animate_pieces(inputs, target) : driven_pieces(inputs, target);
+}
+
+std::vector<int64_t> Wan::latent_shape(const atelier::MediaTarget& target,
+                                       const atelier::Conditioning& cond) const {
+  std::vector<int64_t> shape = ComponentModel::latent_shape(target, cond);
+  shape[1] += leading_frames(cond);
+  return shape;
+}
+
+atelier::FinishedLatents Wan::to_decode(const at::Tensor& latents_BCTHW,
+                                        const atelier::Conditioning& cond) const {
+  const int64_t leading = leading_frames(cond);
+  return {.latents_BCTHW = latents_BCTHW.narrow(2, leading, latents_BCTHW.size(2) - leading)};
 }
 
 at::Tensor Wan::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
-  const auto has_pose = [](const atelier::Conditioning* cond) {
-    return cond->contains(kAnimatePose);
-  };
-  if (std::ranges::none_of(in.cond, has_pose)) return denoise_as_it_moves(in, runner);
-  Animation animation(loaded<AnimateAdapter>(kAnimateAdapter));
-  const Dit::With with(loaded<Dit>(in.denoiser), animation);
-  return ComponentModel::denoise(in, runner);
-}
-
-at::Tensor Wan::denoise_as_it_moves(const atelier::DenoiseInputs& in,
-                                    atelier::BlockRunner& runner) {
+  const auto follows = [](const atelier::Conditioning* cond) { return cond->contains(kVaceClip); };
+  if (std::ranges::any_of(in.cond, follows)) return denoise_beside_vace(in, runner);
+  const auto poses = [](const atelier::Conditioning* cond) { return cond->contains(kAnimatePose); };
+  if (std::ranges::any_of(in.cond, poses)) return denoise_animated(in, runner);
   const auto moves = [](const atelier::Conditioning* cond) { return cond->contains(kMotion); };
   if (std::ranges::none_of(in.cond, moves)) return ComponentModel::denoise(in, runner);
   const auto& controller = loaded<MotionController>("motion_controller");
@@ -174,6 +186,22 @@ at::Tensor Wan::denoise_as_it_moves(const atelier::DenoiseInputs& in,
   return ComponentModel::denoise(with_rows, runner);
 }
 
+at::Tensor Wan::denoise_animated(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
+  Animation animation(loaded<AnimateAdapter>(kAnimateAdapter));
+  const Dit::With with(loaded<Dit>(in.denoiser), animation);
+  return ComponentModel::denoise(in, runner);
+}
+
+atelier::Conditioning Wan::encode_animate(const atelier::EncodeInputs& in,
+                                          atelier::BlockRunner& runner) {
+  const EncodeClip encode = [&](const at::Tensor& clip) {
+    return encode_latents({{"clip", clip}}, "clip", runner).at("latents");
+  };
+  if (in.stage == "animate_pose") return animate_pose(in, encode);
+  if (in.stage == "animate_faces") return animate_faces(in);
+  return animate_clip(in, encode);
+}
+
 std::optional<atelier::GivenLatents> Wan::given(const atelier::Conditioning& cond,
                                                 at::IntArrayRef) const {
   const auto first = cond.find(kFirstFrame);
@@ -187,10 +215,14 @@ std::optional<atelier::GivenLatents> Wan::given(const atelier::Conditioning& con
 
 atelier::Conditioning Wan::encode_text(const atelier::EncodeInputs& in,
                                        atelier::BlockRunner& runner) {
-  std::vector<int64_t> ids = ids_of(in);
+  return {{atelier::kPromptEmbeds, encode_cut(ids_of(in), runner)}};
+}
+
+// [L, text_width] of a text's tokens, of which those behind the limit are cut off.
+at::Tensor Wan::encode_cut(std::vector<int64_t> ids, atelier::BlockRunner& runner) {
   cut_to_limit(ids, {.tokens = std::ssize(ids), .limit = kMaxPromptTokens});
   ids.back() = end_token(tokenizer());
-  return {{atelier::kPromptEmbeds, encode_ids("text_encoder", ids, runner)}};
+  return encode_ids("text_encoder", ids, runner);
 }
 
 atelier::NamedTensors Wan::probe(std::string_view component, const atelier::NamedTensors& inputs,
@@ -200,6 +232,7 @@ atelier::NamedTensors Wan::probe(std::string_view component, const atelier::Name
     const at::Tensor& motion = atelier::named_tensor(inputs, kMotion, 1);
     return {{kMotionRows, loaded<MotionController>(component).forward(motion)}};
   }
+  if (component.starts_with("vace")) return loaded<Vace>(component).probe(inputs, runner);
   if (component == kAnimateAdapter)
     return probe_animate(loaded<AnimateAdapter>(component), inputs, runner);
   if (component != "image_encoder") return ComponentModel::probe(component, inputs, runner);
@@ -219,7 +252,8 @@ std::vector<int64_t> Wan::tokenize(std::string_view text) const {
 }
 
 atelier::TextLength Wan::text_length(const atelier::EncodeInputs& in) const {
-  return {.tokens = std::ssize(ids_of(in)), .limit = kMaxPromptTokens};
+  const auto ids = in.stage == "driving_text" ? driving_ids(in) : ids_of(in);
+  return {.tokens = std::ssize(ids), .limit = kMaxPromptTokens};
 }
 
 }  // namespace wan

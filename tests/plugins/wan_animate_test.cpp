@@ -155,7 +155,10 @@ TEST_CASE("A denoiser of Animate without its adapter is known by the config or b
 TEST_CASE("Clips of Animate are made in segments, as many and as large as the pose", "[animate]") {
   Detection dit = animate_part(index_of(read_keys(kAnimateFiles[0])));
   const auto model = test::opened_family().make_model({&dit, 1}, {});
-  const auto pieces = [&](int64_t frames, const Inputs& inputs = {}) {
+  const Inputs pose = {
+      {"animate_pose_video", at::empty({3, 90, 730, 1290}, at::TensorOptions(at::kMeta))}};
+  const auto pieces = [&](int64_t frames, Inputs inputs = {}) {
+    inputs.insert(pose.begin(), pose.end());
     return shown(model->pieces(inputs, {frames, 64, 64}));
   };
   using Texts = std::vector<std::string>;
@@ -180,13 +183,12 @@ TEST_CASE("Clips of Animate are made in segments, as many and as large as the po
     CHECK(test::mentions(error, what));
   }
 
-  const Inputs pose = {
-      {"animate_pose_video", at::empty({3, 90, 730, 1290}, at::TensorOptions(at::kMeta))}};
   CHECK(model->target(pose, {0, 0, 0}) == MediaTarget{90, 720, 1280});
   CHECK(model->target(pose, {49, 320, 0}) == MediaTarget{49, 320, 0});
-  CHECK(model->latent_shape({77, 64, 48}, {}) == std::vector<int64_t>{16, 21, 8, 6});
+  const Conditioning cond = {{"animate_pose", at::zeros({16, 20, 8, 6})}};
+  CHECK(model->latent_shape({77, 64, 48}, cond) == std::vector<int64_t>{16, 21, 8, 6});
   const at::Tensor latents = at::randn({1, 16, 21, 8, 6});
-  CHECK(at::equal(model->to_decode(latents, {}).latents_BCTHW, latents.narrow(2, 1, 20)));
+  CHECK(at::equal(model->to_decode(latents, cond).latents_BCTHW, latents.narrow(2, 1, 20)));
   Inputs half = pose;
   half.emplace("animate_mask_video", at::empty({1, 90, 64, 64}, at::TensorOptions(at::kMeta)));
   const Error error = test::error_of([&] { model->target(half, {}); });
