@@ -18,8 +18,8 @@ constexpr const char *kCharacterInput = "input_image", *kPoseInput = "animate_po
                      *kFaceInput = "animate_face_video", *kAroundInput = "animate_inpaint_video",
                      *kMaskInput = "animate_mask_video", *kLengthInput = "segment_frame_length",
                      *kSharedInput = "prev_segment_conditioning_frames";
-constexpr int64_t kSegmentFrames = 77, kSharedFrames = 1, kMostShared = 5;
-constexpr int64_t kSideMultiple = 16;
+constexpr int64_t kSegmentFrames = 77, kFewestShared = 1, kMostShared = 5;
+constexpr int64_t kPoseSides = 16;
 constexpr double kHalfRange = 127.5;
 
 [[noreturn]] void refuse(const std::string& message, const std::string& hint) {
@@ -107,8 +107,8 @@ atelier::MediaTarget animate_target(const Inputs& inputs, const atelier::MediaTa
   atelier::MediaTarget target = asked;
   if (asked.frames == 0) target.frames = pose->size(1);
   if (asked.height == 0 && asked.width == 0) {
-    target.height = pose->size(2) / kSideMultiple * kSideMultiple;
-    target.width = pose->size(3) / kSideMultiple * kSideMultiple;
+    target.height = pose->size(2) / kPoseSides * kPoseSides;
+    target.width = pose->size(3) / kPoseSides * kPoseSides;
   }
   return target;
 }
@@ -116,8 +116,8 @@ atelier::MediaTarget animate_target(const Inputs& inputs, const atelier::MediaTa
 std::vector<atelier::Piece> animate_pieces(const Inputs& inputs,
                                            const atelier::MediaTarget& target) {
   const int64_t length = animate_number(inputs, kLengthInput, kSegmentFrames);
-  const int64_t shared = animate_number(inputs, kSharedInput, kSharedFrames);
-  if (shared != kSharedFrames && shared != kMostShared)
+  const int64_t shared = animate_number(inputs, kSharedInput, kFewestShared);
+  if (shared != kFewestShared && shared != kMostShared)
     refuse(std::string("--") + kSharedInput + " is " + std::to_string(shared),
            "segments share 1 or 5 frames");
   if (length <= shared || length % kFrameStride != 1)

@@ -128,12 +128,11 @@ atelier::Conditioning Wan::encode_target(const atelier::EncodeInputs& in,
   const at::Tensor clip = atelier::clip_input(in.values, "video");
   atelier::Conditioning made = encode_references(in.values, clip.size(2), clip.size(3), runner);
   at::Tensor leading = made.empty() ? at::Tensor() : made.at(kVaceReferences);
-  if (in.values.contains("animate2_reference_image")) {
-    leading = leading_image(in.values, runner);
-    made[kLeadingFrames] = at::ones({1}, at::kLong);
-  }
-  if (in.values.contains(kFirstImage))  // the character of Animate
-    leading = encode_latents(in.values, kFirstImage, runner).at("latents");
+  const bool is_driven = in.values.contains("animate2_reference_image");
+  const bool has_character = in.values.contains(kFirstImage);  // of Animate
+  if (is_driven) leading = leading_image(in.values, runner);
+  if (has_character) leading = encode_latents(in.values, kFirstImage, runner).at("latents");
+  if (is_driven || has_character) made[kLeadingFrames] = at::ones({1}, at::kLong);
   at::Tensor latents = encode_latents(in.values, "video", runner).at("latents");
   if (leading.defined()) latents = at::cat({leading, latents}, 1);
   made.emplace("latents", latents);

@@ -18,6 +18,7 @@ TAKEN = {
     "wan_flf2v_14b": "wan2.1-i2v-14b-flf2v",
     "wan22_i2v_a14b": "wan2.2-i2v-a14b",
     "wan22_ti2v_5b": "wan2.2-ti2v-5b",
+    "wan22_animate2": "wan2.2-animate2-14b",
     "wan22_animate": "wan2.2-animate-14b",
     "wan22_animate_original": "wan2.2-animate-14b",
     "wan_fun_1_3b_inp_original": "wan2.1-i2v-1.3b",
@@ -57,7 +58,7 @@ class WanInspect(unittest.TestCase):
                 self.assertNotIn("refused", told)
                 taken = told["taken_by"]
                 self.assertEqual(("wan", "dit", variant), (taken["family"], taken["component"], taken["variant"]))
-                others = ["vace"] if "vace" in variant else []
+                others = ["vace"] if "vace" in variant else ["animate_adapter"] if "animate-" in variant else []
                 self.assertEqual(others, [other["component"] for other in taken.get("others", [])])
 
     def test_the_motion_controller_is_taken(self):
