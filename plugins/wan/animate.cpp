@@ -105,6 +105,28 @@ FaceAdapter* AnimateAdapter::behind(int64_t index) const {
   return is_there ? adapters_[static_cast<size_t>(number)].get() : nullptr;
 }
 
+atelier::NamedTensors AnimateAdapter::probe(const atelier::NamedTensors& inputs,
+                                            atelier::BlockRunner& runner) {
+  atelier::allow_only(inputs, {"pose", "faces", "rows", "face_rows"});
+  atelier::NamedTensors made;
+  if (inputs.contains("pose"))
+    made["pose_rows"] = pose_rows(atelier::named_tensor(inputs, "pose", 5));
+  if (inputs.contains("faces"))
+    made["face_rows"] = face_rows(atelier::named_tensor(inputs, "faces", 5), runner);
+  if (!inputs.contains("rows")) return made;
+  const at::Tensor& rows = atelier::named_tensor(inputs, "rows", 3);
+  const at::Tensor& faces = atelier::named_tensor(inputs, "face_rows", 4);
+  const int64_t frames = faces.size(0) * faces.size(1);
+  const Tensors in = {rows.flatten(0, 1), faces.flatten(0, 2),
+                      Segments::uniform(frames, rows.size(1) / faces.size(1)).tensor(),
+                      Segments::uniform(frames, faces.size(2)).tensor()};
+  Tensors adapted;
+  for (const auto& adapter : adapters_)
+    adapted.push_back(runner.run(*adapter, in)[0].view(rows.sizes()));
+  made["adapted"] = at::stack(adapted);
+  return made;
+}
+
 void Animation::begin(Pass& pass) {
   Tensors poses, faces;
   for (const atelier::Conditioning* cond : pass.in.cond) {
@@ -134,32 +156,6 @@ void Animation::after(int64_t index, Pass& pass) {
   const at::Tensor x = pass.x.to(faces_.scalar_type());
   pass.x = pass.runner.run(*adapter, {x, faces_, frame_offsets_, face_offsets_})[0].to(
       pass.x.scalar_type());
-}
-
-atelier::NamedTensors probe_animate(AnimateAdapter& adapter, const atelier::NamedTensors& inputs,
-                                    atelier::BlockRunner& runner) {
-  atelier::allow_only(inputs, {"pose", "faces", "rows", "face_rows"});
-  atelier::NamedTensors made;
-  if (inputs.contains("pose"))
-    made["pose_rows"] = adapter.pose_rows(atelier::named_tensor(inputs, "pose", 5));
-  if (inputs.contains("faces")) {
-    const at::Tensor& faces = atelier::named_tensor(inputs, "faces", 5);
-    made["face_rows"] = adapter.face_rows(faces, runner);
-  }
-  if (!inputs.contains("rows")) return made;
-  const at::Tensor& rows = atelier::named_tensor(inputs, "rows", 3);
-  const at::Tensor& faces = atelier::named_tensor(inputs, "face_rows", 4);
-  const int64_t frames = faces.size(0) * faces.size(1);
-  Tensors adapted;
-  for (int64_t i = 0; i < adapter.adapters(); ++i) {
-    const Tensors in = {rows.flatten(0, 1), faces.flatten(0, 2),
-                        Segments::uniform(frames, rows.size(1) / faces.size(1)).tensor(),
-                        Segments::uniform(frames, faces.size(2)).tensor()};
-    adapted.push_back(
-        runner.run(*adapter.behind(i * adapter.interval()), in)[0].view(rows.sizes()));
-  }
-  made["adapted"] = at::stack(adapted);
-  return made;
 }
 
 }  // namespace wan

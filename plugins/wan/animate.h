@@ -11,6 +11,7 @@
 
 #include "addition.h"
 #include "animate_face.h"
+#include "variant.h"
 
 namespace wan {
 
@@ -19,6 +20,8 @@ inline constexpr const char* kAnimateAdapter = "animate_adapter";
 // Conditioning: latents of the pose's clip, [C, T, H, W]; and the clip of the face, bytes
 // [3, F, S, S]. The denoiser's latents have a frame in front of T, that of the character.
 inline constexpr const char *kAnimatePose = "animate_pose", *kAnimateFaces = "animate_faces";
+// Beside latents that are learnt: that they have this frame, int64 [1].
+inline constexpr const char* kAnimateCharacter = "animate_character";
 
 // Inputs: rows of the latents [N, D], rows of the faces, and offsets of both by latent frame.
 // Output: the former, each frame's with what it sees of its face.
@@ -50,8 +53,9 @@ class AnimateAdapter final : public atelier::nn::Module {
   at::Tensor face_rows(const at::Tensor& faces_BCFHW, atelier::BlockRunner& runner);
   // The adapter behind block `index`; null: none.
   FaceAdapter* behind(int64_t index) const;
-  int64_t adapters() const { return config_.adapters; }
-  int64_t interval() const { return config_.interval; }
+  // "pose" [B, C, T, h, w] becomes "pose_rows", "faces" [B, 3, F, S, S] "face_rows", and "rows"
+  // [B, L, D] with "face_rows" [B, T, rows, D] "adapted", [adapters, B, L, D].
+  atelier::NamedTensors probe(const atelier::NamedTensors& inputs, atelier::BlockRunner& runner);
 
  private:
   at::ScalarType dtype() const;
@@ -77,21 +81,29 @@ class Animation final : public Addition {
   at::Tensor faces_, frame_offsets_, face_offsets_;
 };
 
-// What the stages are given and make; `encode_clip` gives the latents [C, T, H, W] of a clip
-// [3, F, H, W].
-using EncodeClip = std::function<at::Tensor(const at::Tensor& clip_CTHW)>;
-atelier::Conditioning animate_pose(const atelier::EncodeInputs& in, const EncodeClip& encode_clip);
-atelier::Conditioning animate_faces(const atelier::EncodeInputs& in);
-atelier::Conditioning animate_clip(const atelier::EncodeInputs& in, const EncodeClip& encode_clip);
-// Whether there is a clip of a pose; and what Model asks where there is.
-atelier::MediaTarget animate_target(const atelier::Inputs& inputs,
-                                    const atelier::MediaTarget& asked);
-bool is_animated(const atelier::Inputs& inputs);
-std::vector<atelier::Piece> animate_pieces(const atelier::Inputs& inputs,
-                                           const atelier::MediaTarget& target);
+// What it is given.
+class AnimateInputs final : public Variant {
+ public:
+  using Variant::Variant;
+  ~AnimateInputs() override = default;
 
-atelier::NamedTensors probe_animate(AnimateAdapter& adapter, const atelier::NamedTensors& inputs,
-                                    atelier::BlockRunner& runner);
+  std::optional<atelier::Conditioning> encode(const atelier::EncodeInputs& in,
+                                              atelier::BlockRunner& runner) override;
+  // As long and large as the clip of the pose.
+  atelier::MediaTarget target(const atelier::Inputs& inputs,
+                              const atelier::MediaTarget& asked) const override;
+  std::vector<atelier::Piece> pieces(const atelier::Inputs& inputs,
+                                     const atelier::MediaTarget& target) const override;
+  at::Tensor encode_leading(const atelier::Inputs& values, atelier::Conditioning& made,
+                            atelier::BlockRunner& runner) override;
+  int64_t leading_frames(const atelier::Conditioning& cond) const override;
+  std::optional<at::Tensor> denoise(const atelier::DenoiseInputs& in,
+                                    atelier::BlockRunner& runner) override;
+
+ private:
+  at::Tensor latents_of(const at::Tensor& clip_CTHW, atelier::BlockRunner& runner);
+  atelier::Conditioning encode_clip(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
+};
 
 std::optional<atelier::Detection> detect_animate(const atelier::TensorIndex& checkpoint);
 atelier::ConfigFields animate_fields(const atelier::Detection& part);

@@ -1,4 +1,6 @@
 // What Wan2.2-Animate is given: in pixels, in latents, and in segments of a long clip.
+#include <algorithm>
+
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
@@ -6,6 +8,7 @@
 
 #include "animate.h"
 #include "dit.h"
+#include "model.h"
 
 namespace wan {
 
@@ -40,9 +43,8 @@ void check_replacement(const Inputs& inputs) {
          "give both, or leave both out");
 }
 
-// [4, 1, H, W] and the latents of the character: all of it is known.
-at::Tensor known_character(const EncodeInputs& in, const EncodeClip& encode_clip) {
-  const at::Tensor latents = encode_clip(atelier::clip_input(in.values, kCharacterInput));
+// [4 + C, 1, H, W] of the latents of the character: all of it is known.
+at::Tensor known_character(const at::Tensor& latents) {
   const at::Tensor known =
       at::ones_like(latents.narrow(0, 0, 1)).expand({kFrameStride, -1, -1, -1});
   return at::cat({known, latents});
@@ -63,27 +65,37 @@ at::Tensor known_frames(const EncodeInputs& in, int64_t shared, const at::Tensor
   return known.view({-1, kFrameStride, H, W}).transpose(0, 1);
 }
 
-}  // namespace
-
-atelier::Conditioning animate_pose(const EncodeInputs& in, const EncodeClip& encode_clip) {
-  return {{kAnimatePose, encode_clip(atelier::clip_input(in.values, kPoseInput))}};
-}
-
 // Black on the negative branch.
-atelier::Conditioning animate_faces(const EncodeInputs& in) {
+at::Tensor bytes_of_faces(const EncodeInputs& in) {
   const at::Tensor clip = atelier::clip_input(in.values, kFaceInput);
   const auto bytes = clip.options().dtype(at::kByte);
-  if (in.is_negative) return {{kAnimateFaces, at::zeros(clip.sizes(), bytes)}};
+  if (in.is_negative) return at::zeros(clip.sizes(), bytes);
   std::vector<at::Tensor> frames;
   for (const at::Tensor& frame : clip.unbind(1))
     frames.push_back(frame.add(1).mul(kHalfRange).round().clamp(0, 255).to(at::kByte));
-  return {{kAnimateFaces, at::stack(frames, 1)}};
+  return at::stack(frames, 1);
 }
 
-atelier::Conditioning animate_clip(const EncodeInputs& in, const EncodeClip& encode_clip) {
+}  // namespace
+
+at::Tensor AnimateInputs::latents_of(const at::Tensor& clip, atelier::BlockRunner& runner) {
+  return model_.encode_latents({{"clip", clip}}, "clip", runner).at("latents");
+}
+
+std::optional<atelier::Conditioning> AnimateInputs::encode(const EncodeInputs& in,
+                                                           atelier::BlockRunner& runner) {
+  if (in.stage == "animate_clip") return encode_clip(in, runner);
+  if (in.stage == "animate_faces") return {{{kAnimateFaces, bytes_of_faces(in)}}};
+  if (in.stage != "animate_pose") return std::nullopt;
+  return {{{kAnimatePose, latents_of(atelier::clip_input(in.values, kPoseInput), runner)}}};
+}
+
+atelier::Conditioning AnimateInputs::encode_clip(const EncodeInputs& in,
+                                                 atelier::BlockRunner& runner) {
   check_replacement(in.values);
   const int64_t frames = in.target.frames;
-  const at::Tensor character = known_character(in, encode_clip);
+  const at::Tensor character =
+      known_character(latents_of(atelier::clip_input(in.values, kCharacterInput), runner));
   const bool replaces = in.values.contains(kAroundInput);
   at::Tensor clip = replaces ? atelier::clip_input(in.values, kAroundInput)
                              : at::zeros({3, frames, in.target.height, in.target.width},
@@ -91,16 +103,33 @@ atelier::Conditioning animate_clip(const EncodeInputs& in, const EncodeClip& enc
   const int64_t shared = in.before_CTHW.defined() ? in.before_CTHW.size(1) : 0;
   if (shared > 0)
     clip = at::cat({in.before_CTHW.to(clip.options()), clip.narrow(1, shared, frames - shared)}, 1);
-  const at::Tensor latents = encode_clip(clip);
+  const at::Tensor latents = latents_of(clip, runner);
   const at::Tensor given = at::cat({known_frames(in, shared, latents), latents});
   return {{kGivenClip, at::cat({character, given}, 1)}};
 }
 
-bool is_animated(const Inputs& inputs) {
-  return inputs.contains(kPoseInput);
+at::Tensor AnimateInputs::encode_leading(const Inputs& values, atelier::Conditioning& made,
+                                         atelier::BlockRunner& runner) {
+  if (!values.contains(kCharacterInput)) return {};
+  made[kAnimateCharacter] = at::ones({1}, at::kLong);
+  return latents_of(atelier::clip_input(values, kCharacterInput), runner);
 }
 
-atelier::MediaTarget animate_target(const Inputs& inputs, const atelier::MediaTarget& asked) {
+int64_t AnimateInputs::leading_frames(const atelier::Conditioning& cond) const {
+  return cond.contains(kAnimatePose) || cond.contains(kAnimateCharacter) ? 1 : 0;
+}
+
+std::optional<at::Tensor> AnimateInputs::denoise(const atelier::DenoiseInputs& in,
+                                                 atelier::BlockRunner& runner) {
+  const auto poses = [](const atelier::Conditioning* cond) { return cond->contains(kAnimatePose); };
+  if (std::ranges::none_of(in.cond, poses)) return std::nullopt;
+  Animation animation(model_.loaded<AnimateAdapter>(kAnimateAdapter));
+  const Dit::With with(model_.loaded<Dit>(in.denoiser), animation);
+  return model_.denoise_alone(in, runner);
+}
+
+atelier::MediaTarget AnimateInputs::target(const Inputs& inputs,
+                                           const atelier::MediaTarget& asked) const {
   check_replacement(inputs);
   const auto* const pose = atelier::find_input<at::Tensor>(inputs, kPoseInput);
   if (pose == nullptr || pose->dim() != 4) return asked;
@@ -113,8 +142,9 @@ atelier::MediaTarget animate_target(const Inputs& inputs, const atelier::MediaTa
   return target;
 }
 
-std::vector<atelier::Piece> animate_pieces(const Inputs& inputs,
-                                           const atelier::MediaTarget& target) {
+std::vector<atelier::Piece> AnimateInputs::pieces(const Inputs& inputs,
+                                                  const atelier::MediaTarget& target) const {
+  if (!inputs.contains(kPoseInput)) return {};
   const int64_t length = animate_number(inputs, kLengthInput, kSegmentFrames);
   const int64_t shared = animate_number(inputs, kSharedInput, kFewestShared);
   if (shared != kFewestShared && shared != kMostShared)

@@ -11,6 +11,7 @@
 #include "animate.h"
 #include "animate2.h"
 #include "dit.h"
+#include "fun.h"
 #include "motion.h"
 #include "prompt.h"
 #include "vace.h"
@@ -35,20 +36,16 @@ constexpr std::string_view kNegativePrompt =
     "畸形的肢体，"
     "手指融合，静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走";
 
-// Frames of the latents that are no part of the clip, in front of it.
-int64_t leading_frames(const atelier::Conditioning& cond) {
-  const auto pictures = cond.find(kVaceReferences);
-  if (pictures != cond.end()) return pictures->second.size(1);
-  const bool has_one =
-      cond.contains(kDrivingClip) || cond.contains(kLeadingFrames) || cond.contains(kAnimatePose);
-  return has_one ? 1 : 0;
-}
-
 }  // namespace
 
 Wan::Wan(std::span<const atelier::ComponentRow> rows, std::span<const atelier::Detection> parts,
          const atelier::ModelOptions& options, const atelier::LatentSpec& latents)
-    : ComponentModel(rows, parts, options, latents), vace_blocks_(check_vace(parts)) {}
+    : ComponentModel(rows, parts, options, latents) {
+  variants_.push_back(std::make_unique<FunInputs>(*this));
+  variants_.push_back(std::make_unique<VaceInputs>(*this, parts));
+  variants_.push_back(std::make_unique<DrivenInputs>(*this));
+  variants_.push_back(std::make_unique<AnimateInputs>(*this));
+}
 
 Wan::~Wan() = default;
 
@@ -62,11 +59,9 @@ atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::Bloc
   if (in.stage == "images" || in.stage == "first_image") return encode_images(in, runner);
   if (in.stage == "given_clip") return encode_given(in, runner);
   if (in.stage == "first_frame") return encode_first(in, runner);
-  if (in.stage == "vace") return encode_vace(in, runner);
-  if (in.stage.starts_with("animate_")) return encode_animate(in, runner);
-  if (in.stage == "driven_image" || in.stage.starts_with("driving"))
-    return encode_animate2(in, runner);
-  if (auto encoded = encode_fun(in, runner)) return *std::move(encoded);
+  for (const auto& variant : variants_) {
+    if (auto encoded = variant->encode(in, runner)) return *std::move(encoded);
+  }
   if (in.stage == "motion") {
     const auto* motion = atelier::find_input<double>(in.values, kMotionInput);
     return {{kMotion, at::tensor({static_cast<float>(*motion)})}};
@@ -122,31 +117,50 @@ atelier::Conditioning Wan::encode_first(const atelier::EncodeInputs& in,
   return {{kFirstFrame, first}, {kFreeFrames, free}};
 }
 
-// Latents of pictures stand in front of those of the clip that is learnt.
+// What stands in front of the clip is learnt with it.
 atelier::Conditioning Wan::encode_target(const atelier::EncodeInputs& in,
                                          atelier::BlockRunner& runner) {
-  const at::Tensor clip = atelier::clip_input(in.values, "video");
-  atelier::Conditioning made = encode_references(in.values, clip.size(2), clip.size(3), runner);
-  at::Tensor leading = made.empty() ? at::Tensor() : made.at(kVaceReferences);
-  const bool is_driven = in.values.contains("animate2_reference_image");
-  const bool has_character = in.values.contains(kFirstImage);  // of Animate
-  if (is_driven) leading = leading_image(in.values, runner);
-  if (has_character) leading = encode_latents(in.values, kFirstImage, runner).at("latents");
-  if (is_driven || has_character) made[kLeadingFrames] = at::ones({1}, at::kLong);
-  at::Tensor latents = encode_latents(in.values, "video", runner).at("latents");
-  if (leading.defined()) latents = at::cat({leading, latents}, 1);
-  made.emplace("latents", latents);
+  atelier::Conditioning made;
+  std::vector<at::Tensor> latents;
+  for (const auto& variant : variants_) {
+    const at::Tensor leading = variant->encode_leading(in.values, made, runner);
+    if (leading.defined()) latents.push_back(leading);
+  }
+  latents.push_back(encode_latents(in.values, "video", runner).at("latents"));
+  made.emplace("latents", latents.size() == 1 ? latents.front() : at::cat(latents, 1));
   return made;
+}
+
+int64_t Wan::leading_frames(const atelier::Conditioning& cond) const {
+  int64_t frames = 0;
+  for (const auto& variant : variants_) frames += variant->leading_frames(cond);
+  return frames;
 }
 
 atelier::MediaTarget Wan::target(const atelier::Inputs& inputs,
                                  const atelier::MediaTarget& asked) const {
-  return animate_target(inputs, driven_target(inputs, vace_target(inputs, asked)));
+  atelier::MediaTarget target = asked;
+  for (const auto& variant : variants_) target = variant->target(inputs, target);
+  return target;
 }
 
 std::vector<atelier::Piece> Wan::pieces(const atelier::Inputs& inputs,
                                         const atelier::MediaTarget& target) const {
-  return is_animated(inputs) ? animate_pieces(inputs, target) : driven_pieces(inputs, target);
+  for (const auto& variant : variants_) {
+    if (auto pieces = variant->pieces(inputs, target); !pieces.empty()) return pieces;
+  }
+  return {};
+}
+
+void Wan::prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
+                         atelier::BlockRunner& runner) {
+  ComponentModel::prepare_levels(denoiser, sigmas, runner);
+  for (const auto& variant : variants_) variant->prepare_levels(denoiser);
+}
+
+void Wan::forget_levels() {
+  ComponentModel::forget_levels();
+  for (const auto& variant : variants_) variant->forget_levels();
 }
 
 std::vector<int64_t> Wan::latent_shape(const atelier::MediaTarget& target,
@@ -162,11 +176,14 @@ atelier::FinishedLatents Wan::to_decode(const at::Tensor& latents_BCTHW,
   return {.latents_BCTHW = latents_BCTHW.narrow(2, leading, latents_BCTHW.size(2) - leading)};
 }
 
+at::Tensor Wan::denoise_alone(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
+  return ComponentModel::denoise(in, runner);
+}
+
 at::Tensor Wan::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
-  const auto follows = [](const atelier::Conditioning* cond) { return cond->contains(kVaceClip); };
-  if (std::ranges::any_of(in.cond, follows)) return denoise_beside_vace(in, runner);
-  const auto poses = [](const atelier::Conditioning* cond) { return cond->contains(kAnimatePose); };
-  if (std::ranges::any_of(in.cond, poses)) return denoise_animated(in, runner);
+  for (const auto& variant : variants_) {
+    if (auto velocity = variant->denoise(in, runner)) return *std::move(velocity);
+  }
   const auto moves = [](const atelier::Conditioning* cond) { return cond->contains(kMotion); };
   if (std::ranges::none_of(in.cond, moves)) return ComponentModel::denoise(in, runner);
   const auto& controller = loaded<MotionController>("motion_controller");
@@ -185,22 +202,6 @@ at::Tensor Wan::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& 
   return ComponentModel::denoise(with_rows, runner);
 }
 
-at::Tensor Wan::denoise_animated(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
-  Animation animation(loaded<AnimateAdapter>(kAnimateAdapter));
-  const Dit::With with(loaded<Dit>(in.denoiser), animation);
-  return ComponentModel::denoise(in, runner);
-}
-
-atelier::Conditioning Wan::encode_animate(const atelier::EncodeInputs& in,
-                                          atelier::BlockRunner& runner) {
-  const EncodeClip encode = [&](const at::Tensor& clip) {
-    return encode_latents({{"clip", clip}}, "clip", runner).at("latents");
-  };
-  if (in.stage == "animate_pose") return animate_pose(in, encode);
-  if (in.stage == "animate_faces") return animate_faces(in);
-  return animate_clip(in, encode);
-}
-
 std::optional<atelier::GivenLatents> Wan::given(const atelier::Conditioning& cond,
                                                 at::IntArrayRef) const {
   const auto first = cond.find(kFirstFrame);
@@ -217,7 +218,6 @@ atelier::Conditioning Wan::encode_text(const atelier::EncodeInputs& in,
   return {{atelier::kPromptEmbeds, encode_cut(ids_of(in), runner)}};
 }
 
-// [L, text_width] of a text's tokens, of which those behind the limit are cut off.
 at::Tensor Wan::encode_cut(std::vector<int64_t> ids, atelier::BlockRunner& runner) {
   cut_to_limit(ids, {.tokens = std::ssize(ids), .limit = kMaxPromptTokens});
   ids.back() = end_token(tokenizer());
@@ -232,8 +232,7 @@ atelier::NamedTensors Wan::probe(std::string_view component, const atelier::Name
     return {{kMotionRows, loaded<MotionController>(component).forward(motion)}};
   }
   if (component.starts_with("vace")) return loaded<Vace>(component).probe(inputs, runner);
-  if (component == kAnimateAdapter)
-    return probe_animate(loaded<AnimateAdapter>(component), inputs, runner);
+  if (component == kAnimateAdapter) return loaded<AnimateAdapter>(component).probe(inputs, runner);
   if (component != "image_encoder") return ComponentModel::probe(component, inputs, runner);
   const auto& clip = loaded<ClipVision>(component);
   atelier::allow_only(inputs, {"image"});
@@ -251,8 +250,11 @@ std::vector<int64_t> Wan::tokenize(std::string_view text) const {
 }
 
 atelier::TextLength Wan::text_length(const atelier::EncodeInputs& in) const {
-  const auto ids = in.stage == "driving_text" ? driving_ids(in) : ids_of(in);
-  return {.tokens = std::ssize(ids), .limit = kMaxPromptTokens};
+  for (const auto& variant : variants_) {
+    if (const auto ids = variant->ids(in))
+      return {.tokens = std::ssize(*ids), .limit = kMaxPromptTokens};
+  }
+  return {.tokens = std::ssize(ids_of(in)), .limit = kMaxPromptTokens};
 }
 
 }  // namespace wan

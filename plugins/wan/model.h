@@ -1,11 +1,14 @@
 // One loaded Wan: how prompts and images are encoded.
 #pragma once
 
+#include <memory>
+#include <vector>
+
 #include "atelier/component_model.h"
 
-namespace wan {
+#include "variant.h"
 
-class Driving;
+namespace wan {
 
 class Wan final : public atelier::ComponentModel {
  public:
@@ -13,6 +16,15 @@ class Wan final : public atelier::ComponentModel {
   Wan(std::span<const atelier::ComponentRow> rows, std::span<const atelier::Detection> parts,
       const atelier::ModelOptions& options, const atelier::LatentSpec& latents);
   ~Wan() override;
+
+  // For variants.
+  using ComponentModel::encode_latents;
+  using ComponentModel::loaded;
+  using ComponentModel::tokenizer;
+  // [L, text_width] of a text's tokens, of which those behind the limit are cut off.
+  at::Tensor encode_cut(std::vector<int64_t> ids, atelier::BlockRunner& runner);
+  // As the denoiser does by itself.
+  at::Tensor denoise_alone(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner);
 
   // Where a VACE follows a clip, what is made has that clip's size. Throws where it is told how
   // much counts, and there is nothing to follow. With a driving clip it is as long as that, in the
@@ -64,53 +76,22 @@ class Wan final : public atelier::ComponentModel {
 
   // In the image encoder "image" [B, 3, H, W] becomes "image_embeds" [B, L, image_width], and in
   // the motion controller "motion" [B] "motion_rows" [B, 6 width]. See Vace::probe() and
-  // probe_animate(), too.
+  // AnimateAdapter::probe(), too.
   atelier::NamedTensors probe(std::string_view component, const atelier::NamedTensors& inputs,
                               atelier::BlockRunner& runner) override;
 
  private:
   std::vector<int64_t> ids_of(const atelier::EncodeInputs& in) const;
-  std::vector<int64_t> driving_ids(const atelier::EncodeInputs& in) const;
-  at::Tensor encode_cut(std::vector<int64_t> ids, atelier::BlockRunner& runner);
+  atelier::Conditioning encode_target(const atelier::EncodeInputs& in,
+                                      atelier::BlockRunner& runner);
   atelier::Conditioning encode_text(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
   atelier::Conditioning encode_images(const atelier::EncodeInputs& in,
                                       atelier::BlockRunner& runner);
   atelier::Conditioning encode_given(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
-  // Nothing: it is no stage of Wan-Fun.
-  std::optional<atelier::Conditioning> encode_fun(const atelier::EncodeInputs& in,
-                                                  atelier::BlockRunner& runner);
   atelier::Conditioning encode_first(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
-  atelier::Conditioning encode_vace(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
-  atelier::Conditioning encode_target(const atelier::EncodeInputs& in,
-                                      atelier::BlockRunner& runner);
-  atelier::Conditioning encode_references(const atelier::Inputs& values, int64_t height,
-                                          int64_t width, atelier::BlockRunner& runner);
-  at::Tensor denoise_beside_vace(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner);
-  void check_vace_scale(const atelier::Inputs& inputs) const;
+  int64_t leading_frames(const atelier::Conditioning& cond) const;
 
-  atelier::MediaTarget vace_target(const atelier::Inputs& inputs,
-                                   const atelier::MediaTarget& asked) const;
-  atelier::Conditioning encode_animate2(const atelier::EncodeInputs& in,
-                                        atelier::BlockRunner& runner);
-  atelier::Conditioning encode_driving_text(const atelier::EncodeInputs& in,
-                                            atelier::BlockRunner& runner);
-  atelier::Conditioning encode_squeezed(const at::Tensor& image_CHW, const char* entry,
-                                        atelier::BlockRunner& runner);
-  atelier::Conditioning encode_driving(const atelier::EncodeInputs& in,
-                                       atelier::BlockRunner& runner);
-
-  atelier::Conditioning encode_animate(const atelier::EncodeInputs& in,
-                                       atelier::BlockRunner& runner);
-  at::Tensor denoise_animated(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner);
-  std::vector<atelier::Piece> driven_pieces(const atelier::Inputs& inputs,
-                                            const atelier::MediaTarget& target) const;
-
-  at::Tensor leading_image(const atelier::Inputs& values, atelier::BlockRunner& runner);
-  atelier::MediaTarget driven_target(const atelier::Inputs& inputs,
-                                     const atelier::MediaTarget& asked) const;
-
-  int64_t vace_blocks_;       // 0: there is no VACE
-  Driving* keeps_ = nullptr;  // keeps keys and values until forget_levels()
+  std::vector<std::unique_ptr<Variant>> variants_;
 };
 
 }  // namespace wan
