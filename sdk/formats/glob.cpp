@@ -27,6 +27,15 @@ bool glob_match(std::string_view pattern, std::string_view name) {
   return p == pattern.size();
 }
 
+bool any_glob_matches(std::string_view patterns, std::string_view name) {
+  while (true) {
+    const size_t bar = patterns.find('|');
+    if (glob_match(patterns.substr(0, bar), name)) return true;
+    if (bar == std::string_view::npos) return false;
+    patterns.remove_prefix(bar + 1);
+  }
+}
+
 bool has_glob(std::string_view text) {
   return text.find_first_of("*?") != std::string_view::npos;
 }
