@@ -6,6 +6,8 @@
 #include "atelier/part_view.h"
 #include "atelier/parts/causal_vae.h"
 
+#include "longcat.h"
+
 namespace wan {
 
 using atelier::Detection;
@@ -103,6 +105,7 @@ std::string_view variant_of(const DitConfig& c) {
 }  // namespace
 
 std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
+  if (auto longcat = detect_longcat(checkpoint)) return longcat;
   const auto names =
       atelier::find_spelling(checkpoint, kPrefixes, kOriginalMarkers, kDiffusersMarkers);
   if (!names) return std::nullopt;

@@ -10,9 +10,9 @@ namespace wan {
 
 // Each expert of wan2.2-t2v-a14b has the tensors of wan2.1-t2v-14b.
 inline constexpr std::string_view kVariants[] = {
-    "wan2.1-t2v-1.3b", "wan2.1-t2v-14b",  "wan2.1-t2v-14b-krea",
-    "wan2.1-i2v-1.3b", "wan2.1-i2v-14b",  "wan2.1-i2v-14b-flf2v",
-    "wan2.2-t2v-a14b", "wan2.2-i2v-a14b", "wan2.2-ti2v-5b"};
+    "wan2.1-t2v-1.3b", "wan2.1-t2v-14b",       "wan2.1-t2v-14b-krea", "wan2.1-i2v-1.3b",
+    "wan2.1-i2v-14b",  "wan2.1-i2v-14b-flf2v", "wan2.2-t2v-a14b",     "wan2.2-i2v-a14b",
+    "wan2.2-ti2v-5b",  "longcat-video"};
 
 // The variant of wide latents, and their channels, which no other variant has.
 inline constexpr const char* kWide = "wan2.2-ti2v-5b";

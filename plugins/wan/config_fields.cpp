@@ -6,6 +6,7 @@
 
 #include "config.h"
 #include "dit.h"
+#include "longcat.h"
 
 namespace wan {
 
@@ -58,6 +59,10 @@ ConfigFields scheduler_fields() {
 }  // namespace
 
 ConfigFields dit_fields(const Detection& part) {
+  if (is_longcat(part)) {
+    ConfigFields fields = longcat_fields(part);
+    return fields.add(scheduler_fields(), "scheduler.").ignored({"model_index._*"});
+  }
   const auto c = atelier::config_of<DitConfig>(part);
   const char* model_type = c.image_rows > 0              ? "flf2v"
                            : c.given_channels > 0        ? "i2v"

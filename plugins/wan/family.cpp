@@ -9,6 +9,7 @@
 
 #include "config.h"
 #include "dit.h"
+#include "longcat.h"
 #include "model.h"
 #include "motion.h"
 #include "tables.h"
@@ -65,6 +66,12 @@ Detection tiny_dit() {
   return part;
 }
 
+// The denoiser of LongCat-Video, or that of all others.
+std::unique_ptr<atelier::nn::Module> make_dit(const Detection& part) {
+  return is_longcat(part) ? make_part<LongCat, LongCatConfig>(part)
+                          : make_part<Dit, DitConfig>(part);
+}
+
 constexpr ComponentRow kRows[] = {
     {.spec = {.name = "tokenizer",
               .role = Role::kTokenizer,
@@ -94,7 +101,7 @@ constexpr ComponentRow kRows[] = {
      .detect = detect_dit,
      .config_fields = dit_fields,
      .weight_map = dit_map,
-     .make = make_part<Dit, DitConfig>,
+     .make = make_dit,
      .tiny = tiny_dit,
      .spellings = {"original", "diffusers"}},
     {.spec = {.name = "dit2",
@@ -107,7 +114,7 @@ constexpr ComponentRow kRows[] = {
      .detect = detect_dit,
      .config_fields = dit_fields,
      .weight_map = dit_map,
-     .make = make_part<Dit, DitConfig>,
+     .make = make_dit,
      .tiny = tiny_dit,
      .spellings = {"original", "diffusers"}},
     {.spec = {.name = "motion_controller",
@@ -143,7 +150,7 @@ bool is_expert(const Detection& part) {
 
 // Whether a denoiser may be one of two experts.
 bool may_be_expert(const Detection& part) {
-  return !is_wide(part) && part.integer("image_width") == 0;
+  return !is_wide(part) && !is_longcat(part) && part.integer("image_width") == 0;
 }
 
 std::string experts_of(const FoundPart& found) {
@@ -170,6 +177,7 @@ class Family final : public atelier::ComponentFamily {
   }
   atelier::MediaDefaults media_defaults(const Detection& denoiser) const override {
     if (denoiser.variant == kWide) return {.target = {121, 704, 1280}, .fps = 24};
+    if (is_longcat(denoiser)) return {.target = {kLongCatFrames, 480, 832}, .fps = 15};
     return {.target = {81, 480, 832}, .fps = 16};
   }
 
@@ -207,6 +215,10 @@ class Family final : public atelier::ComponentFamily {
                                     .include = {},
                                     .exclude = {},
                                     .file_prefix = "transformer."};
+    if (is_longcat(denoiser)) {
+      targets.include = longcat_targets();
+      return targets;
+    }
     for (const char* layer :
          {"self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "cross_attn.q",
           "cross_attn.k", "cross_attn.v", "cross_attn.o", "ffn.0", "ffn.2"})
@@ -224,7 +236,11 @@ class Family final : public atelier::ComponentFamily {
                  .pixel_multiple = 32,
                  .token_stride = 32,
                  .takes_clips = true};
-    return std::make_unique<Wan>(rows(), parts, options, latents);
+    std::string variant;
+    for (const Detection& part : parts) {
+      if (part.component == "dit") variant = part.variant;
+    }
+    return std::make_unique<Wan>(rows(), parts, options, latents, std::move(variant));
   }
 
  private:

@@ -1,6 +1,7 @@
 // What the variants are given, and the stages that encode it.
 #include "atelier/component_family.h"
 
+#include "longcat.h"
 #include "tables.h"
 
 namespace wan {
@@ -23,7 +24,7 @@ constexpr InputSpec kInputs[] = {
      .kind = InputKind::kImage,
      .required = true,
      .required_by = "*-i2v-*",
-     .variants = "*i2v-*",
+     .variants = "*i2v-*|longcat-video",
      .help = "the first frame, stretched to the size of the clip",
      .fit = atelier::InputFit::kStretch,
      .when_absent = atelier::WhenAbsent::kFirstFrame},
@@ -35,6 +36,12 @@ constexpr InputSpec kInputs[] = {
      .help = "the last frame, stretched to the size of the clip",
      .fit = atelier::InputFit::kStretch,
      .when_absent = atelier::WhenAbsent::kLastFrame},
+    {.name = "longcat_video",
+     .kind = InputKind::kVideo,
+     .variants = kLongCat,
+     .help = "frames that the clip begins with, a multiple of 4 and one, stretched to its size",
+     .fit = atelier::InputFit::kStretch,
+     .filter = atelier::ResizeFilter::kLanczos},
     {.name = "motion_bucket_id",
      .kind = InputKind::kReal,
      .variants = kSmallText,
@@ -55,6 +62,7 @@ constexpr InputSpec kInputs[] = {
 constexpr std::string_view kImagesComponents[] = {"image_encoder"};
 constexpr std::string_view kImagesInputs[] = {"input_image", "end_image"};
 constexpr std::string_view kFirstImageInputs[] = {"input_image"};
+constexpr std::string_view kKnownInputs[] = {"longcat_video", "input_image"};
 constexpr std::string_view kMotionComponents[] = {"motion_controller"};
 constexpr std::string_view kMotionInputs[] = {"motion_bucket_id"};
 
@@ -80,6 +88,17 @@ constexpr atelier::EncodeStage kStages[] = {
      .inputs = kFirstImageInputs,
      .sees_target = true,
      .variants = "*-ti2v-*"},
+    {.name = "known_clip",
+     .components = atelier::kLatentsComponents,
+     .inputs = kKnownInputs,
+     .sees_target = true,
+     .variants = kLongCat},
+    // What a piece has from the one before it, in the place of the known clip.
+    {.name = "continued_clip",
+     .components = atelier::kLatentsComponents,
+     .inputs = {},
+     .variants = kLongCat,
+     .per_piece = true},
     {.name = "motion",
      .components = kMotionComponents,
      .inputs = kMotionInputs,

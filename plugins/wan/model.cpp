@@ -9,6 +9,7 @@
 #include "atelier/parts/clip.h"
 
 #include "dit.h"
+#include "longcat.h"
 #include "motion.h"
 #include "prompt.h"
 
@@ -32,13 +33,39 @@ constexpr std::string_view kNegativePrompt =
     "畸形的肢体，"
     "手指融合，静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走";
 
+constexpr std::string_view kLongCatNegativePrompt =
+    "Bright tones, overexposed, static, blurred details, subtitles, style, works, paintings, "
+    "images, static, overall gray, worst quality, low quality, JPEG compression residue, ugly, "
+    "incomplete, extra fingers, poorly drawn hands, poorly drawn faces, deformed, disfigured, "
+    "misshapen limbs, fused fingers, still picture, messy background, three legs, many people in "
+    "the background, walking backwards";
+
 }  // namespace
+
+Wan::Wan(std::span<const atelier::ComponentRow> rows, std::span<const atelier::Detection> parts,
+         const atelier::ModelOptions& options, const atelier::LatentSpec& latents,
+         std::string variant)
+    : ComponentModel(rows, parts, options, latents), variant_(std::move(variant)) {}
 
 Wan::~Wan() = default;
 
+atelier::MediaTarget Wan::target(const atelier::Inputs& inputs,
+                                 const atelier::MediaTarget& asked) const {
+  if (variant_ == kLongCat)
+    check_known_clip(inputs,
+                     std::min(asked.frames > 0 ? asked.frames : kLongCatFrames, kLongCatFrames));
+  return asked;
+}
+
+std::vector<atelier::Piece> Wan::pieces(const atelier::Inputs&,
+                                        const atelier::MediaTarget& target) const {
+  return variant_ == kLongCat ? longcat_pieces(target.frames) : std::vector<atelier::Piece>();
+}
+
 std::vector<int64_t> Wan::ids_of(const atelier::EncodeInputs& in) const {
   const std::string& given = atelier::text_input(in.values, "prompt");
-  return prompt_ids(tokenizer(), in.is_negative && given.empty() ? kNegativePrompt : given);
+  const std::string_view negative = variant_ == kLongCat ? kLongCatNegativePrompt : kNegativePrompt;
+  return prompt_ids(tokenizer(), in.is_negative && given.empty() ? negative : given);
 }
 
 atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::BlockRunner& runner) {
@@ -46,6 +73,7 @@ atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::Bloc
   if (in.stage == "images" || in.stage == "first_image") return encode_images(in, runner);
   if (in.stage == "given_clip") return encode_given(in, runner);
   if (in.stage == "first_frame") return encode_first(in, runner);
+  if (in.stage == "known_clip" || in.stage == "continued_clip") return encode_known(in, runner);
   if (in.stage == "motion") {
     const auto* motion = atelier::find_input<double>(in.values, kMotionInput);
     return {{kMotion, at::tensor({static_cast<float>(*motion)})}};
@@ -97,6 +125,19 @@ atelier::Conditioning Wan::encode_first(const atelier::EncodeInputs& in,
   return {{kFirstFrame, first}, {kFreeFrames, free}};
 }
 
+atelier::Conditioning Wan::encode_known(const atelier::EncodeInputs& in,
+                                        atelier::BlockRunner& runner) {
+  if (in.before_CTHW.defined())
+    return {{kKnownClip, encode_latents({{"clip", in.before_CTHW}}, "clip", runner).at("latents")}};
+  check_known_clip(in.values, std::min(in.target.frames, kLongCatFrames));
+  const char* const given = in.values.contains(kFirstImage) ? kFirstImage : "longcat_video";
+  return {{kKnownClip, encode_latents(in.values, given, runner).at("latents")}};
+}
+
+at::Tensor Wan::guide(const atelier::GuideInputs& in, atelier::BlockRunner& runner) {
+  return variant_ == kLongCat ? longcat_guide(in) : ComponentModel::guide(in, runner);
+}
+
 at::Tensor Wan::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
   const auto moves = [](const atelier::Conditioning* cond) { return cond->contains(kMotion); };
   if (std::ranges::none_of(in.cond, moves)) return ComponentModel::denoise(in, runner);
@@ -117,7 +158,16 @@ at::Tensor Wan::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& 
 }
 
 std::optional<atelier::GivenLatents> Wan::given(const atelier::Conditioning& cond,
-                                                at::IntArrayRef) const {
+                                                at::IntArrayRef latents_CTHW) const {
+  if (const auto known = cond.find(kKnownClip); known != cond.end()) {
+    const at::Tensor& values = known->second;
+    const int64_t made = latents_CTHW[1] - values.size(1);
+    at::Tensor free =
+        at::ones({1, latents_CTHW[1], latents_CTHW[2], latents_CTHW[3]}, values.options());
+    free.narrow(1, 0, values.size(1)).zero_();
+    return atelier::GivenLatents{.values_CTHW = at::constant_pad_nd(values, {0, 0, 0, 0, 0, made}),
+                                 .free_1THW = free};
+  }
   const auto first = cond.find(kFirstFrame);
   if (first == cond.end()) return std::nullopt;
   const at::Tensor& values = first->second;

@@ -1,4 +1,5 @@
 // How the variants are sampled.
+#include "longcat.h"
 #include "tables.h"
 
 namespace wan {
@@ -69,7 +70,31 @@ constexpr ScheduleDefaults of_diffusers_dpm(std::string_view variants, double by
   return schedule;
 }
 
+// The levels of the published sampler, from 1 to a thousandth.
+constexpr ScheduleDefaults kLongCatDefault = {.name = "default",
+                                              .variants = kLongCat,
+                                              .num_inference_steps = 50,
+                                              .cfg_scale = 4.0,
+                                              .terminal_sigma = 0.001,
+                                              .help = "as the original repository samples"};
+constexpr ScheduleDefaults kLongCatEuler = {
+    .name = "euler",
+    .variants = kLongCat,
+    .num_inference_steps = 50,
+    .cfg_scale = 2.0,
+    .help = "straight steps down to 0, with the guidance of DiffSynth-Studio"};
+constexpr ScheduleDefaults kLongCatDistill = {
+    .name = "distill",
+    .variants = kLongCat,
+    .num_inference_steps = 16,
+    .cfg_scale = 1.0,
+    .help = "the published cfg_step_lora, 16 of 50 steps without guidance",
+    .grid = {.cells = 50}};
+
 constexpr ScheduleDefaults kSchedules[] = {
+    kLongCatDefault,
+    kLongCatEuler,
+    kLongCatDistill,
     {.name = "default",
      .variants = kKrea,
      .num_inference_steps = 6,

@@ -3,6 +3,7 @@
 
 #include "config.h"
 #include "dit.h"
+#include "longcat.h"
 
 namespace wan {
 
@@ -53,6 +54,10 @@ std::string diffusers_name(const std::string& path) {
 }  // namespace
 
 WeightMap dit_map(const Detection& part) {
+  if (is_longcat(part)) {
+    LongCat longcat(atelier::config_of<LongCatConfig>(part));
+    return atelier::named_weights(longcat);
+  }
   Dit dit(atelier::config_of<DitConfig>(part));
   if (part.spelling == "original") return atelier::named_weights(dit);
   return atelier::named_weights(dit, diffusers_name);
