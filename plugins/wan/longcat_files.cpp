@@ -80,7 +80,8 @@ ConfigFields longcat_fields(const Detection& part) {
 }
 
 std::vector<std::string> longcat_targets() {
-  std::vector<std::string> targets;
+  // By its published name the modulation of the last layer is one of them, too.
+  std::vector<std::string> targets = {"final_layer.adaLN_modulation.1"};
   for (const char* layer :
        {"adaLN_modulation.1", "attn.qkv", "attn.proj", "cross_attn.q_linear",
         "cross_attn.kv_linear", "cross_attn.proj", "ffn.w1", "ffn.w2", "ffn.w3"})

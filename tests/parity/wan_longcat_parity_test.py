@@ -9,16 +9,19 @@ import unittest.mock
 
 import numpy as np
 import torch
+from peft import LoraConfig, inject_adapter_in_model
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import atelier
+import clip_cache
 import compare
 import longcat_models
 import references
 import training
 import wan_checks
 import wan_models
+import wan_train_parity_test as wan_train
 from wan_checks import probe
 
 PROMPT, NEGATIVE = "A cat walks along a wall", "blurry, 低画质"
@@ -260,6 +263,64 @@ class LongCatClipsTest(wan_checks.FolderTest):
         for file in files:
             got = self.ours(noise, num_frames=5, num_inference_steps=steps, lora=file)
             compare.assert_images("longcat, LoRA, " + file.stem, got, expected, tolerance=0.01)
+
+
+class LongCatTrainTest(wan_train.Steps):
+    """Steps as the published scripts take them, and those with frames that are known."""
+
+    paths = ()
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.paths = [longcat_models.save(longcat_models.make(), cls.dir / "dit"),
+                     *(cls.models.model / part for part in ("text_encoder", "vae", "tokenizer"))]
+
+    @staticmethod
+    def velocity(transformer, latents, sigma, prompt_embeds, lengths, first):
+        return transformer(latents, sigma, prompt_embeds, first, lengths)
+
+    def encode(self, name, *flags):
+        """Makes what the steps learn from."""
+        stages = ["known_clip"] if flags else []
+        self.cache = clip_cache.make(self.dir / name, "wan", self.paths, wan_train.PROMPTS, wan_train.FRAMES,
+                                     wan_train.HEIGHT, wan_train.WIDTH, *flags)
+        self.samples = [wan_train.Sample(*values) for values in clip_cache.read(self.cache, *stages)]
+
+    def test_full_steps_with_known_frames_and_without(self):
+        for name, flags, asked in (("texts", [], {}),
+                                   ("image", ["--extra_inputs", "input_image"], dict(extra_inputs="input_image"))):
+            self.encode(name, *flags)
+            dit = longcat_models.make()
+            with self.subTest(name), self.both("longcat, training, " + name, {"dit": dit}, wan_train.WHOLE, self.paths,
+                                               steps=2, trainable_models="dit", **asked) as (run, _):
+                again = load_file(run.folder / "step-2.safetensors")
+                self.assertEqual(set(dit.state_dict()), set(again))
+                inputs = LongCatDitTest.inputs()
+                with torch.no_grad():
+                    expected = dit(**inputs)
+                saved = [run.folder / "step-2.safetensors", *self.paths[1:]]
+                compare.assert_close("longcat, training, saved", probe("dit", saved, inputs)["velocity"], expected,
+                                     TOLERANCE)
+
+    def test_steps_of_a_lora_on_the_published_layers(self):
+        self.encode("lora")
+        dit = longcat_models.make().requires_grad_(False)
+        inject_adapter_in_model(LoraConfig(r=4, lora_alpha=8, target_modules=list(longcat_models.LINEARS)), dit)
+        start = {}
+        with torch.no_grad():
+            for number, (name, parameter) in enumerate(self.parameters({"dit": dit}).items()):
+                generator = torch.Generator().manual_seed(number)
+                parameter.copy_(0.08 * torch.randn(parameter.shape, generator=generator))
+                start[name.removeprefix("dit.") + ".weight"] = parameter.clone()
+                start[name.removeprefix("dit.").rsplit(".", 1)[0] + ".alpha"] = torch.tensor(8.0)
+        # The published names are those of the last layer's modulation, too.
+        self.assertEqual(3 * (2 * 9 + 1), len(start))
+        save_file(start, self.dir / "start.safetensors")
+        with self.both("longcat, training, LoRA", {"dit": dit}, wan_train.WHOLE, self.paths, steps=2, batch_size=2,
+                       accumulation=1, lora_base_model="dit", lora_target_modules=",".join(longcat_models.LINEARS),
+                       lora_rank=4, lora_alpha=8, lora_checkpoint=self.dir / "start.safetensors"):
+            pass
 
 
 if __name__ == "__main__":
