@@ -60,7 +60,7 @@ class LayerTensors {
  public:
   // Empty when there is no such tensor.
   std::string& operator[](formats::LoraRole role) { return names_[role]; }
-  // Of LoraTensorName::part.
+  // The tensor of a part, see LoraTensorName.
   std::string& up_part(int64_t number) { return up_parts_[number]; }
   const std::map<int64_t, std::string>& up_parts() const { return up_parts_; }
   std::string of(formats::LoraRole role) const;

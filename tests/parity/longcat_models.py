@@ -82,7 +82,7 @@ class Block(torch.nn.Module):
         q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in self.attn.qkv(h).chunk(3, -1))
         q = turned(rms(q, self.attn.q_norm.weight), angles)
         k = turned(rms(k, self.attn.k_norm.weight), angles)
-        seen = torch.cat([attend(q[:known], k[:known], v[:known]), attend(q[known:], k, v)]) if known else attend(q, k, v)
+        seen = torch.cat([attend(q[:known], k[:known], v[:known]), attend(q[known:], k, v)])
         x = x + gate * self.attn.proj(seen)
         cross = self.cross_attn
         q = cross.q_linear(self.pre_crs_attn_norm(x[known:])).unflatten(-1, (self.heads, -1))

@@ -2,6 +2,8 @@
 are those of a plain sampler with its guidance, and frames that are known stay as they are."""
 
 import contextlib
+import re
+import shlex
 import sys
 import tempfile
 import unittest
@@ -186,11 +188,6 @@ class LongCatClipsTest(wan_checks.FolderTest):
                 # No step moves what is known: the first frames are those of its latents alone.
                 compare.assert_images("longcat, known frames", got[:frames], self.frames(known), tolerance=0.01)
 
-    def test_the_first_frame_of_an_image_counts_in_the_guidance_and_a_clip_does_not(self):
-        c, u = (torch.randn((2, 3, 2, 2), generator=torch.Generator().manual_seed(i)) for i in range(2))
-        self.assertTrue(torch.equal(longcat_models.guided(c, u, 4, 1), longcat_models.guided(c, u, 4)))
-        self.assertFalse(torch.equal(longcat_models.guided(c, u, 4, 2), longcat_models.guided(c, u, 4)))
-
     def test_long_clips_go_on_from_their_last_frames(self):
         size = dict(height=16, width=16)
         steps, seed = 2, 5
@@ -209,9 +206,20 @@ class LongCatClipsTest(wan_checks.FolderTest):
         with atelier.call_folder("generate") as folder:
             atelier.run(["generate", "--plugin", "wan", "--model_paths", atelier.paths_argument(self.paths), "--output",
                          folder / "out.png", "--prompt", PROMPT, "--num_frames", 97, "--height", 16, "--width", 16,
-                         "--seed", seed, "--num_inference_steps", steps, "--cfg_scale", 1, "--dtype", "float32"], folder)
+                         "--seed", seed, "--num_inference_steps", steps, "--cfg_scale", 1, "--dtype", "float32"],
+                        folder)
             got = atelier.read_pictures(sorted(folder.glob("out*.png")))
         compare.assert_images("longcat, long clips", got, expected, tolerance=0.01)
+
+    def test_the_line_in_the_readme_runs(self):
+        text = (atelier.REPOSITORY / "plugins/wan/README.md").read_text().split("## LongCat-Video")[1]
+        line = shlex.split(re.search(r"```sh\n(atelier.*?)```", text, re.S)[1].replace("\\\n", " "))[1:]
+        with self.clip(5) as (start, _), atelier.call_folder("readme") as folder:
+            there = {"models/LongCat-Video": atelier.paths_argument(self.paths), "start.mp4": start,
+                     "clip.mp4": "clip.png"}
+            atelier.run([there.get(word, word) for word in line] +
+                        ["--height", 16, "--width", 16, "--num_inference_steps", 1], folder)
+            self.assertEqual(173, len(list(folder.glob("clip*.png"))))
 
     def test_what_does_not_go_before_a_clip_is_refused(self):
         noise = self.noise(9)
