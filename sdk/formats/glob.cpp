@@ -28,12 +28,11 @@ bool glob_match(std::string_view pattern, std::string_view name) {
 }
 
 bool any_glob_matches(std::string_view patterns, std::string_view name) {
-  while (true) {
-    const size_t bar = patterns.find('|');
-    if (glob_match(patterns.substr(0, bar), name)) return true;
-    if (bar == std::string_view::npos) return false;
-    patterns.remove_prefix(bar + 1);
+  for (size_t end = patterns.find('|'); end != std::string_view::npos; end = patterns.find('|')) {
+    if (glob_match(patterns.substr(0, end), name)) return true;
+    patterns.remove_prefix(end + 1);
   }
+  return glob_match(patterns, name);
 }
 
 bool has_glob(std::string_view text) {
