@@ -19,7 +19,7 @@ using test::index_of, test::Keys, test::read_keys;
 
 namespace {
 
-constexpr const char *kKeys = "wan_longcat_video.txt", *kVariant = "longcat-video";
+constexpr const char *kKeys = "longcat_video.txt", *kVariant = "longcat-video";
 
 const ModelFamily& family() {
   return test::opened_family();
