@@ -211,6 +211,17 @@ class LongCatClipsTest(wan_checks.FolderTest):
             got = atelier.read_pictures(sorted(folder.glob("out*.png")))
         compare.assert_images("longcat, long clips", got, expected, tolerance=0.01)
 
+    def test_ranks_that_share_the_rows_make_the_same_clip(self):
+        with self.clip(5) as (start, _), atelier.call_folder("launch") as folder:
+            words = ["generate", "--plugin", "wan", "--model_paths", atelier.paths_argument(self.paths), "--prompt",
+                     PROMPT, "--longcat_video", start, "--num_frames", 13, "--height", 32, "--width", 48, "--seed", 3,
+                     "--num_inference_steps", 2, "--dtype", "float32", "--device", "cpu", "--output"]
+            atelier.run(["launch", "--nproc_per_node", 2, "--", *words, folder / "two.png", "--sequence_parallel", 2],
+                        folder)
+            atelier.run(["launch", "--nproc_per_node", 1, "--", *words, folder / "one.png"], folder)
+            two, one = (atelier.read_pictures(sorted(folder.glob(f"{name}*.png"))) for name in ("two", "one"))
+            compare.assert_images("longcat, rows of two ranks", two, one, tolerance=0.01)
+
     def test_the_line_in_the_readme_runs(self):
         text = (atelier.REPOSITORY / "plugins/wan/README.md").read_text().split("## LongCat-Video")[1]
         line = shlex.split(re.search(r"```sh\n(atelier.*?)```", text, re.S)[1].replace("\\\n", " "))[1:]
@@ -271,6 +282,8 @@ class LongCatClipsTest(wan_checks.FolderTest):
         for file in files:
             got = self.ours(noise, num_frames=5, num_inference_steps=steps, lora=file)
             compare.assert_images("longcat, LoRA, " + file.stem, got, expected, tolerance=0.01)
+        got = self.ours(noise, num_frames=5, num_inference_steps=steps, lora=files[1], lora_mode="merge")
+        compare.assert_images("longcat, LoRA, merged", got, expected, tolerance=0.01)
 
 
 class LongCatTrainTest(wan_train.Steps):
