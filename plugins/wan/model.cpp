@@ -8,10 +8,12 @@
 #include "atelier/named_inputs.h"
 #include "atelier/parts/clip.h"
 
+#include "animate2.h"
 #include "dit.h"
 #include "longcat.h"
 #include "motion.h"
 #include "prompt.h"
+#include "vace.h"
 
 namespace wan {
 
@@ -39,27 +41,27 @@ constexpr std::string_view kLongCatNegativePrompt =
     "incomplete, extra fingers, poorly drawn hands, poorly drawn faces, deformed, disfigured, "
     "misshapen limbs, fused fingers, still picture, messy background, three legs, many people in "
     "the background, walking backwards";
+// Frames of the latents that are no part of the clip, in front of it.
+int64_t leading_frames(const atelier::Conditioning& cond) {
+  const auto pictures = cond.find(kVaceReferences);
+  if (pictures != cond.end()) return pictures->second.size(1);
+  return cond.contains(kDrivingClip) || cond.contains(kLeadingFrames) ? 1 : 0;
+}
 
 }  // namespace
 
 Wan::Wan(std::span<const atelier::ComponentRow> rows, std::span<const atelier::Detection> parts,
          const atelier::ModelOptions& options, const atelier::LatentSpec& latents,
          std::string variant)
-    : ComponentModel(rows, parts, options, latents), variant_(std::move(variant)) {}
+    : ComponentModel(rows, parts, options, latents),
+      variant_(std::move(variant)),
+      vace_blocks_(check_vace(parts)) {}
 
 Wan::~Wan() = default;
 
-atelier::MediaTarget Wan::target(const atelier::Inputs& inputs,
-                                 const atelier::MediaTarget& asked) const {
-  if (variant_ == kLongCat)
-    check_known_clip(inputs,
-                     std::min(asked.frames > 0 ? asked.frames : kLongCatFrames, kLongCatFrames));
-  return asked;
-}
-
-std::vector<atelier::Piece> Wan::pieces(const atelier::Inputs&,
+std::vector<atelier::Piece> Wan::pieces(const atelier::Inputs& inputs,
                                         const atelier::MediaTarget& target) const {
-  return variant_ == kLongCat ? longcat_pieces(target.frames) : std::vector<atelier::Piece>();
+  return variant_ == kLongCat ? longcat_pieces(target.frames) : driven_pieces(inputs, target);
 }
 
 std::vector<int64_t> Wan::ids_of(const atelier::EncodeInputs& in) const {
@@ -69,11 +71,15 @@ std::vector<int64_t> Wan::ids_of(const atelier::EncodeInputs& in) const {
 }
 
 atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::BlockRunner& runner) {
-  if (in.stage == "latents") return encode_latents(in.values, "video", runner);
+  if (in.stage == "latents") return encode_target(in, runner);
   if (in.stage == "images" || in.stage == "first_image") return encode_images(in, runner);
   if (in.stage == "given_clip") return encode_given(in, runner);
   if (in.stage == "first_frame") return encode_first(in, runner);
   if (in.stage == "known_clip" || in.stage == "continued_clip") return encode_known(in, runner);
+  if (in.stage == "vace") return encode_vace(in, runner);
+  if (in.stage == "driven_image" || in.stage.starts_with("driving"))
+    return encode_animate2(in, runner);
+  if (auto encoded = encode_fun(in, runner)) return *std::move(encoded);
   if (in.stage == "motion") {
     const auto* motion = atelier::find_input<double>(in.values, kMotionInput);
     return {{kMotion, at::tensor({static_cast<float>(*motion)})}};
@@ -94,13 +100,17 @@ atelier::Conditioning Wan::encode_images(const atelier::EncodeInputs& in,
 
 atelier::Conditioning Wan::encode_given(const atelier::EncodeInputs& in,
                                         atelier::BlockRunner& runner) {
-  const at::Tensor first = atelier::clip_input(in.values, kFirstImage);  // [3, 1, H, W]
+  const bool has_first = in.values.contains(kFirstImage);
+  const at::Tensor some =
+      atelier::clip_input(in.values, has_first ? kFirstImage : kLastImage);  // [3, 1, H, W]
   const int64_t frames = in.target.frames, T = latent_frames(in.target);
-  at::Tensor clip = at::zeros({3, frames, first.size(2), first.size(3)}, first.options());
+  at::Tensor clip = at::zeros({3, frames, some.size(2), some.size(3)}, some.options());
   // Whether a frame is known; the first one counts as many as a latent frame has.
-  at::Tensor known = at::zeros({T * kFrameStride}, first.options());
-  clip.narrow(1, 0, 1).copy_(first);
-  known.narrow(0, 0, kFrameStride).fill_(1);
+  at::Tensor known = at::zeros({T * kFrameStride}, some.options());
+  if (has_first) {
+    clip.narrow(1, 0, 1).copy_(some);
+    known.narrow(0, 0, kFrameStride).fill_(1);
+  }
   if (in.values.contains(kLastImage) && frames > 1) {
     clip.narrow(1, frames - 1, 1).copy_(atelier::clip_input(in.values, kLastImage));
     known.narrow(0, known.size(0) - 1, 1).fill_(1);
@@ -138,7 +148,46 @@ at::Tensor Wan::guide(const atelier::GuideInputs& in, atelier::BlockRunner& runn
   return variant_ == kLongCat ? longcat_guide(in) : ComponentModel::guide(in, runner);
 }
 
+// Latents of pictures stand in front of those of the clip that is learnt.
+atelier::Conditioning Wan::encode_target(const atelier::EncodeInputs& in,
+                                         atelier::BlockRunner& runner) {
+  const at::Tensor clip = atelier::clip_input(in.values, "video");
+  atelier::Conditioning made = encode_references(in.values, clip.size(2), clip.size(3), runner);
+  at::Tensor leading = made.empty() ? at::Tensor() : made.at(kVaceReferences);
+  if (in.values.contains("animate2_reference_image")) {
+    leading = leading_image(in.values, runner);
+    made[kLeadingFrames] = at::ones({1}, at::kLong);
+  }
+  at::Tensor latents = encode_latents(in.values, "video", runner).at("latents");
+  if (leading.defined()) latents = at::cat({leading, latents}, 1);
+  made.emplace("latents", latents);
+  return made;
+}
+
+atelier::MediaTarget Wan::target(const atelier::Inputs& inputs,
+                                 const atelier::MediaTarget& asked) const {
+  if (variant_ == kLongCat)
+    check_known_clip(inputs,
+                     std::min(asked.frames > 0 ? asked.frames : kLongCatFrames, kLongCatFrames));
+  return driven_target(inputs, vace_target(inputs, asked));
+}
+
+std::vector<int64_t> Wan::latent_shape(const atelier::MediaTarget& target,
+                                       const atelier::Conditioning& cond) const {
+  std::vector<int64_t> shape = ComponentModel::latent_shape(target, cond);
+  shape[1] += leading_frames(cond);
+  return shape;
+}
+
+atelier::FinishedLatents Wan::to_decode(const at::Tensor& latents_BCTHW,
+                                        const atelier::Conditioning& cond) const {
+  const int64_t leading = leading_frames(cond);
+  return {.latents_BCTHW = latents_BCTHW.narrow(2, leading, latents_BCTHW.size(2) - leading)};
+}
+
 at::Tensor Wan::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
+  const auto follows = [](const atelier::Conditioning* cond) { return cond->contains(kVaceClip); };
+  if (std::ranges::any_of(in.cond, follows)) return denoise_beside_vace(in, runner);
   const auto moves = [](const atelier::Conditioning* cond) { return cond->contains(kMotion); };
   if (std::ranges::none_of(in.cond, moves)) return ComponentModel::denoise(in, runner);
   const auto& controller = loaded<MotionController>("motion_controller");
@@ -179,10 +228,14 @@ std::optional<atelier::GivenLatents> Wan::given(const atelier::Conditioning& con
 
 atelier::Conditioning Wan::encode_text(const atelier::EncodeInputs& in,
                                        atelier::BlockRunner& runner) {
-  std::vector<int64_t> ids = ids_of(in);
+  return {{atelier::kPromptEmbeds, encode_cut(ids_of(in), runner)}};
+}
+
+// [L, text_width] of a text's tokens, of which those behind the limit are cut off.
+at::Tensor Wan::encode_cut(std::vector<int64_t> ids, atelier::BlockRunner& runner) {
   cut_to_limit(ids, {.tokens = std::ssize(ids), .limit = kMaxPromptTokens});
   ids.back() = end_token(tokenizer());
-  return {{atelier::kPromptEmbeds, encode_ids("text_encoder", ids, runner)}};
+  return encode_ids("text_encoder", ids, runner);
 }
 
 atelier::NamedTensors Wan::probe(std::string_view component, const atelier::NamedTensors& inputs,
@@ -192,6 +245,7 @@ atelier::NamedTensors Wan::probe(std::string_view component, const atelier::Name
     const at::Tensor& motion = atelier::named_tensor(inputs, kMotion, 1);
     return {{kMotionRows, loaded<MotionController>(component).forward(motion)}};
   }
+  if (component.starts_with("vace")) return loaded<Vace>(component).probe(inputs, runner);
   if (component != "image_encoder") return ComponentModel::probe(component, inputs, runner);
   const auto& clip = loaded<ClipVision>(component);
   atelier::allow_only(inputs, {"image"});
@@ -209,7 +263,8 @@ std::vector<int64_t> Wan::tokenize(std::string_view text) const {
 }
 
 atelier::TextLength Wan::text_length(const atelier::EncodeInputs& in) const {
-  return {.tokens = std::ssize(ids_of(in)), .limit = kMaxPromptTokens};
+  const auto ids = in.stage == "driving_text" ? driving_ids(in) : ids_of(in);
+  return {.tokens = std::ssize(ids), .limit = kMaxPromptTokens};
 }
 
 }  // namespace wan

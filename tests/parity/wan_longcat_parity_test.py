@@ -297,9 +297,8 @@ class LongCatTrainTest(wan_train.Steps):
         cls.paths = [longcat_models.save(longcat_models.make(), cls.dir / "dit"),
                      *(cls.models.model / part for part in ("text_encoder", "vae", "tokenizer"))]
 
-    @staticmethod
-    def velocity(transformer, latents, sigma, prompt_embeds, lengths, first):
-        return transformer(latents, sigma, prompt_embeds, first, lengths)
+    def velocity(self, transformer, samples, noisy, sigma, embeds, lengths, first):
+        return transformer(noisy, sigma, embeds, first, lengths)
 
     def encode(self, name, *flags):
         """Makes what the steps learn from."""
