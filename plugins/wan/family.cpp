@@ -291,11 +291,7 @@ class Family final : public atelier::ComponentFamily {
                  .pixel_multiple = 32,
                  .token_stride = 32,
                  .takes_clips = true};
-    std::string variant;
-    for (const Detection& part : parts) {
-      if (part.component == "dit") variant = part.variant;
-    }
-    return std::make_unique<Wan>(rows(), parts, options, latents, std::move(variant));
+    return std::make_unique<Wan>(rows(), parts, options, latents);
   }
 
  private:

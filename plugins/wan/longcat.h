@@ -2,9 +2,12 @@
 // that are known stand in front of those that are made, and look at nothing else.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,6 +16,8 @@
 #include "atelier/nn/layers.h"
 #include "atelier/nn/waves.h"
 #include "atelier/shared_rows.h"
+
+#include "variant.h"
 
 namespace wan {
 
@@ -136,13 +141,29 @@ std::optional<atelier::Detection> detect_longcat(const atelier::TensorIndex& che
 atelier::ConfigFields longcat_fields(const atelier::Detection& part);
 std::vector<std::string> longcat_targets();
 
-// ---- Clips ----
+// What it is given.
+class LongCatInputs final : public Variant {
+ public:
+  LongCatInputs(Wan& model, std::span<const atelier::Detection> parts)
+      : Variant(model), is_longcat_(std::ranges::any_of(parts, is_longcat)) {}
+  ~LongCatInputs() override = default;
 
-// Throws where what is given does not go before a clip of so many frames; values may be meta.
-void check_known_clip(const atelier::Inputs& inputs, int64_t frames);
-std::vector<atelier::Piece> longcat_pieces(int64_t frames);
-// The velocity of CFG-Zero*: the one without the prompt is brought as near to the one with it as
-// one factor for the whole sample can. Frames of a clip that is followed are left out of account.
-at::Tensor longcat_guide(const atelier::GuideInputs& in);
+  std::string_view negative_prompt() const override;
+  std::optional<atelier::Conditioning> encode(const atelier::EncodeInputs& in,
+                                              atelier::BlockRunner& runner) override;
+  // Throws where what is given does not go before a clip of so many frames.
+  atelier::MediaTarget target(const atelier::Inputs& inputs,
+                              const atelier::MediaTarget& asked) const override;
+  std::vector<atelier::Piece> pieces(const atelier::Inputs& inputs,
+                                     const atelier::MediaTarget& target) const override;
+  std::optional<atelier::GivenLatents> given(const atelier::Conditioning& cond,
+                                             at::IntArrayRef latents_CTHW) const override;
+  // The velocity of CFG-Zero*: the one without the prompt is brought as near to the one with it as
+  // one factor for the whole sample can. Frames of a clip that is followed are left out of account.
+  std::optional<at::Tensor> guide(const atelier::GuideInputs& in) override;
+
+ private:
+  bool is_longcat_;
+};
 
 }  // namespace wan

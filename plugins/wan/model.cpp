@@ -10,6 +10,7 @@
 
 #include "animate2.h"
 #include "dit.h"
+#include "fun.h"
 #include "longcat.h"
 #include "motion.h"
 #include "prompt.h"
@@ -35,39 +36,27 @@ constexpr std::string_view kNegativePrompt =
     "畸形的肢体，"
     "手指融合，静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走";
 
-constexpr std::string_view kLongCatNegativePrompt =
-    "Bright tones, overexposed, static, blurred details, subtitles, style, works, paintings, "
-    "images, static, overall gray, worst quality, low quality, JPEG compression residue, ugly, "
-    "incomplete, extra fingers, poorly drawn hands, poorly drawn faces, deformed, disfigured, "
-    "misshapen limbs, fused fingers, still picture, messy background, three legs, many people in "
-    "the background, walking backwards";
-// Frames of the latents that are no part of the clip, in front of it.
-int64_t leading_frames(const atelier::Conditioning& cond) {
-  const auto pictures = cond.find(kVaceReferences);
-  if (pictures != cond.end()) return pictures->second.size(1);
-  return cond.contains(kDrivingClip) || cond.contains(kLeadingFrames) ? 1 : 0;
-}
-
 }  // namespace
 
 Wan::Wan(std::span<const atelier::ComponentRow> rows, std::span<const atelier::Detection> parts,
-         const atelier::ModelOptions& options, const atelier::LatentSpec& latents,
-         std::string variant)
-    : ComponentModel(rows, parts, options, latents),
-      variant_(std::move(variant)),
-      vace_blocks_(check_vace(parts)) {}
+         const atelier::ModelOptions& options, const atelier::LatentSpec& latents)
+    : ComponentModel(rows, parts, options, latents) {
+  variants_.push_back(std::make_unique<FunInputs>(*this));
+  variants_.push_back(std::make_unique<VaceInputs>(*this, parts));
+  variants_.push_back(std::make_unique<DrivenInputs>(*this));
+  variants_.push_back(std::make_unique<LongCatInputs>(*this, parts));
+}
 
 Wan::~Wan() = default;
 
-std::vector<atelier::Piece> Wan::pieces(const atelier::Inputs& inputs,
-                                        const atelier::MediaTarget& target) const {
-  return variant_ == kLongCat ? longcat_pieces(target.frames) : driven_pieces(inputs, target);
-}
-
 std::vector<int64_t> Wan::ids_of(const atelier::EncodeInputs& in) const {
   const std::string& given = atelier::text_input(in.values, "prompt");
-  const std::string_view negative = variant_ == kLongCat ? kLongCatNegativePrompt : kNegativePrompt;
-  return prompt_ids(tokenizer(), in.is_negative && given.empty() ? negative : given);
+  if (!in.is_negative || !given.empty()) return prompt_ids(tokenizer(), given);
+  std::string_view published = kNegativePrompt;
+  for (const auto& variant : variants_) {
+    if (const std::string_view own = variant->negative_prompt(); !own.empty()) published = own;
+  }
+  return prompt_ids(tokenizer(), published);
 }
 
 atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::BlockRunner& runner) {
@@ -75,11 +64,9 @@ atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::Bloc
   if (in.stage == "images" || in.stage == "first_image") return encode_images(in, runner);
   if (in.stage == "given_clip") return encode_given(in, runner);
   if (in.stage == "first_frame") return encode_first(in, runner);
-  if (in.stage == "known_clip" || in.stage == "continued_clip") return encode_known(in, runner);
-  if (in.stage == "vace") return encode_vace(in, runner);
-  if (in.stage == "driven_image" || in.stage.starts_with("driving"))
-    return encode_animate2(in, runner);
-  if (auto encoded = encode_fun(in, runner)) return *std::move(encoded);
+  for (const auto& variant : variants_) {
+    if (auto encoded = variant->encode(in, runner)) return *std::move(encoded);
+  }
   if (in.stage == "motion") {
     const auto* motion = atelier::find_input<double>(in.values, kMotionInput);
     return {{kMotion, at::tensor({static_cast<float>(*motion)})}};
@@ -135,41 +122,50 @@ atelier::Conditioning Wan::encode_first(const atelier::EncodeInputs& in,
   return {{kFirstFrame, first}, {kFreeFrames, free}};
 }
 
-atelier::Conditioning Wan::encode_known(const atelier::EncodeInputs& in,
-                                        atelier::BlockRunner& runner) {
-  if (in.before_CTHW.defined())
-    return {{kKnownClip, encode_latents({{"clip", in.before_CTHW}}, "clip", runner).at("latents")}};
-  check_known_clip(in.values, std::min(in.target.frames, kLongCatFrames));
-  const char* const given = in.values.contains(kFirstImage) ? kFirstImage : "longcat_video";
-  return {{kKnownClip, encode_latents(in.values, given, runner).at("latents")}};
-}
-
-at::Tensor Wan::guide(const atelier::GuideInputs& in, atelier::BlockRunner& runner) {
-  return variant_ == kLongCat ? longcat_guide(in) : ComponentModel::guide(in, runner);
-}
-
-// Latents of pictures stand in front of those of the clip that is learnt.
+// What stands in front of the clip is learnt with it.
 atelier::Conditioning Wan::encode_target(const atelier::EncodeInputs& in,
                                          atelier::BlockRunner& runner) {
-  const at::Tensor clip = atelier::clip_input(in.values, "video");
-  atelier::Conditioning made = encode_references(in.values, clip.size(2), clip.size(3), runner);
-  at::Tensor leading = made.empty() ? at::Tensor() : made.at(kVaceReferences);
-  if (in.values.contains("animate2_reference_image")) {
-    leading = leading_image(in.values, runner);
-    made[kLeadingFrames] = at::ones({1}, at::kLong);
+  atelier::Conditioning made;
+  std::vector<at::Tensor> latents;
+  for (const auto& variant : variants_) {
+    const at::Tensor leading = variant->encode_leading(in.values, made, runner);
+    if (leading.defined()) latents.push_back(leading);
   }
-  at::Tensor latents = encode_latents(in.values, "video", runner).at("latents");
-  if (leading.defined()) latents = at::cat({leading, latents}, 1);
-  made.emplace("latents", latents);
+  latents.push_back(encode_latents(in.values, "video", runner).at("latents"));
+  made.emplace("latents", latents.size() == 1 ? latents.front() : at::cat(latents, 1));
   return made;
+}
+
+int64_t Wan::leading_frames(const atelier::Conditioning& cond) const {
+  int64_t frames = 0;
+  for (const auto& variant : variants_) frames += variant->leading_frames(cond);
+  return frames;
 }
 
 atelier::MediaTarget Wan::target(const atelier::Inputs& inputs,
                                  const atelier::MediaTarget& asked) const {
-  if (variant_ == kLongCat)
-    check_known_clip(inputs,
-                     std::min(asked.frames > 0 ? asked.frames : kLongCatFrames, kLongCatFrames));
-  return driven_target(inputs, vace_target(inputs, asked));
+  atelier::MediaTarget target = asked;
+  for (const auto& variant : variants_) target = variant->target(inputs, target);
+  return target;
+}
+
+std::vector<atelier::Piece> Wan::pieces(const atelier::Inputs& inputs,
+                                        const atelier::MediaTarget& target) const {
+  for (const auto& variant : variants_) {
+    if (auto pieces = variant->pieces(inputs, target); !pieces.empty()) return pieces;
+  }
+  return {};
+}
+
+void Wan::prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
+                         atelier::BlockRunner& runner) {
+  ComponentModel::prepare_levels(denoiser, sigmas, runner);
+  for (const auto& variant : variants_) variant->prepare_levels(denoiser);
+}
+
+void Wan::forget_levels() {
+  ComponentModel::forget_levels();
+  for (const auto& variant : variants_) variant->forget_levels();
 }
 
 std::vector<int64_t> Wan::latent_shape(const atelier::MediaTarget& target,
@@ -185,9 +181,14 @@ atelier::FinishedLatents Wan::to_decode(const at::Tensor& latents_BCTHW,
   return {.latents_BCTHW = latents_BCTHW.narrow(2, leading, latents_BCTHW.size(2) - leading)};
 }
 
+at::Tensor Wan::denoise_alone(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
+  return ComponentModel::denoise(in, runner);
+}
+
 at::Tensor Wan::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
-  const auto follows = [](const atelier::Conditioning* cond) { return cond->contains(kVaceClip); };
-  if (std::ranges::any_of(in.cond, follows)) return denoise_beside_vace(in, runner);
+  for (const auto& variant : variants_) {
+    if (auto velocity = variant->denoise(in, runner)) return *std::move(velocity);
+  }
   const auto moves = [](const atelier::Conditioning* cond) { return cond->contains(kMotion); };
   if (std::ranges::none_of(in.cond, moves)) return ComponentModel::denoise(in, runner);
   const auto& controller = loaded<MotionController>("motion_controller");
@@ -206,16 +207,17 @@ at::Tensor Wan::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& 
   return ComponentModel::denoise(with_rows, runner);
 }
 
+at::Tensor Wan::guide(const atelier::GuideInputs& in, atelier::BlockRunner& runner) {
+  for (const auto& variant : variants_) {
+    if (auto guided = variant->guide(in)) return *std::move(guided);
+  }
+  return ComponentModel::guide(in, runner);
+}
+
 std::optional<atelier::GivenLatents> Wan::given(const atelier::Conditioning& cond,
                                                 at::IntArrayRef latents_CTHW) const {
-  if (const auto known = cond.find(kKnownClip); known != cond.end()) {
-    const at::Tensor& values = known->second;
-    const int64_t made = latents_CTHW[1] - values.size(1);
-    at::Tensor free =
-        at::ones({1, latents_CTHW[1], latents_CTHW[2], latents_CTHW[3]}, values.options());
-    free.narrow(1, 0, values.size(1)).zero_();
-    return atelier::GivenLatents{.values_CTHW = at::constant_pad_nd(values, {0, 0, 0, 0, 0, made}),
-                                 .free_1THW = free};
+  for (const auto& variant : variants_) {
+    if (auto given = variant->given(cond, latents_CTHW)) return given;
   }
   const auto first = cond.find(kFirstFrame);
   if (first == cond.end()) return std::nullopt;
@@ -231,7 +233,6 @@ atelier::Conditioning Wan::encode_text(const atelier::EncodeInputs& in,
   return {{atelier::kPromptEmbeds, encode_cut(ids_of(in), runner)}};
 }
 
-// [L, text_width] of a text's tokens, of which those behind the limit are cut off.
 at::Tensor Wan::encode_cut(std::vector<int64_t> ids, atelier::BlockRunner& runner) {
   cut_to_limit(ids, {.tokens = std::ssize(ids), .limit = kMaxPromptTokens});
   ids.back() = end_token(tokenizer());
@@ -263,8 +264,11 @@ std::vector<int64_t> Wan::tokenize(std::string_view text) const {
 }
 
 atelier::TextLength Wan::text_length(const atelier::EncodeInputs& in) const {
-  const auto ids = in.stage == "driving_text" ? driving_ids(in) : ids_of(in);
-  return {.tokens = std::ssize(ids), .limit = kMaxPromptTokens};
+  for (const auto& variant : variants_) {
+    if (const auto ids = variant->ids(in))
+      return {.tokens = std::ssize(*ids), .limit = kMaxPromptTokens};
+  }
+  return {.tokens = std::ssize(ids_of(in)), .limit = kMaxPromptTokens};
 }
 
 }  // namespace wan

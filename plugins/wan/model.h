@@ -1,25 +1,34 @@
 // One loaded Wan: how prompts and images are encoded.
 #pragma once
 
-#include <string>
+#include <memory>
+#include <vector>
 
 #include "atelier/component_model.h"
 
-namespace wan {
+#include "variant.h"
 
-class Driving;
+namespace wan {
 
 class Wan final : public atelier::ComponentModel {
  public:
-  // See ComponentModel; `variant` is the denoiser's, or empty.
+  // See ComponentModel.
   Wan(std::span<const atelier::ComponentRow> rows, std::span<const atelier::Detection> parts,
-      const atelier::ModelOptions& options, const atelier::LatentSpec& latents,
-      std::string variant);
+      const atelier::ModelOptions& options, const atelier::LatentSpec& latents);
   ~Wan() override;
+
+  // For variants.
+  using ComponentModel::encode_latents;
+  using ComponentModel::loaded;
+  using ComponentModel::tokenizer;
+  // [L, text_width] of a text's tokens, of which those behind the limit are cut off.
+  at::Tensor encode_cut(std::vector<int64_t> ids, atelier::BlockRunner& runner);
+  // As the denoiser does by itself.
+  at::Tensor denoise_alone(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner);
 
   // Where a VACE follows a clip, what is made has that clip's size. Throws where it is told how
   // much counts, and there is nothing to follow. With a driving clip it is as long as that, in the
-  // shape of the reference image; see animate2.h. Checks what a clip of LongCat-Video begins with.
+  // shape of the reference image; see animate2.h.
   atelier::MediaTarget target(const atelier::Inputs& inputs,
                               const atelier::MediaTarget& asked) const override;
   // With pictures in front: those of a VACE, or the reference image of a driving clip.
@@ -37,14 +46,12 @@ class Wan final : public atelier::ComponentModel {
   // Stages known_clip and continued_clip give "known_clip": [C, n, H, W], the latents that the clip
   // or the piece begins with. Stage motion gives "motion": [1] float32. Stage vace gives
   // "vace_clip", "vace_references" and "vace_scale", see vace.h; stage latents the second of them
-  // beside "latents".
-  // Stages driven_image, driving_text, driving_frame and
-  // driving give the entries of animate2.h, "image_embeds" and "given_clip".
-  // Stages of Wan-Fun: shown_image gives "image_embeds"
-  // of the reference, or else of the first frame; control_clip "control_clip", [C, T, H, W], the
-  // latents of the control video; reference "reference_latents", [C, H, W]; start_image
-  // "given_clip", [C, T, H, W], the latents of the first frame alone and zeros; camera "camera",
-  // see camera.h.
+  // beside "latents". Stages driven_image, driving_text, driving_frame and driving give the entries
+  // of animate2.h, "image_embeds" and "given_clip". Stages of Wan-Fun: shown_image gives
+  // "image_embeds" of the reference, or else of the first frame; control_clip "control_clip", [C,
+  // T, H, W], the latents of the control video; reference "reference_latents", [C, H, W];
+  // start_image "given_clip", [C, T, H, W], the latents of the first frame alone and zeros; camera
+  // "camera", see camera.h.
   atelier::Conditioning encode(const atelier::EncodeInputs& in,
                                atelier::BlockRunner& runner) override;
   atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;
@@ -55,7 +62,7 @@ class Wan final : public atelier::ComponentModel {
   // has a "vace_clip", the VACE beside the denoiser runs.
   at::Tensor denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) override;
 
-  // As the variant is guided: of LongCat-Video see longcat_guide().
+  // As the variant is guided.
   at::Tensor guide(const atelier::GuideInputs& in, atelier::BlockRunner& runner) override;
 
   // The first frame or the known clip, where the latents begin with it; it is clean.
@@ -75,46 +82,16 @@ class Wan final : public atelier::ComponentModel {
 
  private:
   std::vector<int64_t> ids_of(const atelier::EncodeInputs& in) const;
-  std::vector<int64_t> driving_ids(const atelier::EncodeInputs& in) const;
-  at::Tensor encode_cut(std::vector<int64_t> ids, atelier::BlockRunner& runner);
+  atelier::Conditioning encode_target(const atelier::EncodeInputs& in,
+                                      atelier::BlockRunner& runner);
   atelier::Conditioning encode_text(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
   atelier::Conditioning encode_images(const atelier::EncodeInputs& in,
                                       atelier::BlockRunner& runner);
   atelier::Conditioning encode_given(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
-  // Nothing: it is no stage of Wan-Fun.
-  std::optional<atelier::Conditioning> encode_fun(const atelier::EncodeInputs& in,
-                                                  atelier::BlockRunner& runner);
   atelier::Conditioning encode_first(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
-  atelier::Conditioning encode_known(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
-  atelier::Conditioning encode_vace(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
-  atelier::Conditioning encode_target(const atelier::EncodeInputs& in,
-                                      atelier::BlockRunner& runner);
-  atelier::Conditioning encode_references(const atelier::Inputs& values, int64_t height,
-                                          int64_t width, atelier::BlockRunner& runner);
-  at::Tensor denoise_beside_vace(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner);
-  void check_vace_scale(const atelier::Inputs& inputs) const;
+  int64_t leading_frames(const atelier::Conditioning& cond) const;
 
-  atelier::MediaTarget vace_target(const atelier::Inputs& inputs,
-                                   const atelier::MediaTarget& asked) const;
-  atelier::Conditioning encode_animate2(const atelier::EncodeInputs& in,
-                                        atelier::BlockRunner& runner);
-  atelier::Conditioning encode_driving_text(const atelier::EncodeInputs& in,
-                                            atelier::BlockRunner& runner);
-  atelier::Conditioning encode_squeezed(const at::Tensor& image_CHW, const char* entry,
-                                        atelier::BlockRunner& runner);
-  atelier::Conditioning encode_driving(const atelier::EncodeInputs& in,
-                                       atelier::BlockRunner& runner);
-
-  at::Tensor leading_image(const atelier::Inputs& values, atelier::BlockRunner& runner);
-  atelier::MediaTarget driven_target(const atelier::Inputs& inputs,
-                                     const atelier::MediaTarget& asked) const;
-
-  std::vector<atelier::Piece> driven_pieces(const atelier::Inputs& inputs,
-                                            const atelier::MediaTarget& target) const;
-
-  std::string variant_;
-  int64_t vace_blocks_;       // 0: there is no VACE
-  Driving* keeps_ = nullptr;  // keeps keys and values until forget_levels()
+  std::vector<std::unique_ptr<Variant>> variants_;
 };
 
 }  // namespace wan
