@@ -85,7 +85,8 @@ Json describe(const std::string& path) {
   }
   for (const auto& [tensor, meta] : file.tensors().index().tensors()) {
     const formats::LoraRole role = formats::parse_lora_tensor(tensor).role;
-    if (role != formats::LoraRole::kAlpha && role != formats::LoraRole::kUnknown)
+    if (role != formats::LoraRole::kAlpha && role != formats::LoraRole::kScale &&
+        role != formats::LoraRole::kUnknown)
       ++dtypes[std::string(formats::dtype_name(files::file_dtype(meta.dtype)))];
   }
   Json out;

@@ -215,7 +215,7 @@ class DeclarationChecks : Checks {
     std::set<std::string_view> used;
     for (const EncodeStage& stage : family().encode_stages()) {
       expect(is_snake_case(stage.name), "stage '", stage.name, "' is not snake_case");
-      expect(!stage.inputs.empty(), "stage '", stage.name, "' reads nothing");
+      expect(!stage.inputs.empty() || stage.per_piece, "stage '", stage.name, "' reads nothing");
       for (const std::string_view component : stage.components) {
         used.insert(component);
         expect(spec_of(component) != nullptr, "stage '", stage.name, "': component '", component,

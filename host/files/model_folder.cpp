@@ -18,6 +18,8 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kIndexSuffix = ".safetensors.index.json";
+// Beside the components of a published model; each of its files is added with --lora.
+constexpr const char* kLoraFolder = "lora";
 constexpr std::string_view kUsualStems[] = {"diffusion_pytorch_model", "model"};
 
 Error fault(ErrorCode code, const std::string& path, const std::string& what, const char* hint,
@@ -272,8 +274,9 @@ void from_folder(const fs::path& folder, FoundFiles& found) {
     if (!has_root) return;
     for (CheckpointFiles& files : from_repository(in)) add(std::move(files), true);
   });
-  for (const std::string& child : in.folders)
-    problems.collect([&] { add_child(list(folder / child)); });
+  for (const std::string& child : in.folders) {
+    if (child != kLoraFolder) problems.collect([&] { add_child(list(folder / child)); });
+  }
   problems.throw_if_any();
   if (found.checkpoints.size() + found.tokenizers.size() == before)
     throw fault(ErrorCode::kNotFound, folder.string(), "the folder holds no safetensors file",

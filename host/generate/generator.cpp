@@ -174,7 +174,8 @@ Generator::Conditionings Generator::encode_conditions(const Request& request,
                          .values = model::inputs_of(stage, given),
                          .target = request.target,
                          .fps = request.fps};
-      if (in.values.empty()) continue;
+      const bool follows = is_of_piece && stage.inputs.empty() && piece->before_CTHW.defined();
+      if (in.values.empty() && !follows) continue;
       if (piece) {
         in.target.frames = piece->piece.frames;
         in.piece = piece->piece;

@@ -59,7 +59,8 @@ std::map<std::string, LayerTensors> tensors_by_layer(const Checkpoint& file,
       throw Error(ErrorCode::kUnsupported,
                   in_file(path, tensor) + ": " + name.kind + " is not supported",
                   "LoRA, DoRA, LoHa, LoKr and whole differences are", "LORA_KIND");
-    std::string& slot = layers[name.layer][name.role];
+    LayerTensors& layer = layers[name.layer];
+    std::string& slot = name.part ? layer.up_part(*name.part) : layer[name.role];
     if (!slot.empty())
       throw Error(ErrorCode::kUnsupported,
                   in_file(path, tensor) + ": " + quote_and_escape(slot) +
@@ -89,7 +90,7 @@ LoraFile LoraFile::open(const std::string& path) {
     if (tensors.adds()) {
       lora.layers_.push_back(make_layer(file, config, name, tensors));
     } else {
-      lora.unknown_.push_back(tensors.of(LoraRole::kAlpha));
+      lora.unknown_.push_back(tensors.any_of({LoraRole::kAlpha, LoraRole::kScale}));
     }
   }
   return lora;
@@ -125,10 +126,17 @@ at::Tensor LoraFile::read_down(const LoraLayer& layer, at::ScalarType dtype) con
 }
 
 at::Tensor LoraFile::read_up(const LoraLayer& layer, at::ScalarType dtype) const {
+  if (!layer.up_parts.empty()) return read_parts(layer).to(dtype);
   if (layer.up2.empty()) return read(layer.up, layer.out, layer.rank, dtype);
   const at::Tensor first = read(layer.up, layer.out, layer.rank, at::kFloat);
   const at::Tensor second = read(layer.up2, layer.out, layer.rank, at::kFloat);
   return checked(layer.up, (first.unsqueeze(2) * second.unsqueeze(1)).flatten(1, 2).to(dtype));
+}
+
+at::Tensor LoraFile::read_parts(const LoraLayer& layer) const {
+  std::vector<at::Tensor> parts;
+  for (const std::string& name : layer.up_parts) parts.push_back(read_as_is(name).flatten(1));
+  return at::block_diag(parts);
 }
 
 at::Tensor LoraFile::read_as_is(const std::string& name) const {
@@ -155,6 +163,7 @@ Difference LoraFile::read_difference(const LoraLayer& layer) const {
       break;
     case LayerForm::kLora:
       difference.first = read_matrix({"", layer.up, layer.down});
+      if (!layer.up_parts.empty()) difference.first.left = read_parts(layer);
       break;
     case LayerForm::kLoha:
       difference.form = Difference::Form::kHadamard;

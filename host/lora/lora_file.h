@@ -48,6 +48,7 @@ class LoraFile {
   at::Tensor read(const std::string& name, int64_t rows, int64_t columns,
                   at::ScalarType dtype) const;
   at::Tensor checked(const std::string& name, at::Tensor value) const;
+  at::Tensor read_parts(const LoraLayer& layer) const;
   at::Tensor read_as_is(const std::string& name) const;
   Difference::Matrix read_matrix(const LoraLayer::Matrix& names) const;
 

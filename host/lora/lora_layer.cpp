@@ -40,7 +40,9 @@ std::string LayerTensors::any_of(std::initializer_list<LoraRole> roles) const {
 }
 
 bool LayerTensors::adds() const {
-  return names_.size() > (of(LoraRole::kAlpha).empty() ? 0u : 1u);
+  return !up_parts_.empty() || std::ranges::any_of(names_, [](const auto& name) {
+    return name.first != LoraRole::kAlpha && name.first != LoraRole::kScale;
+  });
 }
 
 namespace {
@@ -117,7 +119,8 @@ class LayerMaker {
  private:
   void add_weight(LoraLayer& layer, const LayerTensors& tensors) const {
     using enum formats::LoraRole;
-    const std::string pair = tensors.any_of({kDown, kUp});
+    std::string pair = tensors.any_of({kDown, kUp});
+    if (pair.empty() && !tensors.up_parts().empty()) pair = tensors.up_parts().begin()->second;
     const std::string hada = tensors.any_of({kHada1Down, kHada1Up, kHada2Down, kHada2Up});
     const std::string kron =
         tensors.any_of({kKron1, kKron1Left, kKron1Right, kKron2, kKron2Left, kKron2Right});
@@ -142,12 +145,42 @@ class LayerMaker {
     layer.form = LayerForm::kLora;
     layer.down = tensors.of(LoraRole::kDown);
     layer.up = tensors.of(LoraRole::kUp);
+    if (!tensors.up_parts().empty()) return add_parts(layer, tensors);
     if (layer.down.empty() || layer.up.empty())
       throw incomplete(file_, any,
                        std::string("the layer's ") +
                            (layer.down.empty() ? "lora_A (lora_down)" : "lora_B (lora_up)") +
                            " is missing");
     set_shape_of_pair(layer);
+  }
+
+  void add_parts(LoraLayer& layer, const LayerTensors& tensors) const {
+    const std::string& first = tensors.up_parts().begin()->second;
+    if (!layer.up.empty())
+      throw Error(ErrorCode::kUnsupported,
+                  in_file(file_.name(), first) + ": " + quote_and_escape(layer.up) +
+                      " is the same factor of the same layer",
+                  "save each LoRA as a file of its own", "LORA_TWICE");
+    const auto count = std::ssize(tensors.up_parts());
+    if (layer.down.empty() || tensors.up_parts().rbegin()->first != count - 1)
+      throw incomplete(file_, first,
+                       layer.down.empty() ? "the layer's lora_down is missing"
+                                          : "one of the layer's blocks of lora_up is missing");
+    const auto [rank, in] = matrix_shape(file_, layer.down);
+    const auto [out, part_rank] = matrix_shape(file_, first);
+    for (const auto& [number, tensor] : tensors.up_parts()) {
+      layer.up_parts.push_back(tensor);
+      if (matrix_shape(file_, tensor) != std::pair(out, part_rank) || rank != count * part_rank)
+        throw misshaped(file_, tensor,
+                        "rank " + std::to_string(rank / count) + " and the rows of " +
+                            quote_and_escape(first) + " expected",
+                        "blocks on a diagonal have one shape");
+    }
+    layer.up = first;
+    layer.rank = rank;
+    layer.out = count * out;
+    layer.in = in;
+    layer.shape = {layer.out, layer.in};
   }
 
   void set_shape_of_pair(LoraLayer& layer) const {
@@ -232,6 +265,11 @@ class LayerMaker {
     std::optional<double> rank;
     if (layer.rank > 0) rank = static_cast<double>(layer.rank);
     bool divides_by_root = false;
+    if (const std::string tensor = tensors.of(LoraRole::kScale); !tensor.empty()) {
+      layer.scale = read_alpha(file_, tensor);
+      if (rank) layer.alpha = layer.scale * *rank;
+      return;
+    }
     if (const std::string tensor = tensors.of(LoraRole::kAlpha); !tensor.empty()) {
       layer.alpha = read_alpha(file_, tensor);
     } else if (const auto given = config_.find(layer.name, key)) {

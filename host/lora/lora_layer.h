@@ -27,7 +27,10 @@ struct LoraLayer {
   std::string name;  // as the file spells it, with its prefix
   LayerForm form = LayerForm::kNone;
   // Names of tensors; empty: not there.
-  std::string down, up;    // kLora, kLoha: [rank, in] and [out, rank]
+  std::string down, up;  // kLora, kLoha: [rank, in] and [out, rank]
+  // kLora: where it is cut, the blocks on the diagonal of [out, rank], all of one shape; `up` is
+  // then the first of them.
+  std::vector<std::string> up_parts;
   std::string down2, up2;  // kLoha's second pair, of the same shapes
   struct Matrix {
     std::string whole, left, right;  // one, or the product of two
@@ -39,7 +42,7 @@ struct LoraLayer {
   std::vector<int64_t> shape;   // of the weight that is added to; empty for kNone
   int64_t in = 0, out = 0;      // columns and rows of that weight
   int64_t rank = 0;             // 0 where nothing is factored
-  std::optional<double> alpha;  // of the file; none: the rank
+  std::optional<double> alpha;  // of the file, or what its scale means; none: the rank
   double scale = 1.0;  // alpha / rank, or alpha / sqrt(rank) where the metadata says rsLoRA
   double bias_scale = 1.0;
   int magnitude_axis = 0;  // 0: a length for each row; 1: for each column
@@ -57,14 +60,18 @@ class LayerTensors {
  public:
   // Empty when there is no such tensor.
   std::string& operator[](formats::LoraRole role) { return names_[role]; }
+  // The tensor of a part, see LoraTensorName.
+  std::string& up_part(int64_t number) { return up_parts_[number]; }
+  const std::map<int64_t, std::string>& up_parts() const { return up_parts_; }
   std::string of(formats::LoraRole role) const;
   // The first that is there; empty for none.
   std::string any_of(std::initializer_list<formats::LoraRole> roles) const;
-  // Whether there is more than an alpha.
+  // Whether there is more than an alpha or a scale.
   bool adds() const;
 
  private:
   std::map<formats::LoraRole, std::string> names_;
+  std::map<int64_t, std::string> up_parts_;
 };
 
 // Throws Error naming the file and the tensor: kInvalidArgument where tensors are missing or

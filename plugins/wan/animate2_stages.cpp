@@ -154,7 +154,8 @@ std::vector<Piece> DrivenInputs::pieces(const atelier::Inputs& inputs,
 
 // Keys and values of the driving clip are kept from step to step.
 void DrivenInputs::prepare_levels(std::string_view denoiser) {
-  keeps_ = model_.loaded<Dit>(denoiser).driving();
+  auto* const dit = dynamic_cast<Dit*>(&model_.component(denoiser));
+  keeps_ = dit != nullptr ? dit->driving() : nullptr;
   if (keeps_ != nullptr) keeps_->keep();
 }
 

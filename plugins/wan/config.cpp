@@ -7,6 +7,7 @@
 #include "atelier/parts/causal_vae.h"
 
 #include "fun.h"
+#include "longcat.h"
 
 namespace wan {
 
@@ -143,6 +144,7 @@ double read_eps(const PartView& view) {
 }
 
 std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
+  if (auto longcat = detect_longcat(checkpoint)) return longcat;
   if (auto driven = detect_driven(checkpoint)) {
     driven->variant = kDriven;
     return driven;

@@ -35,7 +35,8 @@ inline constexpr std::string_view kVariants[] = {"wan2.1-t2v-1.3b",
                                                  "wan2.2-ti2v-5b",
                                                  kAnimate,
                                                  "wan2.2-animate2-14b",
-                                                 "wan2.2-animate2-14b-distill"};
+                                                 "wan2.2-animate2-14b-distill",
+                                                 "longcat-video"};
 
 // A driving clip runs beside. The distilled form has the same tensors: its path tells it, or a
 // hint.

@@ -7,6 +7,7 @@
 #include "camera.h"
 #include "config.h"
 #include "dit.h"
+#include "longcat.h"
 
 namespace wan {
 
@@ -67,6 +68,10 @@ void add_animate(const DitConfig& c, ConfigFields& fields) {
 }  // namespace
 
 ConfigFields dit_fields(const Detection& part) {
+  if (is_longcat(part)) {
+    ConfigFields fields = longcat_fields(part);
+    return fields.add(scheduler_fields(), "scheduler.").ignored({"model_index._*"});
+  }
   const auto c = atelier::parts::whole_config_of<DitConfig>(part);
   std::vector<ConfigValue> model_types = {"t2v", "vace"};
   if (c.channels == kWideChannels) model_types = {"ti2v"};

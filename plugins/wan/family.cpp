@@ -11,6 +11,7 @@
 #include "config.h"
 #include "dit.h"
 #include "fun.h"
+#include "longcat.h"
 #include "model.h"
 #include "motion.h"
 #include "tables.h"
@@ -69,6 +70,12 @@ Detection tiny_dit() {
   return part;
 }
 
+// The denoiser of LongCat-Video, or that of all others.
+std::unique_ptr<atelier::nn::Module> make_dit(const Detection& part) {
+  return is_longcat(part) ? make_part<LongCat, LongCatConfig>(part)
+                          : make_brief_part<Dit, DitConfig>(part);
+}
+
 constexpr ComponentRow vace_row(atelier::ComponentSpec spec) {
   return {.spec = spec,
           .detect = detect_vace,
@@ -107,7 +114,7 @@ constexpr ComponentRow kRows[] = {
      .detect = detect_dit,
      .config_fields = dit_fields,
      .weight_map = dit_map,
-     .make = make_brief_part<Dit, DitConfig>,
+     .make = make_dit,
      .tiny = tiny_dit,
      .spellings = {"original", "diffusers"}},
     {.spec = {.name = "dit2",
@@ -120,7 +127,7 @@ constexpr ComponentRow kRows[] = {
      .detect = detect_dit,
      .config_fields = dit_fields,
      .weight_map = dit_map,
-     .make = make_brief_part<Dit, DitConfig>,
+     .make = make_dit,
      .tiny = tiny_dit,
      .spellings = {"original", "diffusers"}},
     {.spec = {.name = "motion_controller",
@@ -180,7 +187,7 @@ bool is_wide(const Detection& part) {
 }
 
 bool is_driven(const Detection& part) {
-  return atelier::parts::whole_config_of<DitConfig>(part).is_driven;
+  return !is_longcat(part) && atelier::parts::whole_config_of<DitConfig>(part).is_driven;
 }
 
 bool is_expert(const Detection& part) {
@@ -191,7 +198,7 @@ bool is_expert(const Detection& part) {
 
 // Whether a denoiser may be one of two experts.
 bool may_be_expert(const Detection& part) {
-  return !is_wide(part) && part.integer("image_width") == 0;
+  return !is_wide(part) && !is_longcat(part) && part.integer("image_width") == 0;
 }
 
 std::string experts_of(const FoundPart& found) {
@@ -232,6 +239,7 @@ class Family final : public atelier::ComponentFamily {
   atelier::MediaDefaults media_defaults(const Detection& denoiser) const override {
     if (denoiser.variant == kWide) return {.target = {121, 704, 1280}, .fps = 24};
     if (denoiser.variant == kAnimate) return {.target = {77, 720, 1280}, .fps = 30};
+    if (is_longcat(denoiser)) return {.target = {kLongCatFrames, 480, 832}, .fps = 15};
     if (is_driven(denoiser)) return {.target = {81, 800, 640}, .fps = 24};
     return {.target = {81, 480, 832}, .fps = 16};
   }
@@ -274,6 +282,10 @@ class Family final : public atelier::ComponentFamily {
                                     .include = {},
                                     .exclude = {},
                                     .file_prefix = "transformer."};
+    if (is_longcat(denoiser)) {
+      targets.include = longcat_targets();
+      return targets;
+    }
     for (const char* layer :
          {"self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "cross_attn.q",
           "cross_attn.k", "cross_attn.v", "cross_attn.o", "ffn.0", "ffn.2"})

@@ -4,6 +4,7 @@
 #include "animate.h"
 #include "camera.h"
 #include "fun.h"
+#include "longcat.h"
 #include "tables.h"
 
 namespace wan {
@@ -54,7 +55,7 @@ constexpr InputSpec kInputs[] = {
      .kind = InputKind::kImage,
      .required = true,
      .required_by = "*-i2v-*|*-fun-camera-*|wan2.2-animate-14b",
-     .variants = "*i2v-*|*-fun-*|wan2.2-animate-14b",
+     .variants = "*i2v-*|*-fun-*|wan2.2-animate-14b|longcat-video",
      .help = "the first frame, of Animate the character, stretched to the size of the clip",
      .fit = atelier::InputFit::kStretch,
      .when_absent = atelier::WhenAbsent::kFirstFrame},
@@ -92,6 +93,12 @@ constexpr InputSpec kInputs[] = {
      .help = "the pose of the first frame, of which the lens counts; the published one when empty",
      .min_count = kPoseNumbers,
      .max_count = kPoseNumbers},
+    {.name = "longcat_video",
+     .kind = InputKind::kVideo,
+     .variants = kLongCat,
+     .help = "frames that the clip begins with, a multiple of 4 and one, stretched to its size",
+     .fit = atelier::InputFit::kStretch,
+     .filter = atelier::ResizeFilter::kLanczos},
     {.name = "motion_bucket_id",
      .kind = InputKind::kReal,
      .variants = kSmallText,
@@ -180,6 +187,7 @@ constexpr std::string_view kReferenceInputs[] = {"reference_image"};
 constexpr std::string_view kShownInputs[] = {"reference_image", "input_image"};
 constexpr std::string_view kCameraInputs[] = {"camera_control_direction", "camera_control_speed",
                                               "camera_control_origin"};
+constexpr std::string_view kKnownInputs[] = {"longcat_video", "input_image"};
 constexpr std::string_view kMotionComponents[] = {"motion_controller"};
 constexpr std::string_view kMotionInputs[] = {"motion_bucket_id"};
 
@@ -247,6 +255,17 @@ constexpr atelier::EncodeStage kStages[] = {
      .inputs = kFirstImageInputs,
      .sees_target = true,
      .variants = "*-ti2v-*"},
+    {.name = "known_clip",
+     .components = atelier::kLatentsComponents,
+     .inputs = kKnownInputs,
+     .sees_target = true,
+     .variants = kLongCat},
+    // What a piece has from the one before it, in the place of the known clip.
+    {.name = "continued_clip",
+     .components = atelier::kLatentsComponents,
+     .inputs = {},
+     .variants = kLongCat,
+     .per_piece = true},
     {.name = "motion",
      .components = kMotionComponents,
      .inputs = kMotionInputs,

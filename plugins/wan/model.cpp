@@ -12,6 +12,7 @@
 #include "animate2.h"
 #include "dit.h"
 #include "fun.h"
+#include "longcat.h"
 #include "motion.h"
 #include "prompt.h"
 #include "vace.h"
@@ -45,13 +46,19 @@ Wan::Wan(std::span<const atelier::ComponentRow> rows, std::span<const atelier::D
   variants_.push_back(std::make_unique<VaceInputs>(*this, parts));
   variants_.push_back(std::make_unique<DrivenInputs>(*this));
   variants_.push_back(std::make_unique<AnimateInputs>(*this));
+  variants_.push_back(std::make_unique<LongCatInputs>(*this, parts));
 }
 
 Wan::~Wan() = default;
 
 std::vector<int64_t> Wan::ids_of(const atelier::EncodeInputs& in) const {
   const std::string& given = atelier::text_input(in.values, "prompt");
-  return prompt_ids(tokenizer(), in.is_negative && given.empty() ? kNegativePrompt : given);
+  if (!in.is_negative || !given.empty()) return prompt_ids(tokenizer(), given);
+  std::string_view published = kNegativePrompt;
+  for (const auto& variant : variants_) {
+    if (const std::string_view own = variant->negative_prompt(); !own.empty()) published = own;
+  }
+  return prompt_ids(tokenizer(), published);
 }
 
 atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::BlockRunner& runner) {
@@ -202,8 +209,18 @@ at::Tensor Wan::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& 
   return ComponentModel::denoise(with_rows, runner);
 }
 
+at::Tensor Wan::guide(const atelier::GuideInputs& in, atelier::BlockRunner& runner) {
+  for (const auto& variant : variants_) {
+    if (auto guided = variant->guide(in)) return *std::move(guided);
+  }
+  return ComponentModel::guide(in, runner);
+}
+
 std::optional<atelier::GivenLatents> Wan::given(const atelier::Conditioning& cond,
-                                                at::IntArrayRef) const {
+                                                at::IntArrayRef latents_CTHW) const {
+  for (const auto& variant : variants_) {
+    if (auto given = variant->given(cond, latents_CTHW)) return given;
+  }
   const auto first = cond.find(kFirstFrame);
   if (first == cond.end()) return std::nullopt;
   const at::Tensor& values = first->second;

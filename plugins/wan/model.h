@@ -44,16 +44,8 @@ class Wan final : public atelier::ComponentModel {
   // rows of each image, first the first frame's. Stage given_clip gives "given_clip": [4 + C, T, H,
   // W], which frames are known and the latents of a clip of them that is grey elsewhere. Stage
   // first_frame gives "first_frame", [C, 1, H, W], and "free_frames", [T], which the others are.
-  // Stage motion gives "motion": [1] float32. Stage vace gives "vace_clip", "vace_references" and
-  // "vace_scale", see vace.h; stage latents the second of them beside "latents".
-  // Stages driven_image, driving_text, driving_frame and
-  // driving give the entries of animate2.h, "image_embeds" and "given_clip".
-  // Those of Animate give the entries of animate.h, and animate_clip "given_clip".
-  // Stages of Wan-Fun: shown_image gives "image_embeds"
-  // of the reference, or else of the first frame; control_clip "control_clip", [C, T, H, W], the
-  // latents of the control video; reference "reference_latents", [C, H, W]; start_image
-  // "given_clip", [C, T, H, W], the latents of the first frame alone and zeros; camera "camera",
-  // see camera.h.
+  // Stage motion gives "motion": [1] float32. What the stages of variants give is told by their
+  // headers: vace.h, fun.h, camera.h, animate.h, animate2.h and others.
   atelier::Conditioning encode(const atelier::EncodeInputs& in,
                                atelier::BlockRunner& runner) override;
   atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;
@@ -64,7 +56,10 @@ class Wan final : public atelier::ComponentModel {
   // has a "vace_clip", the VACE beside the denoiser runs, and where "animate_pose" its adapter.
   at::Tensor denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) override;
 
-  // The first frame, where the latents begin with it; it is clean.
+  // As the variant is guided.
+  at::Tensor guide(const atelier::GuideInputs& in, atelier::BlockRunner& runner) override;
+
+  // The first frame or the known clip, where the latents begin with it; it is clean.
   std::optional<atelier::GivenLatents> given(const atelier::Conditioning& cond,
                                              at::IntArrayRef latents_CTHW) const override;
 

@@ -1,5 +1,6 @@
 // How the variants are sampled.
 #include "config.h"
+#include "longcat.h"
 #include "tables.h"
 
 namespace wan {
@@ -86,6 +87,27 @@ constexpr ScheduleDefaults of_animate(ScheduleDefaults schedule) {
   return schedule;
 }
 
+// The levels of the published sampler, from 1 to a thousandth.
+constexpr ScheduleDefaults kLongCatDefault = {.name = "default",
+                                              .variants = kLongCat,
+                                              .num_inference_steps = 50,
+                                              .cfg_scale = 4.0,
+                                              .terminal_sigma = 0.001,
+                                              .help = "as the original repository samples"};
+constexpr ScheduleDefaults kLongCatEuler = {
+    .name = "euler",
+    .variants = kLongCat,
+    .num_inference_steps = 50,
+    .cfg_scale = 2.0,
+    .help = "straight steps down to 0, with the guidance of DiffSynth-Studio"};
+constexpr ScheduleDefaults kLongCatDistill = {
+    .name = "distill",
+    .variants = kLongCat,
+    .num_inference_steps = 16,
+    .cfg_scale = 1.0,
+    .help = "the published cfg_step_lora, 16 of 50 steps without guidance",
+    .grid = {.cells = 50}};
+
 constexpr ScheduleDefaults kSchedules[] = {
     of_animate({.name = "default",
                 .shift = shift(5),
@@ -94,6 +116,9 @@ constexpr ScheduleDefaults kSchedules[] = {
                 .whole_timesteps = true}),
     of_animate(of_diffusers(kAnimate, 5)),
     of_animate(of_diffusers_dpm(kAnimate, 5)),
+    kLongCatDefault,
+    kLongCatEuler,
+    kLongCatDistill,
     driven(kDriven, 40, 3),
     driven(kDrivenDistilled, 10, 1),
     {.name = "default",

@@ -2,6 +2,10 @@
 
 namespace wan {
 
+std::string_view Variant::negative_prompt() const {
+  return {};
+}
+
 std::optional<atelier::Conditioning> Variant::encode(const atelier::EncodeInputs&,
                                                      atelier::BlockRunner&) {
   return std::nullopt;
@@ -34,6 +38,15 @@ int64_t Variant::leading_frames(const atelier::Conditioning&) const {
 }
 
 std::optional<at::Tensor> Variant::denoise(const atelier::DenoiseInputs&, atelier::BlockRunner&) {
+  return std::nullopt;
+}
+
+std::optional<atelier::GivenLatents> Variant::given(const atelier::Conditioning&,
+                                                    at::IntArrayRef) const {
+  return std::nullopt;
+}
+
+std::optional<at::Tensor> Variant::guide(const atelier::GuideInputs&) {
   return std::nullopt;
 }
 

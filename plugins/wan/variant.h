@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "atelier/component_model.h"
@@ -19,6 +20,9 @@ class Variant {
   virtual ~Variant() = default;
   Variant(const Variant&) = delete;
   Variant& operator=(const Variant&) = delete;
+
+  // The published one, which stands in the place of an empty one; empty: that of most variants.
+  virtual std::string_view negative_prompt() const;
 
   // Runs a stage of its own; nullopt: it is none of those.
   virtual std::optional<atelier::Conditioning> encode(const atelier::EncodeInputs& in,
@@ -44,6 +48,10 @@ class Variant {
   // Denoises with what runs beside the denoiser; nullopt: nothing does.
   virtual std::optional<at::Tensor> denoise(const atelier::DenoiseInputs& in,
                                             atelier::BlockRunner& runner);
+  // See Model; nullopt: as of most variants.
+  virtual std::optional<atelier::GivenLatents> given(const atelier::Conditioning& cond,
+                                                     at::IntArrayRef latents_CTHW) const;
+  virtual std::optional<at::Tensor> guide(const atelier::GuideInputs& in);
 
  protected:
   Wan& model_;

@@ -3,6 +3,7 @@
 
 #include "config.h"
 #include "dit.h"
+#include "longcat.h"
 #include "vace.h"
 
 namespace wan {
@@ -72,6 +73,10 @@ std::string diffusers_name(const std::string& path) {
 }  // namespace
 
 WeightMap dit_map(const Detection& part) {
+  if (is_longcat(part)) {
+    LongCat longcat(atelier::config_of<LongCatConfig>(part));
+    return atelier::named_weights(longcat);
+  }
   const auto config = atelier::parts::whole_config_of<DitConfig>(part);
   Dit dit(config);
   if (part.spelling == "original") return atelier::named_weights(dit);

@@ -39,9 +39,13 @@ constexpr Marker kFactors[] = {
 };
 // What a name ends with.
 constexpr Marker kEnds[] = {
-    {".alpha", LoraRole::kAlpha},     {".diff", LoraRole::kDiff},
-    {".diff_b", LoraRole::kBiasDiff}, {".w_norm", LoraRole::kDiff},
-    {".b_norm", LoraRole::kBiasDiff}, {".diff_m", LoraRole::kDiff, ".modulation"},
+    {".alpha", LoraRole::kAlpha},
+    {".alpha_scale", LoraRole::kScale},
+    {".diff", LoraRole::kDiff},
+    {".diff_b", LoraRole::kBiasDiff},
+    {".w_norm", LoraRole::kDiff},
+    {".b_norm", LoraRole::kBiasDiff},
+    {".diff_m", LoraRole::kDiff, ".modulation"},
 };
 
 struct OtherForm {
@@ -159,10 +163,37 @@ class LastDots {
   size_t num_dots_ = 0;
 };
 
+// What some published files have for dots, and in front of all names.
+constexpr std::string_view kHyphen = "___lorahyphen___", kHyphenPrefix = "lora___lorahyphen___";
+
+std::string without_hyphens(std::string_view name) {
+  name.remove_prefix(kHyphenPrefix.size());
+  std::string dotted;
+  for (size_t at = name.find(kHyphen); at != std::string_view::npos; at = name.find(kHyphen)) {
+    dotted.append(name.substr(0, at)).append(".");
+    name.remove_prefix(at + kHyphen.size());
+  }
+  return dotted.append(name);
+}
+
 // "" | ".NAME", before ".weight" or the end: what may follow a factor's marker.
 bool is_adapter_name(std::string_view text) {
   return text.empty() ||
          (text.size() > 1 && text.front() == '.' && text.find('.', 1) == std::string_view::npos);
+}
+
+// 2 of ".blocks.2".
+std::optional<int64_t> part_named(std::string_view text) {
+  constexpr std::string_view kBlocks = ".blocks.";
+  constexpr size_t kMaxDigits = 3;
+  if (!text.starts_with(kBlocks)) return std::nullopt;
+  text.remove_prefix(kBlocks.size());
+  if (text.empty() || text.size() > kMaxDigits ||
+      text.find_first_not_of("0123456789") != std::string_view::npos)
+    return std::nullopt;
+  int64_t number = 0;
+  for (const char digit : text) number = 10 * number + (digit - '0');
+  return number;
 }
 
 // "lora_B.bias" and "lora_B.default.bias": nullopt for another name.
@@ -178,11 +209,15 @@ std::optional<LoraTensorName> factor_named(std::string_view name, const LastDots
   } else if (rest.ends_with(kWeight)) {
     rest.remove_suffix(kWeight.size());
   }
-  if (!is_adapter_name(rest)) return std::nullopt;
   const std::string layer(name.substr(0, at));
+  const auto part = part_named(rest);
+  if (part && marker.role == LoraRole::kUp && !is_bias)
+    return LoraTensorName{.layer = layer, .role = marker.role, .part = part};
+  if (!is_adapter_name(rest)) return std::nullopt;
   if (!is_bias) return LoraTensorName{layer, marker.role};
   if (marker.role == LoraRole::kUp) return LoraTensorName{layer, LoraRole::kUpBias};
-  return LoraTensorName{layer, LoraRole::kUnsupported, "a bias within a LoRA"};
+  return LoraTensorName{
+      .layer = layer, .role = LoraRole::kUnsupported, .kind = "a bias within a LoRA"};
 }
 
 // Looks at each part of a name between two dots once, the last one first: any number of them may
@@ -195,8 +230,9 @@ std::optional<LoraTensorName> other_form_named(std::string_view name) {
     const std::string_view part = name.substr(dot + 1, end - dot - 1);
     const auto form = std::ranges::find(kOtherForms, part, &OtherForm::text);
     if (form != std::end(kOtherForms))
-      return LoraTensorName{std::string(name.substr(0, dot)), LoraRole::kUnsupported,
-                            std::string(form->kind)};
+      return LoraTensorName{.layer = std::string(name.substr(0, dot)),
+                            .role = LoraRole::kUnsupported,
+                            .kind = std::string(form->kind)};
     end = dot;
   }
   return std::nullopt;
@@ -205,6 +241,7 @@ std::optional<LoraTensorName> other_form_named(std::string_view name) {
 }  // namespace
 
 LoraTensorName parse_lora_tensor(std::string_view name) {
+  if (name.starts_with(kHyphenPrefix)) return parse_lora_tensor(without_hyphens(name));
   for (const Marker& marker : kEnds) {
     if (name.size() <= marker.text.size() || !name.ends_with(marker.text)) continue;
     std::string layer(name.substr(0, name.size() - marker.text.size()));
@@ -222,8 +259,8 @@ bool is_lora_tensor(std::string_view name) {
   const auto prefix = without_lora_prefix(name);
   if (prefix && prefix->is_flat) return true;
   const LoraRole role = parse_lora_tensor(name).role;
-  return role != LoraRole::kUnknown && role != LoraRole::kAlpha && role != LoraRole::kDiff &&
-         role != LoraRole::kBiasDiff;
+  return role != LoraRole::kUnknown && role != LoraRole::kAlpha && role != LoraRole::kScale &&
+         role != LoraRole::kDiff && role != LoraRole::kBiasDiff;
 }
 
 std::string_view lora_tensor_name(LoraRole role) {

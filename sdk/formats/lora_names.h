@@ -1,6 +1,7 @@
 // What LoRA files call things, in every published spelling. Nothing else knows such a name.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -30,6 +31,7 @@ enum class LoraRole {
   kUpBias,     // of lora_B: of the bias, at the LoRA's scale
   kMagnitude,  // of DoRA
   kAlpha,
+  kScale,  // what the product is multiplied by, in the place of an alpha
   kUnsupported,
   kUnknown
 };
@@ -37,8 +39,10 @@ enum class LoraRole {
 // What a tensor's name says: "transformer.a.b.lora_A.default.weight" is the kDown of
 // "transformer.a.b".
 struct LoraTensorName {
-  std::string layer;  // as the file spells it, with its prefix
+  std::string layer;  // as the file spells it, with its prefix, and dots for its "___lorahyphen___"
   LoraRole role = LoraRole::kUnknown;
+  // kUp only: which of several that lie on a diagonal, from 0: "a.b.lora_up.blocks.0.weight".
+  std::optional<int64_t> part = std::nullopt;
   std::string kind = {};  // kUnsupported only: what it is, "OFT"
 };
 LoraTensorName parse_lora_tensor(std::string_view name);

@@ -43,6 +43,12 @@ TEST_CASE("Every published spelling of a factor is read", "[names]") {
       {"a.lora_A.lora_A.weight", "a.lora_A", LoraRole::kDown},
       {"lora.down.a.b.c.d.e.f", "lora.down.a.b.c.d.e.f", LoraRole::kUnknown},
       {"a.oft_blocks.default.weight", "a", LoraRole::kUnsupported},
+      {"lora___lorahyphen___a___lorahyphen___0___lorahyphen___b.lora_down.weight", "a.0.b",
+       LoraRole::kDown},
+      {"lora___lorahyphen___a___lorahyphen___b_c.alpha_scale", "a.b_c", LoraRole::kScale},
+      {"a.lora_down.blocks.0.weight", "a.lora_down.blocks.0.weight", LoraRole::kUnknown},
+      {"a.lora_up.blocks.weight", "a", LoraRole::kUp},
+      {"a.lora_up.blocks.0x.weight", "a.lora_up.blocks.0x.weight", LoraRole::kUnknown},
   };
   for (const Case& c : cases) {
     INFO(c.name);
@@ -50,6 +56,18 @@ TEST_CASE("Every published spelling of a factor is read", "[names]") {
     CHECK(name.layer == c.layer);
     CHECK((name.role == c.role));
   }
+}
+
+TEST_CASE("A factor's blocks on a diagonal have numbers", "[names]") {
+  for (const std::string name : {"a.b.lora_up.blocks.12.weight",
+                                 "lora___lorahyphen___a___lorahyphen___b.lora_up.blocks.12"}) {
+    const LoraTensorName read = parse_lora_tensor(name);
+    CHECK(read.layer == "a.b");
+    CHECK((read.role == LoraRole::kUp));
+    CHECK(read.part == 12);
+  }
+  CHECK_FALSE(parse_lora_tensor("a.lora_up.weight").part.has_value());
+  CHECK((parse_lora_tensor("a.lora_up.blocks.1000.weight").role == LoraRole::kUnknown));
 }
 
 TEST_CASE("A form that is not supported is known with any number of dots behind it", "[names]") {

@@ -69,7 +69,7 @@ def name_here(component, name):
 
 @dataclasses.dataclass
 class Sample:
-    """A row: float32 [C, T, h, w], [L, D], and the clean first frame where there is one."""
+    """A row: float32 [C, T, h, w], [L, D], and the clean first frame or frames where there are any."""
     latents: torch.Tensor
     prompt_embeds: torch.Tensor
     first_frame: torch.Tensor | None = None
@@ -84,9 +84,6 @@ class Steps(wan_checks.FolderTest):
         cls.models = wan_models.get()
 
     # --- the reference side ---
-
-    def velocity(self, transformer, samples, noisy, sigma, embeds, lengths, first):
-        return wan_models.velocity(transformer, noisy, sigma, embeds, lengths, first_frame=first)
 
     def loss(self, transformer, batch, seed, step, part):
         """The sum over the samples of weight * mean(error^2)."""
@@ -104,12 +101,12 @@ class Steps(wan_checks.FolderTest):
         first = None
         if samples[0].first_frame is not None:
             first = torch.stack([sample.first_frame for sample in samples])
-            noisy[:, :, :1] = first
+            noisy[:, :, :first.shape[2]] = first
         embeds = torch.nn.utils.rnn.pad_sequence([sample.prompt_embeds for sample in samples],
                                                  batch_first=True)
         lengths = torch.tensor([len(sample.prompt_embeds) for sample in samples])
         velocity = self.velocity(transformer, samples, noisy, sigma, embeds, lengths, first)
-        error = (velocity - (noise - clean)).square()[:, :, 0 if first is None else 1:]
+        error = (velocity - (noise - clean)).square()[:, :, 0 if first is None else first.shape[2]:]
         return (weight * error.flatten(1).mean(dim=1)).sum()
 
     def velocity(self, transformer, samples, noisy, sigma, embeds, lengths, first):

@@ -34,6 +34,7 @@ TAKEN = {
     "wan_fun_v11_1_3b_camera_original": "wan2.1-fun-camera-1.3b",
     "wan_fun_v11_14b_camera_original": "wan2.1-fun-camera-14b",
     "wan22_fun_a14b_camera_original": "wan2.2-fun-camera-a14b",
+    "longcat_video": "longcat-video",
 }
 CALLED = {
     "wan22_s2v_original": "Wan2.2-S2V",
@@ -74,7 +75,8 @@ class WanInspect(unittest.TestCase):
 
     def test_every_table_of_keys_is_looked_at(self):
         told = {name.removesuffix("_original") for name in (*TAKEN, *CALLED)}
-        there = {path.stem.removesuffix("_original") for path in (program.REPOSITORY / "tests/data/keys").glob("wan*.txt")}
+        keys = program.REPOSITORY / "tests/data/keys"
+        there = {path.stem.removesuffix("_original") for name in ("wan*.txt", "longcat*.txt") for path in keys.glob(name)}
         self.assertEqual(there - {"wan22_vae", "wan_speed_controller"}, told)
 
 

@@ -257,6 +257,17 @@ TEST_CASE("A model folder gives its components and its tokenizer", "[paths]") {
   }
 }
 
+TEST_CASE("LoRAs beside the components of a model are none of them", "[paths]") {
+  Folder folder;
+  for (const char* file :
+       {"m/dit/model.safetensors", "m/lora/a.safetensors", "m/lora/b.safetensors"})
+    write(folder / file, {{"v", at::ones({2})}});
+  const FoundFiles found = find(folder / "m");
+  REQUIRE(found.checkpoints.size() == 1);
+  CHECK(found.checkpoints[0].files.files ==
+        std::vector<std::string>{folder / "m/dit/model.safetensors"});
+}
+
 TEST_CASE("A repository gives each file of its root, and tokenizers two folders deep", "[paths]") {
   Folder folder;
   write_sharded(folder / "r", "diffusion_pytorch_model");

@@ -56,6 +56,45 @@ TEST_CASE("The scale is alpha over rank, and 1 where no alpha is given", "[lora]
   CHECK(with(R"({"transformer.lora_alpha": 8})", {{"transformer.a.b.alpha", number(2)}}) == 0.5);
 }
 
+TEST_CASE("A factor may be blocks on a diagonal, and a scale stand for the alpha", "[lora]") {
+  const Folder folder;
+  const std::string name = "lora___lorahyphen___a___lorahyphen___b.";
+  const at::Tensor down = at::randn({4, 6}), first = at::randn({3, 2}), second = at::randn({3, 2});
+  const NamedTensors whole = {{name + "lora_down.weight", down},
+                              {name + "lora_up.blocks.0.weight", first},
+                              {name + "lora_up.blocks.1.weight", second},
+                              {name + "alpha_scale", number(0.5)}};
+  const LoraFile file = LoraFile::open(write(folder, whole));
+  REQUIRE(file.layers().size() == 1);
+  const LoraLayer& layer = file.layers()[0];
+  CHECK(layer.name == "a.b");
+  CHECK(layer.rank == 4);
+  CHECK(layer.shape == std::vector<int64_t>{6, 6});
+  CHECK(layer.scale == 0.5);
+  CHECK(layer.alpha == 2.0);
+  CHECK(at::equal(file.read_up(layer, at::kFloat), at::block_diag({first, second})));
+  const at::Tensor product =
+      at::cat({at::mm(first, down.narrow(0, 0, 2)), at::mm(second, down.narrow(0, 2, 2))});
+  CHECK(at::allclose(file.read_difference(layer).value(), 0.5 * product));
+
+  const auto without = [&](const std::string& tensor, const NamedTensors& more = {}) {
+    NamedTensors tensors = more;
+    tensors.insert(whole.begin(), whole.end());
+    tensors.erase(name + tensor);
+    return write(folder, tensors);
+  };
+  const auto refuses = [&](const std::string& text, const std::string& path) {
+    expect_error(ErrorCode::kInvalidArgument, {text}, [&] { LoraFile::open(path); });
+  };
+  refuses("one of the layer's blocks of lora_up is missing", without("lora_up.blocks.0.weight"));
+  refuses("lora_down is missing", without("lora_down.weight"));
+  refuses("rank 2 and the rows of",
+          without("", {{name + "lora_up.blocks.1.weight", at::ones({4, 2})}}));
+  expect_error(ErrorCode::kUnsupported, {"is the same factor"}, [&] {
+    LoraFile::open(without("", {{name + "lora_up.weight", at::ones({6, 4})}}));
+  });
+}
+
 TEST_CASE("A LoKr's scale is alpha over its rank, and 1 for two whole matrices", "[lora]") {
   const Folder folder;
   const NamedTensors whole = {{"a.b.lokr_w1", at::ones({2, 3})}, {"a.b.lokr_w2", at::ones({5, 7})}};
