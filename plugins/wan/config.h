@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "atelier/architecture.h"
 
@@ -10,13 +11,16 @@ namespace wan {
 
 // Each expert of wan2.2-t2v-a14b has the tensors of wan2.1-t2v-14b.
 inline constexpr std::string_view kVariants[] = {
-    "wan2.1-t2v-1.3b", "wan2.1-t2v-14b",  "wan2.1-t2v-14b-krea",
-    "wan2.1-i2v-1.3b", "wan2.1-i2v-14b",  "wan2.1-i2v-14b-flf2v",
-    "wan2.2-t2v-a14b", "wan2.2-i2v-a14b", "wan2.2-ti2v-5b"};
+    "wan2.1-t2v-1.3b", "wan2.1-t2v-14b",       "wan2.1-t2v-14b-krea", "wan2.1-i2v-1.3b",
+    "wan2.1-i2v-14b",  "wan2.1-i2v-14b-flf2v", "wan2.2-t2v-a14b",     "wan2.2-i2v-a14b",
+    "wan2.2-ti2v-5b",  "wan2.2-s2v-14b"};
 
 // The variant of wide latents, and their channels, which no other variant has.
 inline constexpr const char* kWide = "wan2.2-ti2v-5b";
 inline constexpr int64_t kWideChannels = 48;
+
+// The variant that hears.
+inline constexpr const char* kSpeech = "wan2.2-s2v-14b";
 
 // Frames a latent frame after the first; a mask of frames has as many channels beside the latents.
 inline constexpr int64_t kFrameStride = 4;
@@ -30,6 +34,10 @@ struct DitConfig {
   int64_t given_channels;  // of what is known of the clip, beside the latents; 0: nothing is
   int64_t patch;           // latent cells per token along height and width
   double norm_eps;
+  // Of sound that is heard; 0: none is.
+  int64_t audio_states = 0, audio_width = 0;  // that an audio encoder gives of a moment
+  int64_t audio_tokens = 0;                   // of a latent frame, beside a constant one
+  std::vector<int64_t> audio_blocks = {};     // behind which it is heard
 
   int64_t head_dim() const { return width / heads; }
 
@@ -40,7 +48,9 @@ struct DitConfig {
     fields("image_width", image_width), fields("image_rows", image_rows);
     fields("time_width", time_width), fields("channels", channels);
     fields("given_channels", given_channels), fields("patch", patch);
-    fields("norm_eps", norm_eps);
+    fields("norm_eps", norm_eps), fields("audio_states", audio_states);
+    fields("audio_width", audio_width), fields("audio_tokens", audio_tokens);
+    fields("audio_blocks", audio_blocks);
   }
 };
 

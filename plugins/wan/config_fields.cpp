@@ -6,6 +6,7 @@
 
 #include "config.h"
 #include "dit.h"
+#include "s2v.h"
 
 namespace wan {
 
@@ -55,18 +56,40 @@ ConfigFields scheduler_fields() {
   return fields;
 }
 
+// What the original repository says of a model that hears.
+ConfigFields audio_fields(const DitConfig& c) {
+  ConfigFields fields;
+  fields.told("audio_dim", {c.audio_width})
+      .told("num_audio_token", {c.audio_tokens})
+      .told("cond_dim", {c.channels})
+      .read({"audio_inject_layers"})
+      .fixed("enable_adain", {true})
+      .fixed("adain_mode", {"attn_norm"})
+      .fixed("zero_timestep", {true})
+      .fixed("enable_motioner", {false})
+      .fixed("enable_framepack", {true})
+      .fixed("add_last_motion", {true})
+      .fixed("motion_frames", {kMotionFrames})
+      // How weights begin, what is dropped where not all motion is shown, and another way to show
+      // it.
+      .ignored({"zero_init", "framepack_drop_mode", "enable_tsm", "motion_token_num",
+                "trainable_token", "trainable_token_pos_emb"});
+  return fields;
+}
+
 }  // namespace
 
 ConfigFields dit_fields(const Detection& part) {
   const auto c = atelier::config_of<DitConfig>(part);
-  const char* model_type = c.image_rows > 0              ? "flf2v"
+  const char* model_type = c.audio_states > 0            ? "s2v"
+                           : c.image_rows > 0            ? "flf2v"
                            : c.given_channels > 0        ? "i2v"
                            : c.channels == kWideChannels ? "ti2v"
                                                          : "t2v";
   const auto patch = static_cast<double>(c.patch);
   ConfigFields fields;
   fields
-      .of_diffusers({"WanTransformer3DModel", "WanModel"})
+      .of_diffusers({"WanTransformer3DModel", "WanModel", "WanModel_S2V"})
       // How long its tables of positions are; they are made as long as they have to be.
       .ignored({"rope_max_seq_len"})
       .told("num_layers", {c.layers})
@@ -95,6 +118,7 @@ ConfigFields dit_fields(const Detection& part) {
       // Generation changes experts where the folder says.
       .ignored({"model_index._*", "model_index.boundary_ratio"})
       .fixed("model_index.expand_timesteps", {c.channels == kWideChannels});
+  if (c.audio_states > 0) fields.add(audio_fields(c), "");
   return fields;
 }
 

@@ -12,6 +12,7 @@
 #include "atelier/ops/pointwise.h"
 
 #include "motion.h"
+#include "s2v.h"
 
 namespace wan {
 
@@ -26,24 +27,28 @@ namespace {
 
 constexpr double kRopeTheta = 10000;
 
-// Angles of positions 0 to count - 1: [count, channels / 2] float64.
-at::Tensor angles(int64_t count, int64_t channels, at::Device device) {
-  const auto options = at::TensorOptions(device).dtype(at::kDouble);
-  return atelier::nn::rope_angles(at::arange(count, options), channels, kRopeTheta);
-}
-
 }  // namespace
 
 at::Tensor token_angles(const at::Tensor& frame_positions, int64_t height, int64_t width,
                         int64_t head_dim) {
-  const at::Device device = frame_positions.device();
+  const auto options = frame_positions.options();
+  return token_angles(frame_positions, at::arange(height, options), at::arange(width, options),
+                      head_dim);
+}
+
+at::Tensor token_angles(const at::Tensor& frame_positions, const at::Tensor& row_positions,
+                        const at::Tensor& column_positions, int64_t head_dim) {
   const int64_t side = head_dim / 6 * 2;  // channels of rows, and of columns
+  const int64_t height = row_positions.size(0), width = column_positions.size(0);
   const std::vector<int64_t> grid = {frame_positions.size(0), height, width, -1};
-  return at::cat({atelier::nn::rope_angles(frame_positions, head_dim - 2 * side, kRopeTheta)
+  const auto angles = [](const at::Tensor& positions, int64_t channels) {
+    return atelier::nn::rope_angles(positions, channels, kRopeTheta);
+  };
+  return at::cat({angles(frame_positions, head_dim - 2 * side)
                       .view({-1, 1, 1, (head_dim - 2 * side) / 2})
                       .expand(grid),
-                  angles(height, side, device).view({1, height, 1, -1}).expand(grid),
-                  angles(width, side, device).view({1, 1, width, -1}).expand(grid)},
+                  angles(row_positions, side).view({1, height, 1, -1}).expand(grid),
+                  angles(column_positions, side).view({1, 1, width, -1}).expand(grid)},
                  3)
       .flatten(0, 2);
 }
@@ -66,8 +71,11 @@ Dit::Dit(const DitConfig& c)
       head_modulation_(declare("head.modulation", {1, 2, c.width}, kFloat32)),
       head_(this, "head.head", c.width, c.channels * c.patch * c.patch) {
   if (c.image_width > 0) image_embedding_ = std::make_unique<ImageEmbedding>(this, "img_emb", c);
-  for (int64_t i = 0; i < c.layers; ++i)
+  if (c.audio_states > 0) additions_.push_back((speech_ = std::make_unique<Speech>(this, c)).get());
+  for (int64_t i = 0; i < c.layers; ++i) {
     blocks_.push_back(std::make_unique<DitBlock>(this, "blocks." + std::to_string(i), c));
+    if (speech_) speech_->add_injector(i);
+  }
 }
 
 Dit::~Dit() = default;
@@ -82,6 +90,7 @@ std::vector<atelier::ConditioningEntry> Dit::entries() const {
   }
   entries.push_back({.name = config_.given_channels > 0 ? kGivenClip : kFirstFrame});
   entries.push_back({.name = kMotionRows});
+  if (speech_) std::ranges::copy(speech_->entries(), std::back_inserter(entries));
   return entries;
 }
 
@@ -234,8 +243,9 @@ const Waves& Dit::waves(const std::vector<Around>& around, int64_t T, int64_t H,
   }
   return waves_.get({std::move(sizes), device}, [&]() -> Waves {
     const auto options = at::TensorOptions(device).dtype(at::kDouble);
-    const at::Tensor clip =
-        token_angles(at::arange(first, first + T, options), H, W, config_.head_dim());
+    at::Tensor frames = at::arange(first, first + T, options);
+    for (const Addition* addition : additions_) frames = addition->frame_positions(frames);
+    const at::Tensor clip = token_angles(frames, H, W, config_.head_dim());
     const at::Tensor angles = in_order(
         around, [&](int64_t) { return clip; },
         [](const Stretch& stretch) { return stretch.angles(); });

@@ -5,12 +5,14 @@
 #include "atelier/parts/causal_vae.h"
 #include "atelier/parts/clip.h"
 #include "atelier/parts/t5.h"
+#include "atelier/parts/wav2vec2.h"
 #include "atelier/plugin.h"
 
 #include "config.h"
 #include "dit.h"
 #include "model.h"
 #include "motion.h"
+#include "s2v_stages.h"
 #include "tables.h"
 
 namespace wan {
@@ -34,6 +36,8 @@ constexpr std::string_view kImageActivations[] = {"gelu"};
 constexpr int64_t kImageStates[] = {-2};
 constexpr atelier::parts::ClipVisionUse kImageEncoder = {.activations = kImageActivations,
                                                          .states = kImageStates};
+
+constexpr atelier::parts::Wav2Vec2Use kAudioEncoder = {};
 
 Detection tiny_vae() {
   return detection_of("vae", "diffusers",
@@ -77,6 +81,9 @@ constexpr ComponentRow kRows[] = {
         "CLIP ViT-H/14 of image to video of Wan 2.1: image_encoder/*.safetensors, "
         "models_clip_*.pth or clip_vision_h.safetensors",
         /*required=*/false, "wan2.1-i2v-*"),
+    atelier::parts::wav2vec2_row<kAudioEncoder>("wav2vec2-large-xlsr-53-english of Wan2.2-S2V: "
+                                                "wav2vec2-large-xlsr-53-english/model.safetensors",
+                                                /*required=*/false, kSpeech),
     {.spec = {.name = "vae",
               .role = Role::kVae,
               .help = "vae/*.safetensors, Wan2.1_VAE.pth or wan_2.1_vae.safetensors; of "
@@ -143,7 +150,7 @@ bool is_expert(const Detection& part) {
 
 // Whether a denoiser may be one of two experts.
 bool may_be_expert(const Detection& part) {
-  return !is_wide(part) && part.integer("image_width") == 0;
+  return !is_wide(part) && !hears(part) && part.integer("image_width") == 0;
 }
 
 std::string experts_of(const FoundPart& found) {
@@ -170,6 +177,7 @@ class Family final : public atelier::ComponentFamily {
   }
   atelier::MediaDefaults media_defaults(const Detection& denoiser) const override {
     if (denoiser.variant == kWide) return {.target = {121, 704, 1280}, .fps = 24};
+    if (hears(denoiser)) return {.target = {81, 704, 1024}, .fps = kSpeechFps};
     return {.target = {81, 480, 832}, .fps = 16};
   }
 
@@ -211,6 +219,9 @@ class Family final : public atelier::ComponentFamily {
          {"self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "cross_attn.q",
           "cross_attn.k", "cross_attn.v", "cross_attn.o", "ffn.0", "ffn.2"})
       targets.include.push_back(std::string("blocks.*.") + layer);
+    if (!hears(denoiser)) return targets;
+    for (const char* layer : {"q", "k", "v", "o"})
+      targets.include.push_back(std::string("audio_injector.*.injector.") + layer);
     return targets;
   }
 

@@ -1,6 +1,8 @@
 // What the variants are given, and the stages that encode it.
 #include "atelier/component_family.h"
 
+#include "config.h"
+#include "s2v_stages.h"
 #include "tables.h"
 
 namespace wan {
@@ -22,9 +24,9 @@ constexpr InputSpec kInputs[] = {
     {.name = "input_image",
      .kind = InputKind::kImage,
      .required = true,
-     .required_by = "*-i2v-*",
-     .variants = "*i2v-*",
-     .help = "the first frame, stretched to the size of the clip",
+     .required_by = "*-i2v-*|*-s2v-*",
+     .variants = "*i2v-*|*-s2v-*",
+     .help = "the first frame, or who speaks in wan2.2-s2v-14b, stretched to the size of the clip",
      .fit = atelier::InputFit::kStretch,
      .when_absent = atelier::WhenAbsent::kFirstFrame},
     {.name = "end_image",
@@ -39,6 +41,31 @@ constexpr InputSpec kInputs[] = {
      .kind = InputKind::kReal,
      .variants = kSmallText,
      .help = "how much moves, from 0 to 100; needs the motion controller"},
+    {.name = "input_audio",
+     .kind = InputKind::kAudio,
+     .required = true,
+     .variants = kSpeech,
+     .help = "what is said or sung, as long as the clip; the clip's file has it, too",
+     .channels = 1,
+     .is_soundtrack = true},
+    {.name = "s2v_pose_video",
+     .kind = InputKind::kVideo,
+     .variants = kSpeech,
+     .help = "a clip of poses to follow, at 16 frames a second",
+     .fps = kSpeechFps,
+     .along_clip = true,
+     .tail = atelier::Tail::kMinusOne},
+    {.name = "motion_video",
+     .kind = InputKind::kVideo,
+     .use = InputUse::kGenerate,
+     .variants = kSpeech,
+     .help = "a clip to follow on, of which the last 73 frames are seen",
+     .fps = kSpeechFps},
+    {.name = "init_first_frame",
+     .kind = InputKind::kFlag,
+     .use = InputUse::kGenerate,
+     .variants = kSpeech,
+     .help = "the clip begins with the image"},
     {.name = "input_video",
      .kind = InputKind::kVideo,
      .use = InputUse::kGenerate,
@@ -55,6 +82,10 @@ constexpr InputSpec kInputs[] = {
 constexpr std::string_view kImagesComponents[] = {"image_encoder"};
 constexpr std::string_view kImagesInputs[] = {"input_image", "end_image"};
 constexpr std::string_view kFirstImageInputs[] = {"input_image"};
+constexpr std::string_view kAudioComponents[] = {"audio_encoder"};
+constexpr std::string_view kAudioInputs[] = {"input_audio"};
+constexpr std::string_view kSpeechInputs[] = {"input_image", "s2v_pose_video", "motion_video",
+                                              "init_first_frame"};
 constexpr std::string_view kMotionComponents[] = {"motion_controller"};
 constexpr std::string_view kMotionInputs[] = {"motion_bucket_id"};
 
@@ -84,6 +115,22 @@ constexpr atelier::EncodeStage kStages[] = {
      .components = kMotionComponents,
      .inputs = kMotionInputs,
      .variants = kSmallText},
+    {.name = "reference",
+     .components = atelier::kLatentsComponents,
+     .inputs = kFirstImageInputs,
+     .sees_target = true,
+     .variants = kSpeech},
+    {.name = "audio",
+     .components = kAudioComponents,
+     .inputs = kAudioInputs,
+     .variants = kSpeech,
+     .per_branch = true},
+    {.name = "speech",
+     .components = atelier::kLatentsComponents,
+     .inputs = kSpeechInputs,
+     .sees_target = true,
+     .variants = kSpeech,
+     .per_piece = true},
     atelier::kVideoStage,
 };
 

@@ -7,19 +7,22 @@
 #include "atelier/error.h"
 #include "atelier/named_inputs.h"
 #include "atelier/parts/clip.h"
+#include "atelier/parts/wav2vec2.h"
 
 #include "dit.h"
 #include "motion.h"
 #include "prompt.h"
+#include "s2v_stages.h"
 
 namespace wan {
 
 using atelier::parts::ClipVision;
+using atelier::parts::Wav2Vec2;
 
 namespace {
 
 constexpr const char *kFirstImage = "input_image", *kLastImage = "end_image";
-constexpr const char *kFreeFrames = "free_frames", *kMotionInput = "motion_bucket_id";
+constexpr const char* kMotionInput = "motion_bucket_id";
 
 int64_t latent_frames(const atelier::MediaTarget& target) {
   return (target.frames - 1) / kFrameStride + 1;
@@ -32,20 +35,32 @@ constexpr std::string_view kNegativePrompt =
     "畸形的肢体，"
     "手指融合，静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走";
 
+constexpr std::string_view kNegativeSpeechPrompt =
+    "画面模糊，最差质量，画面模糊，细节模糊不清，情绪激动剧烈，手快速抖动，字幕，丑陋的，残缺的，"
+    "多余的手指，画得不好的手部，画得不好的脸部，畸形的，毁容的，形态畸形的肢体，手指融合，"
+    "静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走";
+
 }  // namespace
+
+Wan::Wan(std::span<const atelier::ComponentRow> rows, std::span<const atelier::Detection> parts,
+         const atelier::ModelOptions& options, const atelier::LatentSpec& latents)
+    : ComponentModel(rows, parts, options, latents), hears_(std::ranges::any_of(parts, hears)) {}
 
 Wan::~Wan() = default;
 
 std::vector<int64_t> Wan::ids_of(const atelier::EncodeInputs& in) const {
   const std::string& given = atelier::text_input(in.values, "prompt");
-  return prompt_ids(tokenizer(), in.is_negative && given.empty() ? kNegativePrompt : given);
+  if (!in.is_negative || !given.empty()) return prompt_ids(tokenizer(), given);
+  return prompt_ids(tokenizer(), hears_ ? kNegativeSpeechPrompt : kNegativePrompt);
 }
 
 atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::BlockRunner& runner) {
   if (in.stage == "latents") return encode_latents(in.values, "video", runner);
   if (in.stage == "images" || in.stage == "first_image") return encode_images(in, runner);
   if (in.stage == "given_clip") return encode_given(in, runner);
-  if (in.stage == "first_frame") return encode_first(in, runner);
+  if (in.stage == "first_frame" || in.stage == "reference") return encode_first(in, runner);
+  if (in.stage == "audio") return encode_audio(in, runner);
+  if (in.stage == "speech") return encode_speech(in, runner);
   if (in.stage == "motion") {
     const auto* motion = atelier::find_input<double>(in.values, kMotionInput);
     return {{kMotion, at::tensor({static_cast<float>(*motion)})}};
@@ -91,10 +106,7 @@ atelier::Conditioning Wan::encode_first(const atelier::EncodeInputs& in,
                          "input_image: a clip of one frame is the image itself",
                          "make 5 frames or more, or leave the image out");
   }
-  const at::Tensor first = encode_latents(in.values, kFirstImage, runner).at("latents");
-  at::Tensor free = at::ones({latent_frames(in.target)}, first.options());
-  free.narrow(0, 0, 1).zero_();
-  return {{kFirstFrame, first}, {kFreeFrames, free}};
+  return {{kFirstFrame, encode_latents(in.values, kFirstImage, runner).at("latents")}};
 }
 
 at::Tensor Wan::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
@@ -117,14 +129,15 @@ at::Tensor Wan::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& 
 }
 
 std::optional<atelier::GivenLatents> Wan::given(const atelier::Conditioning& cond,
-                                                at::IntArrayRef) const {
+                                                at::IntArrayRef latents_CTHW) const {
   const auto first = cond.find(kFirstFrame);
   if (first == cond.end()) return std::nullopt;
   const at::Tensor& values = first->second;
-  const at::Tensor& free = atelier::named_tensor(cond, kFreeFrames, 1);
-  const int64_t T = free.size(0), H = values.size(2), W = values.size(3);
-  return atelier::GivenLatents{.values_CTHW = values.expand({-1, T, H, W}),
-                               .free_1THW = free.view({1, T, 1, 1}).expand({1, T, H, W})};
+  const int64_t T = latents_CTHW[1], H = values.size(2), W = values.size(3);
+  const at::Tensor free = at::ones({1, T - 1, H, W}, values.options());
+  return atelier::GivenLatents{
+      .values_CTHW = values.expand({-1, T, H, W}),
+      .free_1THW = at::cat({at::zeros({1, 1, H, W}, values.options()), free}, 1)};
 }
 
 atelier::Conditioning Wan::encode_text(const atelier::EncodeInputs& in,
@@ -141,6 +154,12 @@ atelier::NamedTensors Wan::probe(std::string_view component, const atelier::Name
     atelier::allow_only(inputs, {kMotion});
     const at::Tensor& motion = atelier::named_tensor(inputs, kMotion, 1);
     return {{kMotionRows, loaded<MotionController>(component).forward(motion)}};
+  }
+  if (component == "audio_encoder") {
+    atelier::allow_only(inputs, {"samples"});
+    const at::Tensor& samples = atelier::named_tensor(inputs, "samples", 1);
+    return {{"states", loaded<Wav2Vec2>(component).forward(
+                           atelier::parts::normalised_sound(samples), runner)}};
   }
   if (component != "image_encoder") return ComponentModel::probe(component, inputs, runner);
   const auto& clip = loaded<ClipVision>(component);

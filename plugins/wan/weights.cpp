@@ -45,16 +45,25 @@ constexpr Renamed kInBlocks[] = {
     {".cross_attn.", ".attn2."},
 };
 
+// What hears behind a block is one module here, and there a row in each of two lists.
+std::string original_name(const std::string& path) {
+  constexpr std::string_view kInjector = "audio_injector.";
+  if (!path.starts_with(kInjector)) return path;
+  const size_t part = path.find('.', kInjector.size()) + 1, layer = path.find('.', part);
+  return std::string(kInjector) + path.substr(part, layer - part) + "." +
+         path.substr(kInjector.size(), part - kInjector.size()) + path.substr(layer + 1);
+}
+
 std::string diffusers_name(const std::string& path) {
   return path.starts_with("blocks.") ? atelier::renamed(path, kInBlocks)
-                                     : atelier::renamed(path, kOutsideBlocks);
+                                     : atelier::renamed(original_name(path), kOutsideBlocks);
 }
 
 }  // namespace
 
 WeightMap dit_map(const Detection& part) {
   Dit dit(atelier::config_of<DitConfig>(part));
-  if (part.spelling == "original") return atelier::named_weights(dit);
+  if (part.spelling == "original") return atelier::named_weights(dit, original_name);
   return atelier::named_weights(dit, diffusers_name);
 }
 
