@@ -90,12 +90,42 @@ MediaTarget size_of(int64_t height, int64_t width) {
   return {};
 }
 
+using atelier::Error;
+using atelier::ErrorCode;
+
+void check_sound(int64_t samples) {
+  if (samples >= kFewestSamples) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "input_audio: " + std::to_string(samples) + " samples at 16 kHz, " +
+                  std::to_string(kFewestSamples) + " are the fewest that are heard",
+              "give a longer sound");
+}
+
+void check_motion(int64_t frames) {
+  if (frames >= kMotionFrames) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "motion_video: " + std::to_string(frames) +
+                  " frames at 16 a second, a clip follows on " + std::to_string(kMotionFrames),
+              "give a longer clip");
+}
+
+void check_size(const MediaTarget& target) {
+  if (std::min(target.height, target.width) >= kSmallestSide) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "a clip of " + std::to_string(target.height) + "x" + std::to_string(target.width) +
+                  " pixels follows on no other frames",
+              "make it 64x64 or larger, or 77 frames or less behind nothing");
+}
+
 }  // namespace
 
 MediaTarget Wan::target(const Inputs& inputs, const MediaTarget& asked) const {
   MediaTarget made = asked;
   if (!hears_) return made;
   const auto* sound = atelier::find_input<at::Tensor>(inputs, kAudioInput);
+  if (sound != nullptr) check_sound(sound->size(1));
+  if (const auto* clip = atelier::find_input<at::Tensor>(inputs, kMotionVideo))
+    check_motion(clip->size(1));
   if (made.frames == 0 && sound != nullptr) {
     const double seconds = static_cast<double>(sound->size(1)) / kSampleRate;
     made.frames = std::max(static_cast<int64_t>(std::ceil(seconds * kSpeechFps)), kFrameStride + 1);
@@ -118,6 +148,7 @@ std::vector<Piece> Wan::pieces(const Inputs& inputs, const MediaTarget& target) 
                       .frames = kMotionFrames + kPieceFrames,
                       .shared = kMotionFrames});
   }
+  if (follows(inputs) || pieces.size() > 1) check_size(target);
   return pieces;
 }
 
@@ -170,13 +201,7 @@ at::Tensor at_frames(const at::Tensor& states, double fps) {
 Conditioning Wan::encode_audio(const EncodeInputs& in, atelier::BlockRunner& runner) {
   const auto& encoder = loaded<atelier::parts::Wav2Vec2>("audio_encoder");
   const at::Tensor samples = (*atelier::find_input<at::Tensor>(in.values, kAudioInput))[0];
-  if (samples.size(0) < kFewestSamples) {
-    throw atelier::Error(atelier::ErrorCode::kInvalidArgument,
-                         "input_audio: " + std::to_string(samples.size(0)) +
-                             " samples at 16 kHz, " + std::to_string(kFewestSamples) +
-                             " are the fewest that are heard",
-                         "give a longer sound");
-  }
+  check_sound(samples.size(0));
   if (in.is_negative)
     return {{kAudioStates, at::zeros({encoder.states(), 1, encoder.width()}, samples.options())}};
   const at::Tensor states = encoder.forward(atelier::parts::normalised_sound(samples), runner);
@@ -206,13 +231,6 @@ at::Tensor frames_before(const EncodeInputs& in) {
   if (!in.piece || in.before_CTHW.defined()) return in.before_CTHW;
   if (in.values.contains(kMotionVideo)) {
     const at::Tensor clip = atelier::clip_input(in.values, kMotionVideo);
-    if (clip.size(1) < kMotionFrames) {
-      throw atelier::Error(atelier::ErrorCode::kInvalidArgument,
-                           "motion_video: " + std::to_string(clip.size(1)) +
-                               " frames at 16 a second, a clip follows on " +
-                               std::to_string(kMotionFrames),
-                           "give a longer clip");
-    }
     return clip.slice(1, clip.size(1) - kMotionFrames);
   }
   if (!starts_at_image(in.values)) return {};
@@ -245,12 +263,6 @@ Conditioning Wan::encode_speech(const EncodeInputs& in, atelier::BlockRunner& ru
   if (in.values.contains(kPoseInput)) made[kPose] = latents_of(poses(in, frames)).slice(1, 1);
   const at::Tensor before = frames_before(in);
   if (!before.defined()) return made;
-  if (std::min(in.target.height, in.target.width) < kSmallestSide) {
-    throw atelier::Error(atelier::ErrorCode::kInvalidArgument,
-                         "a clip of " + std::to_string(in.target.height) + "x" +
-                             std::to_string(in.target.width) + " pixels follows on no other frames",
-                         "make it 64x64 or larger, or 77 frames or less");
-  }
   made[kMotionLatents] = latents_of(before);
   if (!in.before_CTHW.defined()) made[kFollows] = at::ones({1}, before.options());
   return made;

@@ -19,6 +19,7 @@ TAKEN = {
     "wan22_i2v_a14b": "wan2.2-i2v-a14b",
     "wan22_ti2v_5b": "wan2.2-ti2v-5b",
     "wan_fun_1_3b_inp_original": "wan2.1-i2v-1.3b",
+    "wan22_s2v_original": "wan2.2-s2v-14b",
 }
 CALLED = {
     "wan_vace_1_3b": "a VACE of Wan",
@@ -33,7 +34,6 @@ CALLED = {
     "wan_fun_v11_1_3b_camera_original": "a Wan-Fun DiT with a camera",
     "wan_fun_v11_14b_camera_original": "a Wan-Fun DiT with a camera",
     "wan22_fun_a14b_camera_original": "a Wan-Fun DiT with a camera",
-    "wan22_s2v_original": "Wan2.2-S2V",
     "wan22_animate": "Wan2.2-Animate",
     "wan22_animate_original": "Wan2.2-Animate",
 }
@@ -57,6 +57,10 @@ class WanInspect(unittest.TestCase):
                 self.assertNotIn("refused", told)
                 taken = told["taken_by"]
                 self.assertEqual(("wan", "dit", variant), (taken["family"], taken["component"], taken["variant"]))
+
+    def test_the_audio_encoder_is_taken(self):
+        (told, component), = self.inspect({"wav2vec2": "audio_encoder"}, code=0)
+        self.assertEqual(("wan", component), (told["taken_by"]["family"], told["taken_by"]["component"]))
 
     def test_the_motion_controller_is_taken(self):
         (told, component), = self.inspect({"wan_speed_controller": "motion_controller"}, code=0)
