@@ -315,7 +315,7 @@ class TrainTest(Clips):
         states = s2v.at_frames(s2v.states_of(self.encoder, samples), np.arange(1, self.FRAMES))
         return (wan_models.encode(vae, clip[None])[0], text, states, wan_models.encode(vae, pose[None])[0][:, 1:])
 
-    def reference(self, dit, steps):
+    def steps_of(self, dit, steps):
         """Trains; returns the losses and the first step's gradients."""
         optimizer = torch.optim.AdamW(dit.parameters(), lr=self.RATE, betas=(self.BETA1, 0.999), eps=self.EPS,
                                       weight_decay=0.01)
@@ -342,7 +342,7 @@ class TrainTest(Clips):
 
     def test_full_training_moves_as_the_maths_does(self):
         dit = s2v.make_dit()
-        losses, first = self.reference(dit, 2)
+        losses, first = self.steps_of(dit, 2)
         run = self.train("full", trainable_models="dit", remove_prefix_in_ckpt="pipe.dit.", use_gradient_checkpointing=True)
         compare.assert_close("wan, S2V, training, losses", torch.tensor(run.losses()), torch.tensor(losses), EXACT)
         state = run.state(1, "optimizer")

@@ -263,7 +263,6 @@ TEST_CASE("What is not run yet is refused by its name, and other families are no
                                    std::pair("wan_fun_v11_1_3b_camera_original.txt", "camera"),
                                    std::pair("wan22_fun_a14b_control_original.txt", "reference"),
                                    std::pair("wan22_fun_a14b_camera_original.txt", "camera"),
-                                   std::pair("wan22_s2v_original.txt", "Wan2.2-S2V"),
                                    std::pair("wan22_animate.txt", "Wan2.2-Animate"),
                                    std::pair("wan22_animate_original.txt", "Wan2.2-Animate")}) {
     INFO(file);
