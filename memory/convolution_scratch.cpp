@@ -25,9 +25,11 @@ constexpr int64_t kFewRows = 4;      // and twice as many
 constexpr int64_t kManyInputs = 32768;
 
 at::Tensor channels_last(const std::vector<int64_t>& sizes, at::ScalarType dtype) {
+  constexpr at::MemoryFormat kFormats[] = {at::MemoryFormat::Contiguous,
+                                           at::MemoryFormat::ChannelsLast,
+                                           at::MemoryFormat::ChannelsLast3d};
   return at::zeros(sizes, at::TensorOptions(at::kCPU).dtype(dtype))
-      .contiguous(sizes.size() == 4 ? at::MemoryFormat::ChannelsLast
-                                    : at::MemoryFormat::ChannelsLast3d);
+      .contiguous(kFormats[sizes.size() - 3]);
 }
 
 int64_t output_side(const Convolution& made, size_t axis) {
@@ -83,8 +85,10 @@ int64_t found_scratch(const Convolution& made) {
   const double flops = 2.0 * outputs_of(made) *
                        static_cast<double>(c10::multiply_integers(made.kernel) / made.kernel[0]);
   if (flops <= kMostFlops) return measured_scratch(made);
-  const size_t rows = made.stride.size() - 2, columns = rows + 1;
-  const Convolution narrow = cut(made, columns, kFewColumns);
+  const size_t columns = made.stride.size() - 1;
+  const bool is_line = columns == 0;  // a row of outputs is one alone
+  const size_t rows = is_line ? 0 : columns - 1;
+  const Convolution narrow = is_line ? made : cut(made, columns, kFewColumns);
   const int64_t inputs_of_row =
       c10::multiply_integers(narrow.x) / narrow.x[rows + 2] * narrow.stride[rows];
   const int64_t count = std::max(kFewRows, kManyInputs / inputs_of_row + 1);
