@@ -27,7 +27,7 @@ struct Stretch {
 // the positions. Returns [T height width, head_dim / 2] float64.
 at::Tensor token_angles(const at::Tensor& frame_positions, int64_t height, int64_t width,
                         int64_t head_dim);
-// The same of rows and columns at positions of their own.
+// Angles of tokens whose rows and columns have positions of their own, too.
 at::Tensor token_angles(const at::Tensor& frame_positions, const at::Tensor& row_positions,
                         const at::Tensor& column_positions, int64_t head_dim);
 

@@ -34,7 +34,7 @@ struct DitConfig {
   int64_t given_channels;  // of what is known of the clip, beside the latents; 0: nothing is
   int64_t patch;           // latent cells per token along height and width
   double norm_eps;
-  // Of sound that is heard; 0: none is.
+  // What is known of sound that is heard; 0: none is.
   int64_t audio_states = 0, audio_width = 0;  // that an audio encoder gives of a moment
   int64_t audio_tokens = 0;                   // of a latent frame, beside a constant one
   std::vector<int64_t> audio_blocks = {};     // behind which it is heard
