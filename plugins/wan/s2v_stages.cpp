@@ -122,6 +122,10 @@ void check_size(const MediaTarget& target) {
 MediaTarget Wan::target(const Inputs& inputs, const MediaTarget& asked) const {
   MediaTarget made = asked;
   if (!hears_) return made;
+  if (made.frames == 1) {
+    throw Error(ErrorCode::kInvalidArgument, "num_frames 1: nothing is heard in a single frame",
+                "make 5 frames or more");
+  }
   const auto* sound = atelier::find_input<at::Tensor>(inputs, kAudioInput);
   if (sound != nullptr) check_sound(sound->size(1));
   if (const auto* clip = atelier::find_input<at::Tensor>(inputs, kMotionVideo))

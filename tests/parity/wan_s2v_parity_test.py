@@ -251,6 +251,8 @@ class ClipsTest(Clips):
                             "motion_video: 3 frames at 16 a second, a clip follows on 73")):
             with self.assertRaisesRegex(atelier.ProgramFailed, told):
                 self.generate(self.dir / what.pop("sound"), picture, side=48, **what)
+        with self.assertRaisesRegex(atelier.ProgramFailed, "nothing is heard in a single frame"):
+            self.generate(self.dir / "long.wav", picture, side=48, num_frames=1)
         with self.assertRaisesRegex(atelier.ProgramFailed, "input_audio"):
             self.generate(None, picture, side=48)
 
@@ -376,6 +378,11 @@ class TrainTest(Clips):
                                                wan_models.ORIGINAL_DIT)
                     dit.get_parameter(path).add_(tensors[layer + ".lora_B.weight"] @ tensors[name])
         self.check("wan, S2V, clips with a LoRA", 5, 1.0, side=48, num_frames=5, dit=dit, lora=run.weights(2))
+
+    def test_pieces_of_clips_that_begin_later_are_refused(self):
+        with self.assertRaisesRegex(atelier.ProgramFailed, "heard from its beginning, and the piece begins at frame 4"):
+            self.run_program("cache", output_path=self.dir / "pieces", **self.flags | dict(
+                num_frames=5, frame_extraction="chunk"))
 
 
 if __name__ == "__main__":
