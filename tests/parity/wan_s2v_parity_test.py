@@ -382,7 +382,7 @@ class TrainTest(Clips):
     def test_pieces_of_clips_that_begin_later_are_refused(self):
         with self.assertRaisesRegex(atelier.ProgramFailed, "heard from its beginning, and the piece begins at frame 4"):
             self.run_program("cache", output_path=self.dir / "pieces", **self.flags | dict(
-                num_frames=5, frame_extraction="chunk"))
+                num_frames=5, frame_extraction="uniform", frame_sample=2))
 
 
 if __name__ == "__main__":
