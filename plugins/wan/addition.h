@@ -23,10 +23,10 @@ struct Stretch {
   bool is_clean = false;  // told noise level 0, else that of the sample
 };
 
-// Angles of tokens in rows and columns from 0, and in frames at `frame_positions`, float64 [T], of
-// the positions. Returns [T height width, head_dim / 2] float64.
+// Angles of tokens in rows from 0, columns from `first_column`, and in frames at `frame_positions`,
+// float64 [T], of the positions. Returns [T height width, head_dim / 2] float64.
 at::Tensor token_angles(const at::Tensor& frame_positions, int64_t height, int64_t width,
-                        int64_t head_dim);
+                        int64_t head_dim, int64_t first_column = 0);
 // Angles of tokens whose rows and columns have positions of their own, too.
 at::Tensor token_angles(const at::Tensor& frame_positions, const at::Tensor& row_positions,
                         const at::Tensor& column_positions, int64_t head_dim);

@@ -11,6 +11,9 @@
 #include "atelier/named_inputs.h"
 #include "atelier/ops/pointwise.h"
 
+#include "animate2.h"
+#include "camera.h"
+#include "fun.h"
 #include "motion.h"
 #include "s2v.h"
 
@@ -27,13 +30,34 @@ namespace {
 
 constexpr double kRopeTheta = 10000;
 
+// What stands beside the latents of each sample, [B, channels, T, H, W]. A sample may lack it where
+// it `is_optional`: it is zero there.
+at::Tensor beside(const atelier::DenoiseInputs& in, const char* name, int64_t channels,
+                  bool is_optional) {
+  const at::Tensor& x = in.x_BCTHW;
+  std::vector<int64_t> sizes = x.sizes().slice(1).vec();
+  sizes[0] = channels;
+  Tensors values;
+  for (const atelier::Conditioning* cond : in.cond) {
+    values.push_back(is_optional && !cond->contains(name)
+                         ? at::zeros(sizes, x.options())
+                         : atelier::named_tensor(*cond, name, 4).to(x.scalar_type()));
+    if (values.back().sizes() != sizes) {
+      throw atelier::Error(atelier::ErrorCode::kInvalidArgument,
+                           std::string(name) + " of shape " + atelier::shape_text(values.back()) +
+                               ", it does not fit latents of shape " + atelier::shape_text(x));
+    }
+  }
+  return at::stack(values);
+}
+
 }  // namespace
 
 at::Tensor token_angles(const at::Tensor& frame_positions, int64_t height, int64_t width,
-                        int64_t head_dim) {
+                        int64_t head_dim, int64_t first_column) {
   const auto options = frame_positions.options();
-  return token_angles(frame_positions, at::arange(height, options), at::arange(width, options),
-                      head_dim);
+  return token_angles(frame_positions, at::arange(height, options),
+                      at::arange(first_column, first_column + width, options), head_dim);
 }
 
 at::Tensor token_angles(const at::Tensor& frame_positions, const at::Tensor& row_positions,
@@ -55,8 +79,8 @@ at::Tensor token_angles(const at::Tensor& frame_positions, const at::Tensor& row
 
 Embeddings::Embeddings(Module* parent, const DitConfig& c)
     : time_width_(c.time_width),
-      patches_(parent, "patch_embedding", c.channels + c.given_channels, c.width,
-               {1, c.patch, c.patch}, {.stride = {1, c.patch, c.patch}}),
+      patches_(parent, "patch_embedding", c.channels + c.control_channels + c.given_channels,
+               c.width, {1, c.patch, c.patch}, {.stride = {1, c.patch, c.patch}}),
       text_in_(parent, "text_embedding.0", c.text_width, c.width),
       text_out_(parent, "text_embedding.2", c.width, c.width),
       time_in_(parent, "time_embedding.0", c.time_width, c.width, /*bias=*/true, kFloat32),
@@ -71,26 +95,54 @@ Dit::Dit(const DitConfig& c)
       head_modulation_(declare("head.modulation", {1, 2, c.width}, kFloat32)),
       head_(this, "head.head", c.width, c.channels * c.patch * c.patch) {
   if (c.image_width > 0) image_embedding_ = std::make_unique<ImageEmbedding>(this, "img_emb", c);
-  if (c.audio_states > 0) additions_.push_back((speech_ = std::make_unique<Speech>(this, c)).get());
+  if (c.has_reference) reference_ = std::make_unique<ReferenceFrame>(this, c);
+  if (c.has_camera) camera_ = std::make_unique<CameraControl>(this, c);
+  if (reference_) additions_.push_back(reference_.get());
+  if (camera_) additions_.push_back(camera_.get());
+  if (c.audio_states > 0) speech_ = std::make_unique<Speech>(this, c);
+  if (speech_) additions_.push_back(speech_.get());
   for (int64_t i = 0; i < c.layers; ++i) {
-    blocks_.push_back(std::make_unique<DitBlock>(this, "blocks." + std::to_string(i), c));
+    const std::string name = "blocks." + std::to_string(i);
+    if (c.is_driven) {
+      blocks_.push_back(std::make_unique<DrivenBlock>(this, name + ".block", c));
+    } else {
+      blocks_.push_back(std::make_unique<DitBlock>(this, name, c));
+    }
     if (speech_) speech_->add_injector(i);
   }
+  if (!c.is_driven) return;
+  driving_ = std::make_unique<Driving>(config_, embeddings_, *image_embedding_, blocks_);
+  additions_.push_back(driving_.get());
 }
 
 Dit::~Dit() = default;
 
 std::vector<atelier::ConditioningEntry> Dit::entries() const {
   std::vector<atelier::ConditioningEntry> entries = {{.width = config_.text_width}};
-  if (config_.image_width > 0) {
+  if (config_.control_channels > 0) {  // a sample may lack any
+    entries.push_back({.name = kControlClip});
+    if (reference_) entries.push_back({.name = kReference});
+    if (config_.image_width > 0) entries.push_back({.name = kImageEmbeds});
+  } else if (config_.image_width > 0) {
     entries.push_back({.name = kImageEmbeds,
                        .width = config_.image_width,
                        .lengths = "image_lengths",
                        .encoder = ""});
   }
   entries.push_back({.name = config_.given_channels > 0 ? kGivenClip : kFirstFrame});
+  if (camera_) entries.push_back({.name = kCamera});
   entries.push_back({.name = kMotionRows});
   if (speech_) std::ranges::copy(speech_->entries(), std::back_inserter(entries));
+  if (driving_) {
+    entries.push_back(
+        {.name = kDrivingEmbeds, .width = config_.text_width, .lengths = "driving_lengths"});
+    entries.push_back({.name = kDrivingImage,
+                       .width = config_.image_width,
+                       .lengths = "driving_image_lengths",
+                       .encoder = ""});
+    entries.push_back({.name = kDrivingClip});
+    entries.push_back({.name = kSkipsBlock});
+  }
   return entries;
 }
 
@@ -129,22 +181,15 @@ at::Tensor Embeddings::patches(const at::Tensor& x_BCTHW) const {
   return patches_.forward(x_BCTHW).permute({0, 2, 3, 4, 1}).flatten(0, 3);
 }
 
-// The latents and what is known of the clip, side by side.
+// The latents, those of a control clip and what is known of the clip, side by side.
 at::Tensor Dit::with_given(const atelier::DenoiseInputs& in) const {
-  const at::Tensor& x = in.x_BCTHW;
-  if (config_.given_channels == 0) return x;
-  std::vector<int64_t> sizes = x.sizes().slice(1).vec();
-  sizes[0] = config_.given_channels;
-  Tensors given;
-  for (const atelier::Conditioning* cond : in.cond) {
-    given.push_back(atelier::named_tensor(*cond, kGivenClip, 4).to(x.scalar_type()));
-    if (given.back().sizes() != sizes) {
-      throw atelier::Error(atelier::ErrorCode::kInvalidArgument,
-                           "given_clip of shape " + atelier::shape_text(given.back()) +
-                               ", it does not fit latents of shape " + atelier::shape_text(x));
-    }
-  }
-  return at::cat({x, at::stack(given)}, 1);
+  const bool has_control = config_.control_channels > 0;
+  Tensors all = {in.x_BCTHW};
+  if (has_control)
+    all.push_back(beside(in, kControlClip, config_.control_channels, /*is_optional=*/true));
+  if (config_.given_channels > 0)
+    all.push_back(beside(in, kGivenClip, config_.given_channels, /*is_optional=*/has_control));
+  return all.size() == 1 ? all.front() : at::cat(all, 1);
 }
 
 // The projected time, a row for each sample, and what a controller adds to it.
@@ -307,7 +352,9 @@ at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& 
                      text,
                      text_rows.tensor()};
   if (image_embedding_) {
-    const atelier::PackedRows images = atelier::pack_entry(in.cond, kImageEmbeds);
+    const atelier::PackedRows images = config_.control_channels > 0
+                                           ? shown_rows(in, config_.image_width)
+                                           : atelier::pack_entry(in.cond, kImageEmbeds);
     context.push_back(image_embedding_->forward(images, x.scalar_type()));
     context.push_back(images.rows.tensor());
   }

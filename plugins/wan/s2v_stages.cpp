@@ -29,7 +29,7 @@ constexpr const char *kAudioInput = "input_audio", *kPoseInput = "s2v_pose_video
 constexpr const char* kFollows = "follows";
 
 // Frames that a piece makes. Those that come behind a reference alone are dropped.
-constexpr int64_t kPieceFrames = 80, kDropped = 3;
+constexpr int64_t kSpeechFrames = 80, kDropped = 3;
 constexpr int64_t kImageFrames = 6;  // that show the image where the clip begins with it
 
 constexpr int64_t kSampleRate = 16000;
@@ -119,9 +119,8 @@ void check_size(const MediaTarget& target) {
 
 }  // namespace
 
-MediaTarget Wan::target(const Inputs& inputs, const MediaTarget& asked) const {
+MediaTarget Wan::speech_target(const Inputs& inputs, const MediaTarget& asked) const {
   MediaTarget made = asked;
-  if (!hears_) return made;
   if (made.frames == 1) {
     throw Error(ErrorCode::kInvalidArgument, "num_frames 1: nothing is heard in a single frame",
                 "make 5 frames or more");
@@ -142,30 +141,21 @@ MediaTarget Wan::target(const Inputs& inputs, const MediaTarget& asked) const {
   return made;
 }
 
-std::vector<Piece> Wan::pieces(const Inputs& inputs, const MediaTarget& target) const {
-  if (!hears_) return {};
+std::vector<Piece> Wan::speech_pieces(const Inputs& inputs, const MediaTarget& target) const {
   const int64_t dropped = follows(inputs) ? 0 : kDropped;
-  const int64_t begun = std::min(rounded_up(target.frames + dropped, kFrameStride), kPieceFrames);
+  const int64_t begun = std::min(rounded_up(target.frames + dropped, kFrameStride), kSpeechFrames);
   std::vector<Piece> pieces = {{.first = 0, .frames = begun - dropped}};
-  for (int64_t end = pieces[0].frames; end < target.frames; end += kPieceFrames) {
+  for (int64_t end = pieces[0].frames; end < target.frames; end += kSpeechFrames) {
     pieces.push_back({.first = end - kMotionFrames,
-                      .frames = kMotionFrames + kPieceFrames,
+                      .frames = kMotionFrames + kSpeechFrames,
                       .shared = kMotionFrames});
   }
   if (follows(inputs) || pieces.size() > 1) check_size(target);
   return pieces;
 }
 
-std::vector<int64_t> Wan::latent_shape(const MediaTarget& target, const Conditioning& cond) const {
-  std::vector<int64_t> shape = ComponentModel::latent_shape(target, cond);
-  const auto heard = cond.find(kAudioFrames);
-  if (heard != cond.end()) shape[1] = 1 + heard->second.size(0) / kFrameStride;
-  return shape;
-}
-
-atelier::FinishedLatents Wan::to_decode(const at::Tensor& latents_BCTHW,
-                                        const Conditioning& cond) const {
-  if (!hears_ || !cond.contains(kAudioFrames)) return {latents_BCTHW};
+atelier::FinishedLatents Wan::spoken(const at::Tensor& latents_BCTHW,
+                                     const Conditioning& cond) const {
   const auto motion = cond.find(kMotionLatents);
   if (motion == cond.end()) return {latents_BCTHW, 1 + kDropped};
   const at::Tensor before =

@@ -145,8 +145,8 @@ def read_pictures(files):
 
 
 def generate(model_paths, latents, input_image=None, plugin="qwen_image", **flags):
-    """Generates from the noise `latents`, or None: that of the seed, and returns the images, uint8 [H, W, 3], in
-    order."""
+    """Generates from the noise `latents`, None: that of the seed, and returns the images, uint8 [H, W, 3],
+    in order."""
     with call_folder("generate") as folder:
         arguments = [
             "generate", "--plugin", plugin, "--model_paths",
