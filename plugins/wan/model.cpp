@@ -11,9 +11,9 @@
 
 #include "animate2.h"
 #include "dit.h"
+#include "fun.h"
 #include "motion.h"
 #include "prompt.h"
-#include "s2v.h"
 #include "s2v_stages.h"
 #include "vace.h"
 
@@ -38,44 +38,36 @@ constexpr std::string_view kNegativePrompt =
     "畸形的肢体，"
     "手指融合，静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走";
 
-constexpr std::string_view kNegativeSpeechPrompt =
-    "画面模糊，最差质量，画面模糊，细节模糊不清，情绪激动剧烈，手快速抖动，字幕，丑陋的，残缺的，"
-    "多余的手指，画得不好的手部，画得不好的脸部，畸形的，毁容的，形态畸形的肢体，手指融合，"
-    "静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走";
-// Frames of the latents that are no part of the clip, in front of it.
-int64_t leading_frames(const atelier::Conditioning& cond) {
-  const auto pictures = cond.find(kVaceReferences);
-  if (pictures != cond.end()) return pictures->second.size(1);
-  return cond.contains(kDrivingClip) || cond.contains(kLeadingFrames) ? 1 : 0;
-}
-
 }  // namespace
 
 Wan::Wan(std::span<const atelier::ComponentRow> rows, std::span<const atelier::Detection> parts,
          const atelier::ModelOptions& options, const atelier::LatentSpec& latents)
-    : ComponentModel(rows, parts, options, latents),
-      vace_blocks_(check_vace(parts)),
-      hears_(std::ranges::any_of(parts, hears)) {}
+    : ComponentModel(rows, parts, options, latents) {
+  variants_.push_back(std::make_unique<FunInputs>(*this));
+  variants_.push_back(std::make_unique<VaceInputs>(*this, parts));
+  variants_.push_back(std::make_unique<DrivenInputs>(*this));
+  variants_.push_back(std::make_unique<SpeechInputs>(*this, parts));
+}
 
 Wan::~Wan() = default;
 
 std::vector<int64_t> Wan::ids_of(const atelier::EncodeInputs& in) const {
   const std::string& given = atelier::text_input(in.values, "prompt");
   if (!in.is_negative || !given.empty()) return prompt_ids(tokenizer(), given);
-  return prompt_ids(tokenizer(), hears_ ? kNegativeSpeechPrompt : kNegativePrompt);
+  std::string_view negative = kNegativePrompt;
+  for (const auto& variant : variants_)
+    if (!variant->negative_prompt().empty()) negative = variant->negative_prompt();
+  return prompt_ids(tokenizer(), negative);
 }
 
 atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::BlockRunner& runner) {
   if (in.stage == "latents") return encode_target(in, runner);
   if (in.stage == "images" || in.stage == "first_image") return encode_images(in, runner);
   if (in.stage == "given_clip") return encode_given(in, runner);
-  if (in.stage == "first_frame" || in.stage == "reference") return encode_first(in, runner);
-  if (in.stage == "audio") return encode_audio(in, runner);
-  if (in.stage == "speech") return encode_speech(in, runner);
-  if (in.stage == "vace") return encode_vace(in, runner);
-  if (in.stage == "driven_image" || in.stage.starts_with("driving"))
-    return encode_animate2(in, runner);
-  if (auto encoded = encode_fun(in, runner)) return *std::move(encoded);
+  if (in.stage == "first_frame") return encode_first(in, runner);
+  for (const auto& variant : variants_) {
+    if (auto encoded = variant->encode(in, runner)) return *std::move(encoded);
+  }
   if (in.stage == "motion") {
     const auto* motion = atelier::find_input<double>(in.values, kMotionInput);
     return {{kMotion, at::tensor({static_cast<float>(*motion)})}};
@@ -128,52 +120,77 @@ atelier::Conditioning Wan::encode_first(const atelier::EncodeInputs& in,
   return {{kFirstFrame, encode_latents(in.values, kFirstImage, runner).at("latents")}};
 }
 
-// Latents of pictures stand in front of those of the clip that is learnt.
+// What stands in front of the clip is learnt with it.
 atelier::Conditioning Wan::encode_target(const atelier::EncodeInputs& in,
                                          atelier::BlockRunner& runner) {
-  const at::Tensor clip = atelier::clip_input(in.values, "video");
-  atelier::Conditioning made = encode_references(in.values, clip.size(2), clip.size(3), runner);
-  at::Tensor leading = made.empty() ? at::Tensor() : made.at(kVaceReferences);
-  if (in.values.contains("animate2_reference_image")) {
-    leading = leading_image(in.values, runner);
-    made[kLeadingFrames] = at::ones({1}, at::kLong);
+  atelier::Conditioning made;
+  std::vector<at::Tensor> latents;
+  for (const auto& variant : variants_) {
+    const at::Tensor leading = variant->encode_leading(in.values, made, runner);
+    if (leading.defined()) latents.push_back(leading);
   }
-  at::Tensor latents = encode_latents(in.values, "video", runner).at("latents");
-  if (leading.defined()) latents = at::cat({leading, latents}, 1);
-  made.emplace("latents", latents);
+  latents.push_back(encode_latents(in.values, "video", runner).at("latents"));
+  made.emplace("latents", latents.size() == 1 ? latents.front() : at::cat(latents, 1));
   return made;
+}
+
+int64_t Wan::leading_frames(const atelier::Conditioning& cond) const {
+  int64_t frames = 0;
+  for (const auto& variant : variants_) frames += variant->leading_frames(cond);
+  return frames;
 }
 
 atelier::MediaTarget Wan::target(const atelier::Inputs& inputs,
                                  const atelier::MediaTarget& asked) const {
-  if (hears_) return speech_target(inputs, asked);
-  return driven_target(inputs, vace_target(inputs, asked));
+  atelier::MediaTarget target = asked;
+  for (const auto& variant : variants_) target = variant->target(inputs, target);
+  return target;
 }
 
 std::vector<atelier::Piece> Wan::pieces(const atelier::Inputs& inputs,
                                         const atelier::MediaTarget& target) const {
-  return hears_ ? speech_pieces(inputs, target) : driven_pieces(inputs, target);
+  for (const auto& variant : variants_) {
+    if (auto pieces = variant->pieces(inputs, target); !pieces.empty()) return pieces;
+  }
+  return {};
+}
+
+void Wan::prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
+                         atelier::BlockRunner& runner) {
+  ComponentModel::prepare_levels(denoiser, sigmas, runner);
+  for (const auto& variant : variants_) variant->prepare_levels(denoiser);
+}
+
+void Wan::forget_levels() {
+  ComponentModel::forget_levels();
+  for (const auto& variant : variants_) variant->forget_levels();
 }
 
 std::vector<int64_t> Wan::latent_shape(const atelier::MediaTarget& target,
                                        const atelier::Conditioning& cond) const {
   std::vector<int64_t> shape = ComponentModel::latent_shape(target, cond);
   shape[1] += leading_frames(cond);
-  const auto heard = cond.find(kAudioFrames);
-  if (heard != cond.end()) shape[1] = 1 + heard->second.size(0) / kFrameStride;
+  for (const auto& variant : variants_) shape[1] = variant->latent_frames(cond).value_or(shape[1]);
   return shape;
 }
 
 atelier::FinishedLatents Wan::to_decode(const at::Tensor& latents_BCTHW,
                                         const atelier::Conditioning& cond) const {
-  if (cond.contains(kAudioFrames)) return spoken(latents_BCTHW, cond);
+  for (const auto& variant : variants_) {
+    if (auto finished = variant->to_decode(latents_BCTHW, cond)) return *std::move(finished);
+  }
   const int64_t leading = leading_frames(cond);
   return {.latents_BCTHW = latents_BCTHW.narrow(2, leading, latents_BCTHW.size(2) - leading)};
 }
 
+at::Tensor Wan::denoise_alone(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
+  return ComponentModel::denoise(in, runner);
+}
+
 at::Tensor Wan::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
-  const auto follows = [](const atelier::Conditioning* cond) { return cond->contains(kVaceClip); };
-  if (std::ranges::any_of(in.cond, follows)) return denoise_beside_vace(in, runner);
+  for (const auto& variant : variants_) {
+    if (auto velocity = variant->denoise(in, runner)) return *std::move(velocity);
+  }
   const auto moves = [](const atelier::Conditioning* cond) { return cond->contains(kMotion); };
   if (std::ranges::none_of(in.cond, moves)) return ComponentModel::denoise(in, runner);
   const auto& controller = loaded<MotionController>("motion_controller");
@@ -209,7 +226,6 @@ atelier::Conditioning Wan::encode_text(const atelier::EncodeInputs& in,
   return {{atelier::kPromptEmbeds, encode_cut(ids_of(in), runner)}};
 }
 
-// [L, text_width] of a text's tokens, of which those behind the limit are cut off.
 at::Tensor Wan::encode_cut(std::vector<int64_t> ids, atelier::BlockRunner& runner) {
   cut_to_limit(ids, {.tokens = std::ssize(ids), .limit = kMaxPromptTokens});
   ids.back() = end_token(tokenizer());
@@ -223,13 +239,13 @@ atelier::NamedTensors Wan::probe(std::string_view component, const atelier::Name
     const at::Tensor& motion = atelier::named_tensor(inputs, kMotion, 1);
     return {{kMotionRows, loaded<MotionController>(component).forward(motion)}};
   }
+  if (component.starts_with("vace")) return loaded<Vace>(component).probe(inputs, runner);
   if (component == "audio_encoder") {
     atelier::allow_only(inputs, {"samples"});
     const at::Tensor& samples = atelier::named_tensor(inputs, "samples", 1);
     return {{"states", loaded<Wav2Vec2>(component).forward(
                            atelier::parts::normalised_sound(samples), runner)}};
   }
-  if (component.starts_with("vace")) return loaded<Vace>(component).probe(inputs, runner);
   if (component != "image_encoder") return ComponentModel::probe(component, inputs, runner);
   const auto& clip = loaded<ClipVision>(component);
   atelier::allow_only(inputs, {"image"});
@@ -247,8 +263,11 @@ std::vector<int64_t> Wan::tokenize(std::string_view text) const {
 }
 
 atelier::TextLength Wan::text_length(const atelier::EncodeInputs& in) const {
-  const auto ids = in.stage == "driving_text" ? driving_ids(in) : ids_of(in);
-  return {.tokens = std::ssize(ids), .limit = kMaxPromptTokens};
+  for (const auto& variant : variants_) {
+    if (const auto ids = variant->ids(in))
+      return {.tokens = std::ssize(*ids), .limit = kMaxPromptTokens};
+  }
+  return {.tokens = std::ssize(ids_of(in)), .limit = kMaxPromptTokens};
 }
 
 }  // namespace wan

@@ -1,11 +1,14 @@
 // One loaded Wan: how prompts and images are encoded.
 #pragma once
 
+#include <memory>
+#include <vector>
+
 #include "atelier/component_model.h"
 
-namespace wan {
+#include "variant.h"
 
-class Driving;
+namespace wan {
 
 class Wan final : public atelier::ComponentModel {
  public:
@@ -14,17 +17,24 @@ class Wan final : public atelier::ComponentModel {
       const atelier::ModelOptions& options, const atelier::LatentSpec& latents);
   ~Wan() override;
 
+  // For variants.
+  using ComponentModel::encode_latents;
+  using ComponentModel::loaded;
+  using ComponentModel::tokenizer;
+  // [L, text_width] of a text's tokens, of which those behind the limit are cut off.
+  at::Tensor encode_cut(std::vector<int64_t> ids, atelier::BlockRunner& runner);
+  // As the denoiser does by itself.
+  at::Tensor denoise_alone(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner);
+
   // Where a VACE follows a clip, what is made has that clip's size. Throws where it is told how
   // much counts, and there is nothing to follow. With a driving clip it is as long as that, in the
   // shape of the reference image; see animate2.h.
-  // From a sound it is as long as that, of the shape of the image, of as many pixels as published.
   atelier::MediaTarget target(const atelier::Inputs& inputs,
                               const atelier::MediaTarget& asked) const override;
-  // With pictures in front: those of a VACE, the reference image of a driving clip, or that of a
-  // sound.
+  // With pictures in front: those of a VACE, or the reference image of a driving clip.
   std::vector<int64_t> latent_shape(const atelier::MediaTarget& target,
                                     const atelier::Conditioning& cond) const override;
-  // Without them. From a sound: behind what the piece follows on, or behind the reference.
+  // Without them.
   atelier::FinishedLatents to_decode(const at::Tensor& latents_BCTHW,
                                      const atelier::Conditioning& cond) const override;
 
@@ -32,7 +42,7 @@ class Wan final : public atelier::ComponentModel {
   // is the published one. Stages images and first_image give "image_embeds": [L, image_width], the
   // rows of each image, first the first frame's. Stage given_clip gives "given_clip": [4 + C, T, H,
   // W], which frames are known and the latents of a clip of them that is grey elsewhere. Stage
-  // first_frame gives "first_frame", [C, 1, H, W], and so does stage reference.
+  // first_frame gives "first_frame", [C, 1, H, W], and so does stage speaker of s2v_stages.h.
   // Stage motion gives "motion": [1] float32. Stage vace gives "vace_clip", "vace_references" and
   // "vace_scale", see vace.h; stage latents the second of them beside "latents".
   // Stages driven_image, driving_text, driving_frame and
@@ -41,7 +51,7 @@ class Wan final : public atelier::ComponentModel {
   // of the reference, or else of the first frame; control_clip "control_clip", [C, T, H, W], the
   // latents of the control video; reference "reference_latents", [C, H, W]; start_image
   // "given_clip", [C, T, H, W], the latents of the first frame alone and zeros; camera "camera",
-  // see camera.h. Stages audio and speech give what s2v.h says.
+  // see camera.h.
   atelier::Conditioning encode(const atelier::EncodeInputs& in,
                                atelier::BlockRunner& runner) override;
   atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;
@@ -56,8 +66,6 @@ class Wan final : public atelier::ComponentModel {
   std::optional<atelier::GivenLatents> given(const atelier::Conditioning& cond,
                                              at::IntArrayRef latents_CTHW) const override;
 
-  // From a sound each sees the 73 frames before it and makes 80; the first one makes 77, or 80
-  // where it follows on something, too. See animate2.h.
   std::vector<atelier::Piece> pieces(const atelier::Inputs& inputs,
                                      const atelier::MediaTarget& target) const override;
   void prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
@@ -72,55 +80,16 @@ class Wan final : public atelier::ComponentModel {
 
  private:
   std::vector<int64_t> ids_of(const atelier::EncodeInputs& in) const;
-  std::vector<int64_t> driving_ids(const atelier::EncodeInputs& in) const;
-  at::Tensor encode_cut(std::vector<int64_t> ids, atelier::BlockRunner& runner);
+  atelier::Conditioning encode_target(const atelier::EncodeInputs& in,
+                                      atelier::BlockRunner& runner);
   atelier::Conditioning encode_text(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
   atelier::Conditioning encode_images(const atelier::EncodeInputs& in,
                                       atelier::BlockRunner& runner);
   atelier::Conditioning encode_given(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
-  // Nothing: it is no stage of Wan-Fun.
-  std::optional<atelier::Conditioning> encode_fun(const atelier::EncodeInputs& in,
-                                                  atelier::BlockRunner& runner);
   atelier::Conditioning encode_first(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
-  atelier::Conditioning encode_vace(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
-  atelier::Conditioning encode_target(const atelier::EncodeInputs& in,
-                                      atelier::BlockRunner& runner);
-  atelier::Conditioning encode_references(const atelier::Inputs& values, int64_t height,
-                                          int64_t width, atelier::BlockRunner& runner);
-  at::Tensor denoise_beside_vace(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner);
-  void check_vace_scale(const atelier::Inputs& inputs) const;
+  int64_t leading_frames(const atelier::Conditioning& cond) const;
 
-  atelier::MediaTarget vace_target(const atelier::Inputs& inputs,
-                                   const atelier::MediaTarget& asked) const;
-  atelier::Conditioning encode_animate2(const atelier::EncodeInputs& in,
-                                        atelier::BlockRunner& runner);
-  atelier::Conditioning encode_driving_text(const atelier::EncodeInputs& in,
-                                            atelier::BlockRunner& runner);
-  atelier::Conditioning encode_squeezed(const at::Tensor& image_CHW, const char* entry,
-                                        atelier::BlockRunner& runner);
-  atelier::Conditioning encode_driving(const atelier::EncodeInputs& in,
-                                       atelier::BlockRunner& runner);
-
-  at::Tensor leading_image(const atelier::Inputs& values, atelier::BlockRunner& runner);
-  atelier::MediaTarget driven_target(const atelier::Inputs& inputs,
-                                     const atelier::MediaTarget& asked) const;
-
-  std::vector<atelier::Piece> driven_pieces(const atelier::Inputs& inputs,
-                                            const atelier::MediaTarget& target) const;
-
-  atelier::Conditioning encode_audio(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
-  atelier::Conditioning encode_speech(const atelier::EncodeInputs& in,
-                                      atelier::BlockRunner& runner);
-  atelier::MediaTarget speech_target(const atelier::Inputs& inputs,
-                                     const atelier::MediaTarget& asked) const;
-  std::vector<atelier::Piece> speech_pieces(const atelier::Inputs& inputs,
-                                            const atelier::MediaTarget& target) const;
-  atelier::FinishedLatents spoken(const at::Tensor& latents_BCTHW,
-                                  const atelier::Conditioning& cond) const;
-
-  int64_t vace_blocks_;       // 0: there is no VACE
-  Driving* keeps_ = nullptr;  // keeps keys and values until forget_levels()
-  bool hears_;                // it is the variant of clips from a sound
+  std::vector<std::unique_ptr<Variant>> variants_;
 };
 
 }  // namespace wan

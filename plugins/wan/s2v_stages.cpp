@@ -10,6 +10,7 @@
 #include "atelier/named_inputs.h"
 #include "atelier/parts/wav2vec2.h"
 
+#include "dit.h"
 #include "model.h"
 #include "s2v.h"
 
@@ -37,6 +38,11 @@ constexpr int64_t kSampleRate = 16000;
 constexpr int64_t kFewestSamples = 720;
 constexpr double kMomentRate = 50.0, kMixedRate = 30.0;  // a second, of the encoder and between
 
+constexpr std::string_view kNegativeSpeechPrompt =
+    "画面模糊，最差质量，画面模糊，细节模糊不清，情绪激动剧烈，手快速抖动，字幕，丑陋的，残缺的，"
+    "多余的手指，画得不好的手部，画得不好的脸部，畸形的，毁容的，形态畸形的肢体，手指融合，"
+    "静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走";
+
 constexpr int64_t kPixels = 704 * 1024;  // of a frame, as published
 constexpr int64_t kSideMultiple = 64;
 constexpr int64_t kSmallestSide = 64;  // that frames before the clip are shown at
@@ -60,6 +66,21 @@ bool follows(const Inputs& inputs) {
 bool hears(const atelier::Detection& part) {
   const auto states = part.config.find("audio_states");
   return states != part.config.end() && part.integer("audio_states") > 0;
+}
+
+SpeechInputs::SpeechInputs(Wan& model, std::span<const atelier::Detection> parts)
+    : Variant(model), hears_(std::ranges::any_of(parts, hears)) {}
+
+std::string_view SpeechInputs::negative_prompt() const {
+  return hears_ ? kNegativeSpeechPrompt : std::string_view();
+}
+
+std::optional<Conditioning> SpeechInputs::encode(const EncodeInputs& in,
+                                                 atelier::BlockRunner& runner) {
+  if (in.stage == "speaker") return encode_reference(in, runner);
+  if (in.stage == "audio") return encode_audio(in, runner);
+  if (in.stage == "speech") return encode_speech(in, runner);
+  return std::nullopt;
 }
 
 // ---- What is made ----
@@ -93,6 +114,12 @@ MediaTarget size_of(int64_t height, int64_t width) {
 using atelier::Error;
 using atelier::ErrorCode;
 
+void check_frames(int64_t frames) {
+  if (frames != 1) return;
+  throw Error(ErrorCode::kInvalidArgument, "num_frames 1: nothing is heard in a single frame",
+              "make 5 frames or more");
+}
+
 void check_sound(int64_t samples) {
   if (samples >= kFewestSamples) return;
   throw Error(ErrorCode::kInvalidArgument,
@@ -119,12 +146,10 @@ void check_size(const MediaTarget& target) {
 
 }  // namespace
 
-MediaTarget Wan::speech_target(const Inputs& inputs, const MediaTarget& asked) const {
+MediaTarget SpeechInputs::target(const Inputs& inputs, const MediaTarget& asked) const {
   MediaTarget made = asked;
-  if (made.frames == 1) {
-    throw Error(ErrorCode::kInvalidArgument, "num_frames 1: nothing is heard in a single frame",
-                "make 5 frames or more");
-  }
+  if (!hears_) return made;
+  check_frames(made.frames);
   const auto* sound = atelier::find_input<at::Tensor>(inputs, kAudioInput);
   if (sound != nullptr) check_sound(sound->size(1));
   if (const auto* clip = atelier::find_input<at::Tensor>(inputs, kMotionVideo))
@@ -141,7 +166,8 @@ MediaTarget Wan::speech_target(const Inputs& inputs, const MediaTarget& asked) c
   return made;
 }
 
-std::vector<Piece> Wan::speech_pieces(const Inputs& inputs, const MediaTarget& target) const {
+std::vector<Piece> SpeechInputs::pieces(const Inputs& inputs, const MediaTarget& target) const {
+  if (!hears_) return {};
   const int64_t dropped = follows(inputs) ? 0 : kDropped;
   const int64_t begun = std::min(rounded_up(target.frames + dropped, kFrameStride), kSpeechFrames);
   std::vector<Piece> pieces = {{.first = 0, .frames = begun - dropped}};
@@ -154,14 +180,26 @@ std::vector<Piece> Wan::speech_pieces(const Inputs& inputs, const MediaTarget& t
   return pieces;
 }
 
-atelier::FinishedLatents Wan::spoken(const at::Tensor& latents_BCTHW,
-                                     const Conditioning& cond) const {
+std::optional<int64_t> SpeechInputs::latent_frames(const Conditioning& cond) const {
+  const auto heard = cond.find(kAudioFrames);
+  if (heard == cond.end()) return std::nullopt;
+  return 1 + heard->second.size(0) / kFrameStride;
+}
+
+std::optional<atelier::FinishedLatents> SpeechInputs::to_decode(const at::Tensor& latents_BCTHW,
+                                                                const Conditioning& cond) const {
+  if (!cond.contains(kAudioFrames)) return std::nullopt;
   const auto motion = cond.find(kMotionLatents);
-  if (motion == cond.end()) return {latents_BCTHW, 1 + kDropped};
+  if (motion == cond.end()) return atelier::FinishedLatents{latents_BCTHW, 1 + kDropped};
   const at::Tensor before =
       motion->second.to(latents_BCTHW.options()).expand({latents_BCTHW.size(0), -1, -1, -1, -1});
-  return {at::cat({before, latents_BCTHW.slice(2, 1)}, 2),
-          cond.contains(kFollows) ? kMotionFrames : 0};
+  return atelier::FinishedLatents{at::cat({before, latents_BCTHW.slice(2, 1)}, 2),
+                                  cond.contains(kFollows) ? kMotionFrames : 0};
+}
+
+Conditioning SpeechInputs::encode_reference(const EncodeInputs& in, atelier::BlockRunner& runner) {
+  check_frames(in.target.frames);
+  return {{kFirstFrame, model_.encode_latents(in.values, "input_image", runner).at("latents")}};
 }
 
 // ---- Sound ----
@@ -192,8 +230,8 @@ at::Tensor at_frames(const at::Tensor& states, double fps) {
 
 }  // namespace
 
-Conditioning Wan::encode_audio(const EncodeInputs& in, atelier::BlockRunner& runner) {
-  const auto& encoder = loaded<atelier::parts::Wav2Vec2>("audio_encoder");
+Conditioning SpeechInputs::encode_audio(const EncodeInputs& in, atelier::BlockRunner& runner) {
+  const auto& encoder = model_.loaded<atelier::parts::Wav2Vec2>("audio_encoder");
   const at::Tensor samples = (*atelier::find_input<at::Tensor>(in.values, kAudioInput))[0];
   check_sound(samples.size(0));
   if (in.is_negative)
@@ -246,13 +284,13 @@ at::Tensor poses(const EncodeInputs& in, const Frames& frames) {
 
 }  // namespace
 
-Conditioning Wan::encode_speech(const EncodeInputs& in, atelier::BlockRunner& runner) {
+Conditioning SpeechInputs::encode_speech(const EncodeInputs& in, atelier::BlockRunner& runner) {
   const Frames frames = frames_of(in);
   const auto device = atelier::clip_input(in.values, "input_image").device();
   Conditioning made = {{kAudioFrames, at::arange(frames.first, frames.first + frames.made,
                                                  at::TensorOptions(device).dtype(at::kLong))}};
   const auto latents_of = [&](const at::Tensor& clip) {
-    return encode_latents({{"clip", clip}}, "clip", runner).at("latents");
+    return model_.encode_latents({{"clip", clip}}, "clip", runner).at("latents");
   };
   if (in.values.contains(kPoseInput)) made[kPose] = latents_of(poses(in, frames)).slice(1, 1);
   const at::Tensor before = frames_before(in);
