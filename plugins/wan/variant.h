@@ -35,7 +35,8 @@ class Variant {
                                       const atelier::MediaTarget& asked) const;
   virtual std::vector<atelier::Piece> pieces(const atelier::Inputs& inputs,
                                              const atelier::MediaTarget& target) const;
-  // Of latents that do not lie as others do; nullopt: these lie as others.
+  // How many frames latents have that do not lie as others do, and what is decoded of them;
+  // nullopt: they lie as others.
   virtual std::optional<int64_t> latent_frames(const atelier::Conditioning& cond) const;
   virtual std::optional<atelier::FinishedLatents> to_decode(
       const at::Tensor& latents_BCTHW, const atelier::Conditioning& cond) const;
