@@ -84,9 +84,11 @@ int64_t measured_scratch(const Convolution& made) {
 int64_t found_scratch(const Convolution& made) {
   const double flops = 2.0 * outputs_of(made) *
                        static_cast<double>(c10::multiply_integers(made.kernel) / made.kernel[0]);
-  if (flops <= kMostFlops || made.stride.size() == 1) return measured_scratch(made);
-  const size_t rows = made.stride.size() - 2, columns = rows + 1;
-  const Convolution narrow = cut(made, columns, kFewColumns);
+  if (flops <= kMostFlops) return measured_scratch(made);
+  const size_t columns = made.stride.size() - 1;
+  const bool is_line = columns == 0;  // a row of outputs is one alone
+  const size_t rows = is_line ? 0 : columns - 1;
+  const Convolution narrow = is_line ? made : cut(made, columns, kFewColumns);
   const int64_t inputs_of_row =
       c10::multiply_integers(narrow.x) / narrow.x[rows + 2] * narrow.stride[rows];
   const int64_t count = std::max(kFewRows, kManyInputs / inputs_of_row + 1);

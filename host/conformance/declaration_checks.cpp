@@ -261,12 +261,17 @@ class DeclarationChecks : Checks {
     expect(!stage.per_piece || target == nullptr || !model::reads(stage, target->name), "stage '",
            stage.name, "' encodes what training learns, which has no pieces");
     for (const std::string_view name : stage.inputs)
-      expect(stage.per_piece || !is_along(name) || !has_pieces(), "stage '", stage.name,
+      expect(stage.per_piece || !is_along(name) || !has_pieces(stage), "stage '", stage.name,
              "' reads '", name, "', which runs beside the clip, and does not run for each piece");
   }
 
-  bool has_pieces() const {
-    return std::ranges::any_of(family().encode_stages(), &EncodeStage::per_piece);
+  // Whether the variants of `stage`, or all, make clips in pieces.
+  bool has_pieces(const EncodeStage& stage) const {
+    return std::ranges::any_of(family().encode_stages(), [&](const EncodeStage& other) {
+      const bool is_of_same =
+          other.variants == stage.variants || other.variants == "*" || stage.variants == "*";
+      return other.per_piece && is_of_same;
+    });
   }
 
   void check_stage_inputs(const EncodeStage& stage) const {

@@ -30,6 +30,10 @@ std::vector<Stretch> Addition::behind(const atelier::DenoiseInputs&, int64_t) {
   return {};
 }
 
+at::Tensor Addition::frame_positions(const at::Tensor& counted_T) const {
+  return counted_T;
+}
+
 void Addition::begin(Pass&) {}
 
 bool Addition::replace(int64_t, DitBlock&, Pass&) {

@@ -27,6 +27,9 @@ struct Stretch {
 // float64 [T], of the positions. Returns [T height width, head_dim / 2] float64.
 at::Tensor token_angles(const at::Tensor& frame_positions, int64_t height, int64_t width,
                         int64_t head_dim, int64_t first_column = 0);
+// Angles of tokens whose rows and columns have positions of their own, too.
+at::Tensor token_angles(const at::Tensor& frame_positions, const at::Tensor& row_positions,
+                        const at::Tensor& column_positions, int64_t head_dim);
 
 // One call of the denoiser, between two of its blocks. Each sample's rows are stretches in front,
 // its latents' frames x height x width tokens, and stretches behind.
@@ -52,6 +55,8 @@ class Addition {
   virtual std::vector<Stretch> behind(const atelier::DenoiseInputs& in, int64_t sample);
   // The position of the latents' first frame.
   virtual int64_t first_frame() const { return 0; }
+  // The positions of the latents' frames, float64 [T], that are `counted` from the first one's.
+  virtual at::Tensor frame_positions(const at::Tensor& counted_T) const;
   // In front of the first block; may change rows and context.
   virtual void begin(Pass& pass);
   // In place of block `index`. Returns false, and does nothing, where that runs as it is.

@@ -26,11 +26,6 @@ constexpr int64_t kPublishedHeadDim = 128;
 constexpr const char* kKnownKinds =
     "text-to-video and image-to-video checkpoints are loaded so far";
 
-// Checkpoints of the same ancestry that this code does not run.
-constexpr atelier::UnsupportedKind kUnsupported[] = {
-    {"casual_audio_encoder.weights", "Wan2.2-S2V", kKnownKinds},
-};
-
 // A tensor of the adapter that lies in files of Wan2.2-Animate.
 constexpr const char* kAnimateMarker = "pose_patch_embedding.weight";
 
@@ -58,6 +53,30 @@ void read_images(const PartView& view, const PartSpelling& names, DitConfig& c) 
               kKnownKinds);
 }
 
+// Behind which blocks of Wan2.2-S2V-14B sound is heard.
+const std::vector<int64_t> kAudioBlocks = {0, 4, 8, 12, 16, 20, 24, 27, 30, 33, 36, 39};
+
+// What a model that hears has.
+void read_audio(const PartView& view, DitConfig& c) {
+  const std::string encoder = "casual_audio_encoder.";
+  if (!view.contains(encoder + "weights")) return;
+  c.audio_states = view.dim(encoder + "weights", 1);
+  c.audio_width = view.dim(encoder + "encoder.conv1_local.conv.weight", 1);
+  const int64_t channels = view.dim(encoder + "encoder.conv1_global.conv.weight", 0);
+  c.audio_tokens = view.parts(encoder + "encoder.conv1_local.conv.weight", 0, channels);
+  c.audio_blocks = view.index().config_integers("audio_inject_layers").value_or(kAudioBlocks);
+  const int64_t injectors = view.block_count("audio_injector.injector.{}.q.weight");
+  const bool rise = std::ranges::is_sorted(c.audio_blocks, std::ranges::less_equal());
+  if (injectors != std::ssize(c.audio_blocks) || !rise || c.audio_blocks.front() < 0 ||
+      c.audio_blocks.back() >= c.layers) {
+    view.refuse("has " + to_string(c.layers) + " blocks and hears behind " + to_string(injectors) +
+                    " of them, which audio_inject_layers in its config does not fit",
+                kOwnConfig);
+  }
+  if (c.width % 4 != 0 || channels != c.width / 4 || c.patch != 2)
+    view.refuse("has an audio encoder or patches of another size than it hears with");
+}
+
 // `inner`: what stands between the number of a block and its names.
 DitConfig read_dit(const PartView& view, const PartSpelling& names, const std::string& inner = {}) {
   const std::string block = "blocks.0." + inner;
@@ -73,6 +92,7 @@ DitConfig read_dit(const PartView& view, const PartSpelling& names, const std::s
   c.channels = view.parts(names.of("head.head.weight", "proj_out.weight"), 0, c.patch * c.patch);
   c.given_channels = view.dim("patch_embedding.weight", 1) - c.channels;
   read_images(view, names, c);
+  read_audio(view, c);
   if (view.dim("patch_embedding.weight", 2) != 1 || c.time_width % 2 != 0)
     view.refuse("has patches of several frames, or an odd width of time");
   view.require_config(
@@ -88,6 +108,7 @@ std::string_view variant_of(const DitConfig& c) {
   if (c.image_rows > 0) return "wan2.1-i2v-14b-flf2v";
   if (c.image_width > 0) return c.width < 5120 ? "wan2.1-i2v-1.3b" : "wan2.1-i2v-14b";
   if (c.given_channels > 0) return "wan2.2-i2v-a14b";
+  if (c.audio_states > 0) return kSpeech;
   if (c.channels == kWideChannels) return kWide;
   return c.width < 5120 ? "wan2.1-t2v-1.3b" : "wan2.1-t2v-14b";
 }
@@ -153,7 +174,6 @@ std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
       atelier::find_spelling(checkpoint, kPrefixes, kOriginalMarkers, kDiffusersMarkers);
   if (!names) return std::nullopt;
   const PartView view(checkpoint, names->prefix, "DiT");
-  view.refuse_kinds(kUnsupported);
   view.refuse_quantised();
   const DitConfig config = read_dit(view, *names);
   Detection part = atelier::parts::brief_detection_of("dit", names->name(), config, names->prefix);

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "atelier/architecture.h"
 #include "atelier/part_view.h"
@@ -34,6 +35,7 @@ inline constexpr std::string_view kVariants[] = {"wan2.1-t2v-1.3b",
                                                  "wan2.2-fun-camera-a14b",
                                                  "wan2.2-ti2v-5b",
                                                  kAnimate,
+                                                 "wan2.2-s2v-14b",
                                                  "wan2.2-animate2-14b",
                                                  "wan2.2-animate2-14b-distill",
                                                  "longcat-video"};
@@ -46,6 +48,9 @@ inline constexpr std::string_view kDriven = "wan2.2-animate2-14b",
 // The variant of wide latents, and their channels, which no other variant has.
 inline constexpr const char* kWide = "wan2.2-ti2v-5b";
 inline constexpr int64_t kWideChannels = 48;
+
+// The variant that hears.
+inline constexpr const char* kSpeech = "wan2.2-s2v-14b";
 
 // Frames a latent frame after the first; a mask of frames has as many channels beside the latents.
 inline constexpr int64_t kFrameStride = 4;
@@ -65,8 +70,14 @@ struct DitConfig {
   bool is_driven = false;         // a driving clip runs beside, see animate2.h
   double first_frame_bias = 0.0;  // of the scores of keys of the clip's first frame, where it does
 
-  static constexpr std::array kLater = {"control_channels", "has_reference", "has_camera",
-                                        "is_driven", "first_frame_bias"};
+  // What is known of sound that is heard; 0: none is.
+  int64_t audio_states = 0, audio_width = 0;  // that an audio encoder gives of a moment
+  int64_t audio_tokens = 0;                   // of a latent frame, beside a constant one
+  std::vector<int64_t> audio_blocks = {};     // behind which it is heard
+
+  static constexpr std::array kLater = {"control_channels", "has_reference",    "has_camera",
+                                        "is_driven",        "first_frame_bias", "audio_states",
+                                        "audio_width",      "audio_tokens",     "audio_blocks"};
 
   int64_t head_dim() const { return width / heads; }
 
@@ -81,6 +92,8 @@ struct DitConfig {
     fields("control_channels", control_channels);
     fields("has_reference", has_reference), fields("has_camera", has_camera);
     fields("is_driven", is_driven), fields("first_frame_bias", first_frame_bias);
+    fields("audio_states", audio_states), fields("audio_width", audio_width);
+    fields("audio_tokens", audio_tokens), fields("audio_blocks", audio_blocks);
   }
 };
 

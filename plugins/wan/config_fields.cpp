@@ -8,6 +8,7 @@
 #include "config.h"
 #include "dit.h"
 #include "longcat.h"
+#include "s2v.h"
 
 namespace wan {
 
@@ -65,6 +66,27 @@ void add_animate(const DitConfig& c, ConfigFields& fields) {
           {"motion_*", "face_encoder_*", "inject_face_latents_blocks", "use_context_parallel"});
 }
 
+// What the original repository says of a model that hears.
+ConfigFields audio_fields(const DitConfig& c) {
+  ConfigFields fields;
+  fields.told("audio_dim", {c.audio_width})
+      .told("num_audio_token", {c.audio_tokens})
+      .told("cond_dim", {c.channels})
+      .read({"audio_inject_layers"})
+      .fixed("enable_adain", {true})
+      .fixed("adain_mode", {"attn_norm"})
+      .fixed("zero_timestep", {true})
+      .fixed("enable_motioner", {false})
+      .fixed("enable_framepack", {true})
+      .fixed("add_last_motion", {true})
+      .fixed("motion_frames", {kMotionFrames})
+      // How weights begin, what is dropped where not all motion is shown, and another way to show
+      // it.
+      .ignored({"zero_init", "framepack_drop_mode", "enable_tsm", "motion_token_num",
+                "trainable_token", "trainable_token_pos_emb"});
+  return fields;
+}
+
 }  // namespace
 
 ConfigFields dit_fields(const Detection& part) {
@@ -76,6 +98,7 @@ ConfigFields dit_fields(const Detection& part) {
   std::vector<ConfigValue> model_types = {"t2v", "vace"};
   if (c.channels == kWideChannels) model_types = {"ti2v"};
   if (c.given_channels > 0) model_types = {c.image_rows > 0 ? "flf2v" : "i2v"};
+  if (c.audio_states > 0) model_types = {"s2v"};
   const std::vector<ConfigValue> classes = {"WanTransformer3DModel",
                                             "WanModel",
                                             kDiffusersVaceClass,
@@ -83,7 +106,8 @@ ConfigFields dit_fields(const Detection& part) {
                                             kFunVaceClass,
                                             "Wan2_2Transformer3DModel",
                                             "WanAnimateTransformer3DModel",
-                                            "WanAnimateModel"};
+                                            "WanAnimateModel",
+                                            "WanModel_S2V"};
   const std::vector<ConfigValue> driven_classes = {"WanAnimate2Transformer3DModel", "WanModel"};
   const auto patch = static_cast<double>(c.patch);
   const int64_t inputs = c.channels + c.control_channels + c.given_channels;
@@ -130,6 +154,7 @@ ConfigFields dit_fields(const Detection& part) {
       .ignored({"model_index._*", "model_index.boundary_ratio"})
       .fixed("model_index.expand_timesteps", {c.channels == kWideChannels});
   if (part.variant == kAnimate) add_animate(c, fields);
+  if (c.audio_states > 0) fields.add(audio_fields(c), "");
   // Where the driving clip lies: behind the reference image, and to the right of the clip.
   if (c.is_driven) {
     fields.fixed("use_img_emb", {true})

@@ -15,6 +15,7 @@
 #include "camera.h"
 #include "fun.h"
 #include "motion.h"
+#include "s2v.h"
 
 namespace wan {
 
@@ -28,12 +29,6 @@ namespace ops = atelier::ops;
 namespace {
 
 constexpr double kRopeTheta = 10000;
-
-// Angles of `count` positions from `first` on: [count, channels / 2] float64.
-at::Tensor angles(int64_t first, int64_t count, int64_t channels, at::Device device) {
-  const auto options = at::TensorOptions(device).dtype(at::kDouble);
-  return atelier::nn::rope_angles(at::arange(first, first + count, options), channels, kRopeTheta);
-}
 
 // What stands beside the latents of each sample, [B, channels, T, H, W]. A sample may lack it where
 // it `is_optional`: it is zero there.
@@ -60,14 +55,24 @@ at::Tensor beside(const atelier::DenoiseInputs& in, const char* name, int64_t ch
 
 at::Tensor token_angles(const at::Tensor& frame_positions, int64_t height, int64_t width,
                         int64_t head_dim, int64_t first_column) {
-  const at::Device device = frame_positions.device();
+  const auto options = frame_positions.options();
+  return token_angles(frame_positions, at::arange(height, options),
+                      at::arange(first_column, first_column + width, options), head_dim);
+}
+
+at::Tensor token_angles(const at::Tensor& frame_positions, const at::Tensor& row_positions,
+                        const at::Tensor& column_positions, int64_t head_dim) {
   const int64_t side = head_dim / 6 * 2;  // channels of rows, and of columns
+  const int64_t height = row_positions.size(0), width = column_positions.size(0);
   const std::vector<int64_t> grid = {frame_positions.size(0), height, width, -1};
-  return at::cat({atelier::nn::rope_angles(frame_positions, head_dim - 2 * side, kRopeTheta)
+  const auto angles = [](const at::Tensor& positions, int64_t channels) {
+    return atelier::nn::rope_angles(positions, channels, kRopeTheta);
+  };
+  return at::cat({angles(frame_positions, head_dim - 2 * side)
                       .view({-1, 1, 1, (head_dim - 2 * side) / 2})
                       .expand(grid),
-                  angles(0, height, side, device).view({1, height, 1, -1}).expand(grid),
-                  angles(first_column, width, side, device).view({1, 1, width, -1}).expand(grid)},
+                  angles(row_positions, side).view({1, height, 1, -1}).expand(grid),
+                  angles(column_positions, side).view({1, 1, width, -1}).expand(grid)},
                  3)
       .flatten(0, 2);
 }
@@ -94,6 +99,8 @@ Dit::Dit(const DitConfig& c)
   if (c.has_camera) camera_ = std::make_unique<CameraControl>(this, c);
   if (reference_) additions_.push_back(reference_.get());
   if (camera_) additions_.push_back(camera_.get());
+  if (c.audio_states > 0) speech_ = std::make_unique<Speech>(this, c);
+  if (speech_) additions_.push_back(speech_.get());
   for (int64_t i = 0; i < c.layers; ++i) {
     const std::string name = "blocks." + std::to_string(i);
     if (c.is_driven) {
@@ -101,6 +108,7 @@ Dit::Dit(const DitConfig& c)
     } else {
       blocks_.push_back(std::make_unique<DitBlock>(this, name, c));
     }
+    if (speech_) speech_->add_injector(i);
   }
   if (!c.is_driven) return;
   driving_ = std::make_unique<Driving>(config_, embeddings_, *image_embedding_, blocks_);
@@ -124,6 +132,7 @@ std::vector<atelier::ConditioningEntry> Dit::entries() const {
   entries.push_back({.name = config_.given_channels > 0 ? kGivenClip : kFirstFrame});
   if (camera_) entries.push_back({.name = kCamera});
   entries.push_back({.name = kMotionRows});
+  if (speech_) std::ranges::copy(speech_->entries(), std::back_inserter(entries));
   if (driving_) {
     entries.push_back(
         {.name = kDrivingEmbeds, .width = config_.text_width, .lengths = "driving_lengths"});
@@ -279,8 +288,9 @@ const Waves& Dit::waves(const std::vector<Around>& around, int64_t T, int64_t H,
   }
   return waves_.get({std::move(sizes), device}, [&]() -> Waves {
     const auto options = at::TensorOptions(device).dtype(at::kDouble);
-    const at::Tensor clip =
-        token_angles(at::arange(first, first + T, options), H, W, config_.head_dim());
+    at::Tensor frames = at::arange(first, first + T, options);
+    for (const Addition* addition : additions_) frames = addition->frame_positions(frames);
+    const at::Tensor clip = token_angles(frames, H, W, config_.head_dim());
     const at::Tensor angles = in_order(
         around, [&](int64_t) { return clip; },
         [](const Stretch& stretch) { return stretch.angles(); });

@@ -30,6 +30,7 @@ inline constexpr const char* kFirstFrame = "first_frame";
 
 class CameraControl;
 class ReferenceFrame;
+class Speech;
 
 // What the rows of a pass are made of: patches, texts and time. Weights of `parent`.
 class Embeddings {
@@ -68,7 +69,7 @@ class Dit final : public atelier::Denoiser, public atelier::SharesRows {
   // has them, "image_embeds", [L, image_width], and "given_clip", [given_channels, T, H, W]. The
   // first frame of latents with a "first_frame" is clean, and its tokens are told noise level 0.
   // "motion_rows", [6 width], are added to a sample's projected time. Of Wan-Fun also what fun.h
-  // and camera.h name.
+  // and camera.h name, and where it hears what s2v.h says.
   at::Tensor denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) override;
 
   int64_t channels() const override { return config_.channels; }
@@ -106,6 +107,7 @@ class Dit final : public atelier::Denoiser, public atelier::SharesRows {
   std::unique_ptr<ImageEmbedding> image_embedding_;  // null: no images are read
   std::unique_ptr<ReferenceFrame> reference_;        // null: no frame stands in front
   std::unique_ptr<CameraControl> camera_;            // null: no camera is followed
+  std::unique_ptr<Speech> speech_;                   // null: no sound is heard
   std::vector<std::unique_ptr<DitBlock>> blocks_;
   atelier::WeightPtr head_modulation_;
   atelier::nn::Linear head_;

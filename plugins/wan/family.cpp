@@ -5,6 +5,7 @@
 #include "atelier/parts/causal_vae.h"
 #include "atelier/parts/clip.h"
 #include "atelier/parts/t5.h"
+#include "atelier/parts/wav2vec2.h"
 #include "atelier/plugin.h"
 
 #include "animate.h"
@@ -14,6 +15,7 @@
 #include "longcat.h"
 #include "model.h"
 #include "motion.h"
+#include "s2v_stages.h"
 #include "tables.h"
 #include "vace.h"
 
@@ -39,6 +41,8 @@ constexpr std::string_view kImageActivations[] = {"gelu"};
 constexpr int64_t kImageStates[] = {-2};
 constexpr atelier::parts::ClipVisionUse kImageEncoder = {.activations = kImageActivations,
                                                          .states = kImageStates};
+
+constexpr atelier::parts::Wav2Vec2Use kAudioEncoder = {};
 
 Detection tiny_vae() {
   return detection_of("vae", "diffusers",
@@ -97,6 +101,9 @@ constexpr ComponentRow kRows[] = {
         "CLIP ViT-H/14 of variants that are shown images: image_encoder/*.safetensors, "
         "models_clip_*.pth or clip_vision_h.safetensors",
         /*required=*/false, "wan2.1-i2v-*|wan2.1-fun-*|*-animate2-*|wan2.2-animate-14b"),
+    atelier::parts::wav2vec2_row<kAudioEncoder>("wav2vec2-large-xlsr-53-english of Wan2.2-S2V: "
+                                                "wav2vec2-large-xlsr-53-english/model.safetensors",
+                                                /*required=*/false, kSpeech),
     {.spec = {.name = "vae",
               .role = Role::kVae,
               .help = "vae/*.safetensors, Wan2.1_VAE.pth or wan_2.1_vae.safetensors; of "
@@ -198,7 +205,7 @@ bool is_expert(const Detection& part) {
 
 // Whether a denoiser may be one of two experts.
 bool may_be_expert(const Detection& part) {
-  return !is_wide(part) && !is_longcat(part) && part.integer("image_width") == 0;
+  return !is_wide(part) && !is_longcat(part) && !hears(part) && part.integer("image_width") == 0;
 }
 
 std::string experts_of(const FoundPart& found) {
@@ -240,6 +247,7 @@ class Family final : public atelier::ComponentFamily {
     if (denoiser.variant == kWide) return {.target = {121, 704, 1280}, .fps = 24};
     if (denoiser.variant == kAnimate) return {.target = {77, 720, 1280}, .fps = 30};
     if (is_longcat(denoiser)) return {.target = {kLongCatFrames, 480, 832}, .fps = 15};
+    if (hears(denoiser)) return {.target = {81, 704, 1024}, .fps = kSpeechFps};
     if (is_driven(denoiser)) return {.target = {81, 800, 640}, .fps = 24};
     return {.target = {81, 480, 832}, .fps = 16};
   }
@@ -291,6 +299,9 @@ class Family final : public atelier::ComponentFamily {
           "cross_attn.k", "cross_attn.v", "cross_attn.o", "ffn.0", "ffn.2"})
       targets.include.push_back(std::string("blocks.*.") + layer);
     if (is_driven(denoiser)) targets.include.resize(kDrivenTargets);
+    if (!hears(denoiser)) return targets;
+    for (const char* layer : {"q", "k", "v", "o"})
+      targets.include.push_back(std::string("audio_injector.*.injector.") + layer);
     return targets;
   }
 

@@ -3,8 +3,10 @@
 
 #include "animate.h"
 #include "camera.h"
+#include "config.h"
 #include "fun.h"
 #include "longcat.h"
+#include "s2v_stages.h"
 #include "tables.h"
 
 namespace wan {
@@ -54,9 +56,11 @@ constexpr InputSpec kInputs[] = {
     {.name = "input_image",
      .kind = InputKind::kImage,
      .required = true,
-     .required_by = "*-i2v-*|*-fun-camera-*|wan2.2-animate-14b",
-     .variants = "*i2v-*|*-fun-*|wan2.2-animate-14b|longcat-video",
-     .help = "the first frame, of Animate the character, stretched to the size of the clip",
+     .required_by = "*-i2v-*|*-fun-camera-*|wan2.2-animate-14b|*-s2v-*",
+     .variants = "*i2v-*|*-fun-*|wan2.2-animate-14b|longcat-video|*-s2v-*",
+     .help =
+         "the first frame, of Animate the character and of S2V who speaks, stretched to the size "
+         "of the clip",
      .fit = atelier::InputFit::kStretch,
      .when_absent = atelier::WhenAbsent::kFirstFrame},
     {.name = "end_image",
@@ -162,6 +166,31 @@ constexpr InputSpec kInputs[] = {
      .kind = InputKind::kText,
      .variants = kAnyDriven,
      .help = "what is seen in the clip that is followed; the published one when empty"},
+    {.name = "input_audio",
+     .kind = InputKind::kAudio,
+     .required = true,
+     .variants = kSpeech,
+     .help = "what is said or sung, as long as the clip; the clip's file has it, too",
+     .channels = 1,
+     .is_soundtrack = true},
+    {.name = "s2v_pose_video",
+     .kind = InputKind::kVideo,
+     .variants = kSpeech,
+     .help = "a clip of poses to follow, at 16 frames a second",
+     .fps = kSpeechFps,
+     .along_clip = true,
+     .tail = atelier::Tail::kMinusOne},
+    {.name = "motion_video",
+     .kind = InputKind::kVideo,
+     .use = InputUse::kGenerate,
+     .variants = kSpeech,
+     .help = "a clip to follow on, of which the last 73 frames are seen",
+     .fps = kSpeechFps},
+    {.name = "init_first_frame",
+     .kind = InputKind::kFlag,
+     .use = InputUse::kGenerate,
+     .variants = kSpeech,
+     .help = "the clip begins with the image"},
     {.name = "input_video",
      .kind = InputKind::kVideo,
      .use = InputUse::kGenerate,
@@ -188,6 +217,10 @@ constexpr std::string_view kShownInputs[] = {"reference_image", "input_image"};
 constexpr std::string_view kCameraInputs[] = {"camera_control_direction", "camera_control_speed",
                                               "camera_control_origin"};
 constexpr std::string_view kKnownInputs[] = {"longcat_video", "input_image"};
+constexpr std::string_view kAudioComponents[] = {"audio_encoder"};
+constexpr std::string_view kAudioInputs[] = {"input_audio"};
+constexpr std::string_view kSpeechInputs[] = {"input_image", "s2v_pose_video", "motion_video",
+                                              "init_first_frame"};
 constexpr std::string_view kMotionComponents[] = {"motion_controller"};
 constexpr std::string_view kMotionInputs[] = {"motion_bucket_id"};
 
@@ -270,6 +303,22 @@ constexpr atelier::EncodeStage kStages[] = {
      .components = kMotionComponents,
      .inputs = kMotionInputs,
      .variants = kSmallText},
+    {.name = "speaker",
+     .components = atelier::kLatentsComponents,
+     .inputs = kFirstImageInputs,
+     .sees_target = true,
+     .variants = kSpeech},
+    {.name = "audio",
+     .components = kAudioComponents,
+     .inputs = kAudioInputs,
+     .variants = kSpeech,
+     .per_branch = true},
+    {.name = "speech",
+     .components = atelier::kLatentsComponents,
+     .inputs = kSpeechInputs,
+     .sees_target = true,
+     .variants = kSpeech,
+     .per_piece = true},
     {.name = "vace",
      .components = kVaceComponents,
      .inputs = kVaceInputs,

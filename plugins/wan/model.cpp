@@ -7,6 +7,7 @@
 #include "atelier/error.h"
 #include "atelier/named_inputs.h"
 #include "atelier/parts/clip.h"
+#include "atelier/parts/wav2vec2.h"
 
 #include "animate.h"
 #include "animate2.h"
@@ -15,16 +16,18 @@
 #include "longcat.h"
 #include "motion.h"
 #include "prompt.h"
+#include "s2v_stages.h"
 #include "vace.h"
 
 namespace wan {
 
 using atelier::parts::ClipVision;
+using atelier::parts::Wav2Vec2;
 
 namespace {
 
 constexpr const char *kFirstImage = "input_image", *kLastImage = "end_image";
-constexpr const char *kFreeFrames = "free_frames", *kMotionInput = "motion_bucket_id";
+constexpr const char* kMotionInput = "motion_bucket_id";
 
 int64_t latent_frames(const atelier::MediaTarget& target) {
   return (target.frames - 1) / kFrameStride + 1;
@@ -47,6 +50,7 @@ Wan::Wan(std::span<const atelier::ComponentRow> rows, std::span<const atelier::D
   variants_.push_back(std::make_unique<DrivenInputs>(*this));
   variants_.push_back(std::make_unique<AnimateInputs>(*this));
   variants_.push_back(std::make_unique<LongCatInputs>(*this, parts));
+  variants_.push_back(std::make_unique<SpeechInputs>(*this, parts));
 }
 
 Wan::~Wan() = default;
@@ -118,10 +122,7 @@ atelier::Conditioning Wan::encode_first(const atelier::EncodeInputs& in,
                          "input_image: a clip of one frame is the image itself",
                          "make 5 frames or more, or leave the image out");
   }
-  const at::Tensor first = encode_latents(in.values, kFirstImage, runner).at("latents");
-  at::Tensor free = at::ones({latent_frames(in.target)}, first.options());
-  free.narrow(0, 0, 1).zero_();
-  return {{kFirstFrame, first}, {kFreeFrames, free}};
+  return {{kFirstFrame, encode_latents(in.values, kFirstImage, runner).at("latents")}};
 }
 
 // What stands in front of the clip is learnt with it.
@@ -174,11 +175,15 @@ std::vector<int64_t> Wan::latent_shape(const atelier::MediaTarget& target,
                                        const atelier::Conditioning& cond) const {
   std::vector<int64_t> shape = ComponentModel::latent_shape(target, cond);
   shape[1] += leading_frames(cond);
+  for (const auto& variant : variants_) shape[1] = variant->latent_frames(cond).value_or(shape[1]);
   return shape;
 }
 
 atelier::FinishedLatents Wan::to_decode(const at::Tensor& latents_BCTHW,
                                         const atelier::Conditioning& cond) const {
+  for (const auto& variant : variants_) {
+    if (auto finished = variant->to_decode(latents_BCTHW, cond)) return *std::move(finished);
+  }
   const int64_t leading = leading_frames(cond);
   return {.latents_BCTHW = latents_BCTHW.narrow(2, leading, latents_BCTHW.size(2) - leading)};
 }
@@ -224,10 +229,11 @@ std::optional<atelier::GivenLatents> Wan::given(const atelier::Conditioning& con
   const auto first = cond.find(kFirstFrame);
   if (first == cond.end()) return std::nullopt;
   const at::Tensor& values = first->second;
-  const at::Tensor& free = atelier::named_tensor(cond, kFreeFrames, 1);
-  const int64_t T = free.size(0), H = values.size(2), W = values.size(3);
-  return atelier::GivenLatents{.values_CTHW = values.expand({-1, T, H, W}),
-                               .free_1THW = free.view({1, T, 1, 1}).expand({1, T, H, W})};
+  const int64_t T = latents_CTHW[1], H = values.size(2), W = values.size(3);
+  const at::Tensor free = at::ones({1, T - 1, H, W}, values.options());
+  return atelier::GivenLatents{
+      .values_CTHW = values.expand({-1, T, H, W}),
+      .free_1THW = at::cat({at::zeros({1, 1, H, W}, values.options()), free}, 1)};
 }
 
 atelier::Conditioning Wan::encode_text(const atelier::EncodeInputs& in,
@@ -250,6 +256,12 @@ atelier::NamedTensors Wan::probe(std::string_view component, const atelier::Name
   }
   if (component.starts_with("vace")) return loaded<Vace>(component).probe(inputs, runner);
   if (component == kAnimateAdapter) return loaded<AnimateAdapter>(component).probe(inputs, runner);
+  if (component == "audio_encoder") {
+    atelier::allow_only(inputs, {"samples"});
+    const at::Tensor& samples = atelier::named_tensor(inputs, "samples", 1);
+    return {{"states", loaded<Wav2Vec2>(component).forward(
+                           atelier::parts::normalised_sound(samples), runner)}};
+  }
   if (component != "image_encoder") return ComponentModel::probe(component, inputs, runner);
   const auto& clip = loaded<ClipVision>(component);
   atelier::allow_only(inputs, {"image"});

@@ -45,7 +45,7 @@ class Wan final : public atelier::ComponentModel {
   // W], which frames are known and the latents of a clip of them that is grey elsewhere. Stage
   // first_frame gives "first_frame", [C, 1, H, W], and "free_frames", [T], which the others are.
   // Stage motion gives "motion": [1] float32. What the stages of variants give is told by their
-  // headers: vace.h, fun.h, camera.h, animate.h, animate2.h and others.
+  // headers: vace.h, fun.h, camera.h, animate.h, animate2.h, s2v_stages.h and others.
   atelier::Conditioning encode(const atelier::EncodeInputs& in,
                                atelier::BlockRunner& runner) override;
   atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;
@@ -69,9 +69,9 @@ class Wan final : public atelier::ComponentModel {
                       atelier::BlockRunner& runner) override;
   void forget_levels() override;
 
-  // In the image encoder "image" [B, 3, H, W] becomes "image_embeds" [B, L, image_width], and in
-  // the motion controller "motion" [B] "motion_rows" [B, 6 width]. See Vace::probe() and
-  // AnimateAdapter::probe(), too.
+  // In the image encoder "image" [B, 3, H, W] becomes "image_embeds" [B, L, image_width], in the
+  // motion controller "motion" [B] "motion_rows" [B, 6 width], and in the audio encoder "samples"
+  // [T] "states" [S, F, width]. See Vace::probe() and AnimateAdapter::probe(), too.
   atelier::NamedTensors probe(std::string_view component, const atelier::NamedTensors& inputs,
                               atelier::BlockRunner& runner) override;
 

@@ -139,6 +139,7 @@ constexpr ScheduleDefaults kSchedules[] = {
     kTwoScales,
     published("wan2.2-i2v-*", 40, 5, 3.5),
     published("*-ti2v-*", 50, 5, 5),
+    published(kSpeech, 40, 3, 4.5),
     of_fun("fun", "*-i2v-14b", 3),
     of_fun("fun", "wan2.2-i2v-*", 5),
     of_diffusers("*-ti2v-*", 5),

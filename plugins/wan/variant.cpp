@@ -25,6 +25,15 @@ std::vector<atelier::Piece> Variant::pieces(const atelier::Inputs&,
   return {};
 }
 
+std::optional<int64_t> Variant::latent_frames(const atelier::Conditioning&) const {
+  return std::nullopt;
+}
+
+std::optional<atelier::FinishedLatents> Variant::to_decode(const at::Tensor&,
+                                                           const atelier::Conditioning&) const {
+  return std::nullopt;
+}
+
 void Variant::prepare_levels(std::string_view) {}
 void Variant::forget_levels() {}
 

@@ -30,11 +30,19 @@ class Variant {
   // The tokens of the text that such a stage reads; nullopt: it is none, or reads the prompt.
   virtual std::optional<std::vector<int64_t>> ids(const atelier::EncodeInputs& in) const;
 
+  // What stands for an empty negative prompt; empty: what stands for that of others.
+  virtual std::string_view negative_prompt() const { return {}; }
+
   // See Model.
   virtual atelier::MediaTarget target(const atelier::Inputs& inputs,
                                       const atelier::MediaTarget& asked) const;
   virtual std::vector<atelier::Piece> pieces(const atelier::Inputs& inputs,
                                              const atelier::MediaTarget& target) const;
+  // How many frames latents have that do not lie as others do, and what is decoded of them;
+  // nullopt: they lie as others.
+  virtual std::optional<int64_t> latent_frames(const atelier::Conditioning& cond) const;
+  virtual std::optional<atelier::FinishedLatents> to_decode(
+      const at::Tensor& latents_BCTHW, const atelier::Conditioning& cond) const;
   virtual void prepare_levels(std::string_view denoiser);
   virtual void forget_levels();
 

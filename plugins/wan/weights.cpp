@@ -49,6 +49,15 @@ constexpr Renamed kInBlocks[] = {
     {".cross_attn.", ".attn2."},
 };
 
+// What hears behind a block is one module here, and there a row in each of two lists.
+std::string original_name(const std::string& path) {
+  constexpr std::string_view kInjector = "audio_injector.";
+  if (!path.starts_with(kInjector)) return path;
+  const size_t part = path.find('.', kInjector.size()) + 1, layer = path.find('.', part);
+  return std::string(kInjector) + path.substr(part, layer - part) + "." +
+         path.substr(kInjector.size(), part - kInjector.size()) + path.substr(layer + 1);
+}
+
 // Of Wan2.2-Animate-2.
 constexpr Renamed kInDrivenBlocks[] = {
     {".block.", ""},
@@ -67,7 +76,8 @@ std::string driven_name(const std::string& path) {
 
 std::string diffusers_name(const std::string& path) {
   const bool is_in_block = path.starts_with("blocks.") || path.starts_with("vace_blocks.");
-  return is_in_block ? atelier::renamed(path, kInBlocks) : atelier::renamed(path, kOutsideBlocks);
+  return is_in_block ? atelier::renamed(path, kInBlocks)
+                     : atelier::renamed(original_name(path), kOutsideBlocks);
 }
 
 }  // namespace
@@ -79,7 +89,7 @@ WeightMap dit_map(const Detection& part) {
   }
   const auto config = atelier::parts::whole_config_of<DitConfig>(part);
   Dit dit(config);
-  if (part.spelling == "original") return atelier::named_weights(dit);
+  if (part.spelling == "original") return atelier::named_weights(dit, original_name);
   return atelier::named_weights(dit, config.is_driven ? driven_name : diffusers_name);
 }
 

@@ -183,6 +183,24 @@ TEST_CASE("What convolutions work in on the CPU is known before they are made", 
   CHECK(static_cast<int64_t>(made.nbytes()) + found == live.peak());
 }
 
+TEST_CASE("What convolutions along a line work in on the CPU is known before they are made",
+          "[dry_run]") {
+  const at::NoGradGuard no_grad;
+  for (const int64_t length : {400, 40000, 41001}) {
+    const at::Tensor x = at::zeros({1, 64, length}), kernel = at::zeros({64, 64, 3});
+    const int64_t found = convolution_scratch({.x = x.sizes().vec(),
+                                               .kernel = kernel.sizes().vec(),
+                                               .stride = {2},
+                                               .padding = {0},
+                                               .dtype = at::kFloat});
+    const LiveBytes live(at::kCPU);
+    const at::Tensor made = at::conv1d(x, kernel, {}, 2);
+    const auto given = static_cast<int64_t>(made.nbytes());
+    INFO(length);
+    CHECK(std::abs(given + found - live.peak()) <= live.peak() / 50);
+  }
+}
+
 TEST_CASE("Meta tensors are counted while somebody counts, and freed ones are not there",
           "[dry_run]") {
   const at::TensorOptions options = at::TensorOptions(at::kMeta).dtype(at::kFloat);
