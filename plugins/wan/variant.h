@@ -30,9 +30,6 @@ class Variant {
   // The tokens of the text that such a stage reads; nullopt: it is none, or reads the prompt.
   virtual std::optional<std::vector<int64_t>> ids(const atelier::EncodeInputs& in) const;
 
-  // What stands for an empty negative prompt; empty: what stands for that of others.
-  virtual std::string_view negative_prompt() const { return {}; }
-
   // See Model.
   virtual atelier::MediaTarget target(const atelier::Inputs& inputs,
                                       const atelier::MediaTarget& asked) const;
