@@ -187,10 +187,13 @@ void Driving::begin(Pass& pass) {
   frames_ = SharedRows{Segments::uniform(B * (T + 1), count)}.rows().tensor();
   driving_frames_ = SharedRows{Segments::uniform(B * T, count)}.rows().tensor();
   driving_.clear();
-  if (keeps_ && has_kept(pass)) return;
+  const bool keeps = keeps_ && std::ranges::none_of(pass.in.cond, [](const auto* cond) {
+                       return cond->contains(kKeepsNothing);
+                     });
+  if (keeps && has_kept(pass)) return;
   kept_.clear(), kept_of_.clear();
   driving_ = inputs_of(pass);
-  if (!keeps_) return;
+  if (!keeps) return;
   for (int64_t i = 0; i < std::ssize(blocks_); ++i) {
     reach(i);
     Tensors made = pass.runner.run(*blocks_[static_cast<size_t>(i)], driving_);

@@ -21,10 +21,12 @@ namespace wan {
 class Embeddings;
 
 // Conditioning: latents of the driving clip, [C, T, H, W], where the latents that are denoised have
-// T + 1 frames; rows of its text and of its first frame; and what says by being there that the
-// sample runs without block kSkippedBlock, as the negative branch does.
+// T + 1 frames; rows of its text and of its first frame. Two entries say something by being there:
+// the sample runs without block kSkippedBlock, as the negative branch does; and nothing of the
+// driving clip is kept from step to step.
 inline constexpr const char *kDrivingClip = "driving_clip", *kDrivingEmbeds = "driving_embeds",
-                            *kDrivingImage = "driving_image_embeds", *kSkipsBlock = "skips_block";
+                            *kDrivingImage = "driving_image_embeds", *kSkipsBlock = "skips_block",
+                            *kKeepsNothing = "keeps_nothing";
 
 inline constexpr int64_t kSkippedBlock = 9;
 

@@ -59,6 +59,12 @@ constexpr InputSpec kInputs[] = {
      .kind = InputKind::kText,
      .variants = kAnyDriven,
      .help = "what is seen in the clip that is followed; the published one when empty"},
+    {.name = "animate2_offload_kv",
+     .kind = InputKind::kFlag,
+     .use = InputUse::kGenerate,
+     .variants = kAnyDriven,
+     .help = "keep no keys and values of the clip that is followed: 32 GB less for 81 frames of "
+             "640 x 800, and each step computes them again"},
     {.name = "input_video",
      .kind = InputKind::kVideo,
      .use = InputUse::kGenerate,
@@ -83,8 +89,8 @@ constexpr std::string_view kDrivingInputs[] = {"animate2_reference_video"};
 constexpr std::string_view kDrivenInputs[] = {"animate2_reference_image",
                                               "animate2_reference_video"};
 // The text has one of its own where none is given: its stage runs where there is an image.
-constexpr std::string_view kDrivingTextInputs[] = {"animate2_prompt_ref",
-                                                   "animate2_reference_image"};
+constexpr std::string_view kDrivingTextInputs[] = {
+    "animate2_prompt_ref", "animate2_reference_image", "animate2_offload_kv"};
 // What training learns, and what stands in front of it.
 constexpr std::string_view kLearntInputs[] = {"video", "animate2_reference_image"};
 

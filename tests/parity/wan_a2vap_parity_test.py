@@ -135,6 +135,12 @@ class WanAnimate2ClipTest(wan_checks.FolderTest):
                 expected = self.reference(image, clip, seed=3, segment_frame_length=9, **sizes, **theirs)
                 got = self.ours(image, folder, seed=3, **sizes, **ours)
                 compare.assert_images(f"wan, animate 2, {what}", got, expected)
+            # The other way to compute a step: both branches at once, and the driving clip in each.
+            other = self.ours(image, folder, seed=3, cfg_batch="on", animate2_offload_kv=True, **sizes,
+                              paths=paths, cfg_scale=2)
+            kept = self.ours(image, folder, seed=3, cfg_batch="off", paths=paths, cfg_scale=2, **sizes)
+        compare.assert_images("wan, animate 2, keys that are not kept", other, kept)
+        self.assertGreater(wan_checks.difference(kept, got), 1)
 
     def test_pictures_of_other_shapes_have_bars(self):
         """diffusers cuts off those of the reference image, whose sides are multiples of 16 there."""

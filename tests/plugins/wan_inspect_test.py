@@ -19,6 +19,8 @@ TAKEN = {
     "wan22_i2v_a14b": "wan2.2-i2v-a14b",
     "wan22_ti2v_5b": "wan2.2-ti2v-5b",
     "wan_fun_1_3b_inp_original": "wan2.1-i2v-1.3b",
+    "wan22_animate2": "wan2.2-animate2-14b",
+    "wan22_animate2_original": "wan2.2-animate2-14b",
 }
 CALLED = {
     "wan_vace_1_3b": "a VACE of Wan",
@@ -57,6 +59,13 @@ class WanInspect(unittest.TestCase):
                 self.assertNotIn("refused", told)
                 taken = told["taken_by"]
                 self.assertEqual(("wan", "dit", variant), (taken["family"], taken["component"], taken["variant"]))
+
+    def test_the_distilled_form_is_told_by_its_path(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "wan_animate_2_bf16_distillation.safetensors"
+            write_published(path, "wan22_animate2_original")
+            told = json.loads(program.run("inspect", path, "--json", code=0).stdout)
+        self.assertEqual("wan2.2-animate2-14b-distill", told["taken_by"]["variant"])
 
     def test_the_motion_controller_is_taken(self):
         (told, component), = self.inspect({"wan_speed_controller": "motion_controller"}, code=0)
