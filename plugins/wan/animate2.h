@@ -11,8 +11,6 @@
 #include <memory>
 #include <vector>
 
-#include "atelier/nn/waves.h"
-
 #include "addition.h"
 #include "dit_block.h"
 
@@ -74,9 +72,8 @@ class Driving final : public Addition {
   void forget();
 
  private:
-  atelier::Tensors inputs_of(const Pass& pass);
+  atelier::Tensors first_inputs(const Pass& pass) const;
   void reach(int64_t index);
-  const atelier::nn::Waves& waves(const Pass& pass);
   bool has_kept(const Pass& pass) const;
 
   const DitConfig& config_;
@@ -88,7 +85,6 @@ class Driving final : public Addition {
   bool keeps_ = false;
   std::vector<at::Tensor> kept_of_;     // driving clips, by sample
   std::vector<atelier::Tensors> kept_;  // keys and values, by block
-  atelier::nn::RecentTables<std::pair<std::vector<int64_t>, at::Device>, atelier::nn::Waves> waves_;
 };
 
 }  // namespace wan

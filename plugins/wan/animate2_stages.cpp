@@ -14,6 +14,7 @@
 #include "dit.h"
 #include "model.h"
 #include "prompt.h"
+#include "vap.h"
 
 namespace wan {
 
@@ -121,12 +122,14 @@ atelier::FinishedLatents Wan::to_decode(const at::Tensor& latents_BCTHW,
   return {.latents_BCTHW = latents_BCTHW.narrow(2, 1, latents_BCTHW.size(2) - 1)};
 }
 
-// As many frames as the driving clip has, in the shape of the reference image.
+// As many frames as the driving clip has, in the shape of the reference image. A clip that is a
+// prompt asks for as many as the branch was trained with.
 atelier::MediaTarget Wan::target(const atelier::Inputs& inputs,
                                  const atelier::MediaTarget& asked) const {
   atelier::MediaTarget made = asked;
   if (inputs.contains(kDrivingVideo) && made.frames == 0)
     made.frames = atelier::clip_input(inputs, kDrivingVideo).size(1);
+  if (inputs.contains(kVapVideo) && made.frames == 0) made.frames = kVapFrames;
   const auto* image = atelier::find_input<at::Tensor>(inputs, kReferenceImage);
   if (image == nullptr) return made;
   const auto height = static_cast<double>(image->size(-2)),

@@ -6,6 +6,8 @@
 #include "atelier/part_view.h"
 #include "atelier/parts/causal_vae.h"
 
+#include "vap.h"
+
 namespace wan {
 
 using atelier::Detection;
@@ -32,24 +34,12 @@ constexpr atelier::UnsupportedKind kUnsupported[] = {
     {"pose_patch_embedding.weight", "Wan2.2-Animate", kKnownKinds},
 };
 
-constexpr std::string_view kPrefixes[] = {
-    "", "model.diffusion_model.", "diffusion_model.", "transformer.", "model.", "module."};
 constexpr std::string_view kOriginalMarkers[] = {"blocks.0.cross_attn.norm_k.weight"};
 constexpr std::string_view kDiffusersMarkers[] = {
     "condition_embedder.text_embedder.linear_1.weight"};
 // Names of Wan2.2-Animate-2. Outside of blocks diffusers has those of the original repository.
 constexpr std::string_view kDrivenMarkers[] = {"blocks.0.block.cross_attn.norm_k.weight"};
 constexpr std::string_view kDrivenDiffusersMarkers[] = {"blocks.0.self_attn.to_q.weight"};
-
-void read_heads(const PartView& view, DitConfig& c) {
-  const TensorIndex& index = view.index();
-  auto heads = index.config_integer("num_heads");
-  if (!heads) heads = index.config_integer("num_attention_heads");
-  c.heads = heads ? *heads : c.width / kPublishedHeadDim;
-  if (c.heads < 1 || c.width % c.heads != 0 || c.head_dim() % 2 != 0 || c.head_dim() < 6)
-    view.refuse("has " + to_string(c.width) + " channels for " + to_string(c.heads) + " heads",
-                kOwnConfig);
-}
 
 // What models that are shown images have: an image encoder's rows, and channels of what is known.
 void read_images(const PartView& view, const PartSpelling& names, DitConfig& c) {
@@ -70,6 +60,16 @@ void read_images(const PartView& view, const PartSpelling& names, DitConfig& c) 
               kKnownKinds);
 }
 
+void read_heads(const PartView& view, DitConfig& c) {
+  const TensorIndex& index = view.index();
+  auto heads = index.config_integer("num_heads");
+  if (!heads) heads = index.config_integer("num_attention_heads");
+  c.heads = heads ? *heads : c.width / kPublishedHeadDim;
+  if (c.heads < 1 || c.width % c.heads != 0 || c.head_dim() % 2 != 0 || c.head_dim() < 6)
+    view.refuse("has " + to_string(c.width) + " channels for " + to_string(c.heads) + " heads",
+                kOwnConfig);
+}
+
 // `inner`: what stands between the number of a block and its names.
 DitConfig read_dit(const PartView& view, const PartSpelling& names, const std::string& inner = {}) {
   const std::string block = "blocks.0." + inner;
@@ -87,12 +87,7 @@ DitConfig read_dit(const PartView& view, const PartSpelling& names, const std::s
   read_images(view, names, c);
   if (view.dim("patch_embedding.weight", 2) != 1 || c.time_width % 2 != 0)
     view.refuse("has patches of several frames, or an odd width of time");
-  view.require_config(
-      (c.width == 1536 || c.width == 3072 || c.width == 5120) && c.text_width == 4096,
-      "num_heads and eps");
-  read_heads(view, c);
-  c.norm_eps = view.index().config_real("eps").value_or(1e-6);
-  if (!(c.norm_eps >= 0)) view.refuse("has an eps below 0 in its config", kOwnConfig);
+  read_heads_and_eps(view, c);
   return c;
 }
 
@@ -107,7 +102,7 @@ std::string_view variant_of(const DitConfig& c) {
 // Wan2.2-Animate-2.
 std::optional<Detection> detect_driven(const TensorIndex& checkpoint) {
   const auto names =
-      atelier::find_spelling(checkpoint, kPrefixes, kDrivenMarkers, kDrivenDiffusersMarkers);
+      atelier::find_spelling(checkpoint, kDitPrefixes, kDrivenMarkers, kDrivenDiffusersMarkers);
   if (!names) return std::nullopt;
   const PartView view(checkpoint, names->prefix, "DiT");
   view.refuse_quantised();
@@ -119,13 +114,22 @@ std::optional<Detection> detect_driven(const TensorIndex& checkpoint) {
 
 }  // namespace
 
+void read_heads_and_eps(const PartView& view, DitConfig& c) {
+  view.require_config(
+      (c.width == 1536 || c.width == 3072 || c.width == 5120) && c.text_width == 4096,
+      "num_heads and eps");
+  read_heads(view, c);
+  c.norm_eps = view.index().config_real("eps").value_or(1e-6);
+  if (!(c.norm_eps >= 0)) view.refuse("has an eps below 0 in its config", kOwnConfig);
+}
+
 std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
   if (auto driven = detect_driven(checkpoint)) {
     driven->variant = kDriven;
     return driven;
   }
   const auto names =
-      atelier::find_spelling(checkpoint, kPrefixes, kOriginalMarkers, kDiffusersMarkers);
+      atelier::find_spelling(checkpoint, kDitPrefixes, kOriginalMarkers, kDiffusersMarkers);
   if (!names) return std::nullopt;
   const PartView view(checkpoint, names->prefix, "DiT");
   view.refuse_kinds(kUnsupported);
@@ -133,6 +137,7 @@ std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
   const DitConfig config = read_dit(view, *names);
   Detection part = atelier::parts::brief_detection_of("dit", names->name(), config, names->prefix);
   part.variant = variant_of(config);
+  part.owns = without_vap(checkpoint, names->prefix);
   return part;
 }
 

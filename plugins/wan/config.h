@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "atelier/architecture.h"
+#include "atelier/part_view.h"
 #include "atelier/parts/brief_detection.h"
 
 namespace wan {
@@ -61,6 +62,13 @@ struct DitConfig {
     fields("is_driven", is_driven), fields("first_frame_bias", first_frame_bias);
   }
 };
+
+// What stands in front of a denoiser's names in published files.
+inline constexpr std::string_view kDitPrefixes[] = {
+    "", "model.diffusion_model.", "diffusion_model.", "transformer.", "model.", "module."};
+
+// Reads what shapes do not tell, beside the widths that they do.
+void read_heads_and_eps(const atelier::PartView& view, DitConfig& config);
 
 // See ComponentRow.
 std::optional<atelier::Detection> detect_dit(const atelier::TensorIndex& checkpoint);

@@ -6,6 +6,7 @@
 
 #include "config.h"
 #include "dit.h"
+#include "vap.h"
 
 namespace wan {
 
@@ -55,10 +56,8 @@ ConfigFields scheduler_fields() {
   return fields;
 }
 
-}  // namespace
-
-ConfigFields dit_fields(const Detection& part) {
-  const auto c = atelier::parts::whole_config_of<DitConfig>(part);
+// A branch has the widths of the denoiser beside it, and not its number of blocks.
+ConfigFields fields_of(const DitConfig& c, bool is_branch) {
   const char* model_type = c.image_rows > 0              ? "flf2v"
                            : c.given_channels > 0        ? "i2v"
                            : c.channels == kWideChannels ? "ti2v"
@@ -68,10 +67,10 @@ ConfigFields dit_fields(const Detection& part) {
   fields
       .of_diffusers(c.is_driven
                         ? std::vector<ConfigValue>{"WanAnimate2Transformer3DModel", "WanModel"}
-                        : std::vector<ConfigValue>{"WanTransformer3DModel", "WanModel"})
+                        : std::vector<ConfigValue>{"WanTransformer3DModel", "WanModel",
+                                                   "WanTransformer3DMOTModel"})
       // How long its tables of positions are; they are made as long as they have to be.
       .ignored({"rope_max_seq_len"})
-      .told("num_layers", {c.layers})
       .told("ffn_dim", {c.mlp_width})
       .told("freq_dim", {c.time_width})
       .read({"num_heads", "num_attention_heads", "eps"})
@@ -97,6 +96,11 @@ ConfigFields dit_fields(const Detection& part) {
       // Generation changes experts where the folder says.
       .ignored({"model_index._*", "model_index.boundary_ratio"})
       .fixed("model_index.expand_timesteps", {c.channels == kWideChannels});
+  if (is_branch) {
+    fields.ignored({"num_layers"});
+  } else {
+    fields.told("num_layers", {c.layers});
+  }
   // Where the driving clip lies: behind the reference image, and to the right of the clip.
   if (c.is_driven) {
     fields.fixed("use_img_emb", {true})
@@ -105,6 +109,30 @@ ConfigFields dit_fields(const Detection& part) {
         .fixed("refer_offset_w", {-1})
         .fixed("refer_stride", {1});
   }
+  return fields;
+}
+
+}  // namespace
+
+ConfigFields dit_fields(const Detection& part) {
+  const auto c = atelier::parts::whole_config_of<DitConfig>(part);
+  ConfigFields fields = fields_of(c, /*is_branch=*/false);
+  // A branch of Video-As-Prompt beside it.
+  fields.ignored({"block_idx_with_mot_ref", "attention_head_dim_mot_ref", "supported_effect_types",
+                  "num_ref_embeddings", "reference_train_mode"});
+  return fields;
+}
+
+ConfigFields vap_fields(const Detection& part) {
+  const auto c = atelier::parts::whole_config_of<DitConfig>(part);
+  std::vector<double> blocks;
+  for (int64_t i = 0; i < c.layers; ++i) blocks.push_back(static_cast<double>(i * kVapStride));
+  ConfigFields fields = fields_of(c, /*is_branch=*/true);
+  fields.told("block_idx_with_mot_ref", {blocks})
+      .fixed("attention_head_dim_mot_ref", {nullptr, c.head_dim()})
+      .fixed("num_ref_embeddings", {nullptr})
+      .fixed("reference_train_mode", {nullptr})
+      .ignored({"supported_effect_types"});
   return fields;
 }
 

@@ -12,6 +12,7 @@
 #include "model.h"
 #include "motion.h"
 #include "tables.h"
+#include "vap.h"
 
 namespace wan {
 namespace {
@@ -111,6 +112,17 @@ constexpr ComponentRow kRows[] = {
      .make = make_brief_part<Dit, DitConfig>,
      .tiny = tiny_dit,
      .spellings = {"original", "diffusers"}},
+    {.spec = {.name = "vap",
+              .role = Role::kControl,
+              .required = false,
+              .help = "the branch of Video-As-Prompt, in one file with its dit: "
+                      "transformer/*.safetensors",
+              .variants = kImages,
+              .beside = "dit"},
+     .detect = detect_vap,
+     .config_fields = vap_fields,
+     .weight_map = vap_map,
+     .make = make_brief_part<Vap, DitConfig>},
     {.spec = {.name = "motion_controller",
               .role = Role::kControl,
               .required = false,
@@ -126,7 +138,7 @@ constexpr ComponentRow kRows[] = {
 
 // The first layers of a block that published LoRAs of a driven clip train: q, k and v.
 constexpr size_t kDrivenTargets = 3;
-// Of the scores of keys of the clip's first frame, in the distilled form.
+// Added to the scores of keys of the clip's first frame, in the distilled form.
 constexpr double kDistilledBias = -1.3;
 
 // ---- Experts ----

@@ -11,6 +11,7 @@
 #include "dit.h"
 #include "motion.h"
 #include "prompt.h"
+#include "vap.h"
 
 namespace wan {
 
@@ -46,6 +47,7 @@ atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::Bloc
   if (in.stage == "images" || in.stage == "first_image") return encode_images(in, runner);
   if (in.stage == "given_clip") return encode_given(in, runner);
   if (in.stage == "first_frame") return encode_first(in, runner);
+  if (in.stage.starts_with("vap")) return encode_vap(in, runner);
   if (in.stage == "reference" || in.stage.starts_with("driving"))
     return encode_animate2(in, runner);
   if (in.stage == "motion") {
@@ -68,22 +70,31 @@ atelier::Conditioning Wan::encode_images(const atelier::EncodeInputs& in,
 
 atelier::Conditioning Wan::encode_given(const atelier::EncodeInputs& in,
                                         atelier::BlockRunner& runner) {
-  const at::Tensor first = atelier::clip_input(in.values, kFirstImage);  // [3, 1, H, W]
-  const int64_t frames = in.target.frames, T = latent_frames(in.target);
+  at::Tensor last;
+  if (in.values.contains(kLastImage)) last = atelier::clip_input(in.values, kLastImage);
+  const at::Tensor first = atelier::clip_input(in.values, kFirstImage);
+  return {{kGivenClip, known_clip(first, last, in.target, runner)}};
+}
+
+// Which frames are known, and the latents of a clip of them that is grey elsewhere, [4 + C, T, H,
+// W]: the first one and, where it is defined, the last one.
+at::Tensor Wan::known_clip(const at::Tensor& first, const at::Tensor& last,
+                           const atelier::MediaTarget& target, atelier::BlockRunner& runner) {
+  const int64_t frames = target.frames, T = latent_frames(target);
   at::Tensor clip = at::zeros({3, frames, first.size(2), first.size(3)}, first.options());
   // Whether a frame is known; the first one counts as many as a latent frame has.
   at::Tensor known = at::zeros({T * kFrameStride}, first.options());
   clip.narrow(1, 0, 1).copy_(first);
   known.narrow(0, 0, kFrameStride).fill_(1);
-  if (in.values.contains(kLastImage) && frames > 1) {
-    clip.narrow(1, frames - 1, 1).copy_(atelier::clip_input(in.values, kLastImage));
+  if (last.defined() && frames > 1) {
+    clip.narrow(1, frames - 1, 1).copy_(last);
     known.narrow(0, known.size(0) - 1, 1).fill_(1);
   }
   const at::Tensor latents = encode_latents({{"clip", clip}}, "clip", runner).at("latents");
   const at::Tensor mask = known.view({T, kFrameStride, 1, 1})
                               .transpose(0, 1)
                               .expand({-1, -1, latents.size(2), latents.size(3)});
-  return {{kGivenClip, at::cat({mask.to(latents.options()), latents})}};
+  return at::cat({mask.to(latents.options()), latents});
 }
 
 atelier::Conditioning Wan::encode_first(const atelier::EncodeInputs& in,
@@ -100,6 +111,12 @@ atelier::Conditioning Wan::encode_first(const atelier::EncodeInputs& in,
 }
 
 at::Tensor Wan::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
+  const auto follows = [](const atelier::Conditioning* cond) { return cond->contains(kVapClip); };
+  if (std::ranges::any_of(in.cond, follows)) {
+    VapBranch branch(loaded<Vap>("vap"));
+    const Dit::With with(loaded<Dit>(in.denoiser), branch);
+    return ComponentModel::denoise(in, runner);
+  }
   const auto moves = [](const atelier::Conditioning* cond) { return cond->contains(kMotion); };
   if (std::ranges::none_of(in.cond, moves)) return ComponentModel::denoise(in, runner);
   const auto& controller = loaded<MotionController>("motion_controller");
@@ -165,7 +182,9 @@ std::vector<int64_t> Wan::tokenize(std::string_view text) const {
 }
 
 atelier::TextLength Wan::text_length(const atelier::EncodeInputs& in) const {
-  const auto ids = in.stage == "driving_text" ? driving_ids(in) : ids_of(in);
+  const auto ids = in.stage == "driving_text" ? driving_ids(in)
+                   : in.stage == "vap_text"   ? vap_ids(in)
+                                              : ids_of(in);
   return {.tokens = std::ssize(ids), .limit = kMaxPromptTokens};
 }
 

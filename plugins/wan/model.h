@@ -18,7 +18,8 @@ class Wan final : public atelier::ComponentModel {
   // W], which frames are known and the latents of a clip of them that is grey elsewhere. Stage
   // first_frame gives "first_frame", [C, 1, H, W], and "free_frames", [T], which the others are.
   // Stage motion gives "motion": [1] float32. Stages reference, driving_text, driving_frame and
-  // driving give the entries of animate2.h, "image_embeds" and "given_clip".
+  // driving give the entries of animate2.h, "image_embeds" and "given_clip"; stages vap, vap_text
+  // and vap_image those of vap.h.
   atelier::Conditioning encode(const atelier::EncodeInputs& in,
                                atelier::BlockRunner& runner) override;
   atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;
@@ -52,6 +53,7 @@ class Wan final : public atelier::ComponentModel {
 
  private:
   std::vector<int64_t> ids_of(const atelier::EncodeInputs& in) const;
+  std::vector<int64_t> vap_ids(const atelier::EncodeInputs& in) const;
   std::vector<int64_t> driving_ids(const atelier::EncodeInputs& in) const;
   at::Tensor encode_cut(std::vector<int64_t> ids, atelier::BlockRunner& runner);
   atelier::Conditioning encode_target(const atelier::EncodeInputs& in,
@@ -60,7 +62,10 @@ class Wan final : public atelier::ComponentModel {
   atelier::Conditioning encode_images(const atelier::EncodeInputs& in,
                                       atelier::BlockRunner& runner);
   atelier::Conditioning encode_given(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
+  at::Tensor known_clip(const at::Tensor& first_C1HW, const at::Tensor& last_C1HW,
+                        const atelier::MediaTarget& target, atelier::BlockRunner& runner);
   atelier::Conditioning encode_first(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
+  atelier::Conditioning encode_vap(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
   atelier::Conditioning encode_animate2(const atelier::EncodeInputs& in,
                                         atelier::BlockRunner& runner);
   atelier::Conditioning encode_driving_text(const atelier::EncodeInputs& in,
