@@ -1,4 +1,6 @@
-// Wan2.2-Animate-2: what it is known by, what is made of its inputs, and how it is sampled.
+// Wan2.2-Animate-2 and Video-As-Prompt: what they are known by, what is made of their inputs, and
+// how they are sampled.
+#include <algorithm>
 #include <array>
 
 #include <ATen/ATen.h>
@@ -6,6 +8,7 @@
 #include "atelier/error.h"
 #include "atelier/model_family.h"
 
+#include "formats/glob.h"
 #include "host/model/config_check.h"
 #include "host/sampling/sigma_schedule.h"
 #include "host/weights/published_tensors.h"
@@ -179,4 +182,64 @@ TEST_CASE("Animate-2 is sampled as published, and LoRAs train its queries, keys 
   CHECK((family().lora_targets(part).include == std::vector<std::string>{"blocks.*.self_attn.q",
                                                                          "blocks.*.self_attn.k",
                                                                          "blocks.*.self_attn.v"}));
+}
+
+// ---- Video-As-Prompt ----
+
+TEST_CASE("A file of Video-As-Prompt holds a denoiser and its branch, and nothing else",
+          "[weights]") {
+  const Keys keys = read_keys("wan_vap_14b.txt");
+  Keys of_dit, of_branch;
+  for (const auto& [name, shape] : keys)
+    (name.find("_mot_ref") == std::string::npos ? of_dit : of_branch)[name] = shape;
+  const Detection dit = model::detect_with_config(family(), index_of(keys), {}).value();
+  CHECK(dit.component == "dit");
+  CHECK(dit.variant == "wan2.1-i2v-14b");
+  CHECK(dit.integer("layers") == 40);
+  for (const auto& [name, shape] : keys) {
+    INFO(name);
+    const bool is_own = std::ranges::any_of(
+        dit.owns, [&](const std::string& glob) { return formats::glob_match(glob, name); });
+    CHECK(is_own == of_dit.contains(name));
+  }
+  const TensorIndex rest = index_of(of_branch);
+  const Detection branch = model::detect_with_config(family(), rest, {}).value();
+  CHECK(branch.component == "vap");
+  CHECK(branch.integer("layers") == 10);
+  const auto model = family().make_model({&branch, 1}, {});
+  nn::Module& vap = model->component("vap");
+  const auto binding = weights::bind_weights(family().weight_map(branch), "", rest, vap);
+  CHECK_NOTHROW(binding.throw_unless_complete("keys", "vap"));
+  CHECK(binding.unused.empty());
+  Keys names;
+  const TensorIndex spelled = weights::published_index(vap, family().weight_map(branch));
+  for (const auto& [name, meta] : spelled.tensors()) names[name] = meta.shape;
+  CHECK(names == of_branch);
+}
+
+TEST_CASE("The config of Video-As-Prompt says which blocks have a branch", "[config]") {
+  Keys of_branch;
+  for (const auto& [name, shape] : read_keys("wan_vap_14b.txt"))
+    if (name.find("_mot_ref") != std::string::npos) of_branch[name] = shape;
+  TensorIndex::Config config = {
+      {"_class_name", "WanTransformer3DMOTModel"},
+      {"attention_head_dim", int64_t{128}},
+      {"attention_head_dim_mot_ref", nullptr},
+      {"block_idx_with_mot_ref", std::vector<double>{0, 4, 8, 12, 16, 20, 24, 28, 32, 36}},
+      {"num_attention_heads", int64_t{40}},
+      {"num_layers", int64_t{40}},
+      {"reference_train_mode", nullptr}};
+  CHECK_NOTHROW(model::detect_with_config(family(), index_of(of_branch, "", config), {}));
+  config["block_idx_with_mot_ref"] = std::vector<double>{0, 10, 20};
+  CHECK_THROWS_AS(model::detect_with_config(family(), index_of(of_branch, "", config), {}), Error);
+}
+
+TEST_CASE("A clip that is a prompt asks for 49 frames", "[target]") {
+  const TensorIndex index = index_of(read_keys("wan_vap_14b.txt"));
+  const Detection part = family().detect(index, {}).value();
+  const auto model = family().make_model({&part, 1}, {});
+  const Inputs inputs = {{"vap_video", at::empty({3, 90, 64, 64}, at::kMeta)}};
+  CHECK((model->target(inputs, {0, 480, 832}) == MediaTarget{49, 480, 832}));
+  CHECK((model->target(inputs, {17, 480, 832}) == MediaTarget{17, 480, 832}));
+  CHECK(model->pieces(inputs, {161, 480, 832}).empty());
 }
