@@ -170,7 +170,7 @@ void Driving::begin(Pass& pass) {
     kept_of_.push_back(cond->find(kDrivingClip)->second);
 }
 
-// Of the driving clip the last block computes keys and values alone.
+// The last block computes keys and values of the driving clip, and no rows.
 void Driving::reach(int64_t index) {
   if (!driving_.empty() && index + 1 == std::ssize(blocks_)) driving_.resize(DitBlock::kText);
 }
