@@ -95,6 +95,8 @@ constexpr InputSpec kInputs[] = {
 
 constexpr std::string_view kImagesComponents[] = {"image_encoder"};
 constexpr std::string_view kImagesInputs[] = {"input_image", "end_image"};
+// What is known of a clip is known of the one that is its prompt, too.
+constexpr std::string_view kGivenInputs[] = {"input_image", "end_image", "vap_video"};
 constexpr std::string_view kFirstImageInputs[] = {"input_image"};
 constexpr std::string_view kMotionComponents[] = {"motion_controller"};
 constexpr std::string_view kMotionInputs[] = {"motion_bucket_id"};
@@ -126,7 +128,7 @@ constexpr atelier::EncodeStage kStages[] = {
      .variants = "wan2.1-i2v-*b"},
     {.name = "given_clip",
      .components = atelier::kLatentsComponents,
-     .inputs = kImagesInputs,
+     .inputs = kGivenInputs,
      .sees_target = true,
      .variants = "*-i2v-*"},
     {.name = "first_frame",

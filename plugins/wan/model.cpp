@@ -73,7 +73,9 @@ atelier::Conditioning Wan::encode_given(const atelier::EncodeInputs& in,
   at::Tensor last;
   if (in.values.contains(kLastImage)) last = atelier::clip_input(in.values, kLastImage);
   const at::Tensor first = atelier::clip_input(in.values, kFirstImage);
-  return {{kGivenClip, known_clip(first, last, in.target, runner)}};
+  atelier::Conditioning made = {{kGivenClip, known_clip(first, last, in.target, runner)}};
+  if (in.values.contains(kVapVideo)) made[kVapKnown] = vap_known(in, last.defined(), runner);
+  return made;
 }
 
 // Which frames are known, and the latents of a clip of them that is grey elsewhere, [4 + C, T, H,

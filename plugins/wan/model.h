@@ -19,7 +19,7 @@ class Wan final : public atelier::ComponentModel {
   // first_frame gives "first_frame", [C, 1, H, W], and "free_frames", [T], which the others are.
   // Stage motion gives "motion": [1] float32. Stages reference, driving_text, driving_frame and
   // driving give the entries of animate2.h, "image_embeds" and "given_clip"; stages vap, vap_text
-  // and vap_image those of vap.h.
+  // and vap_image those of vap.h, beside stage given_clip.
   atelier::Conditioning encode(const atelier::EncodeInputs& in,
                                atelier::BlockRunner& runner) override;
   atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;
@@ -54,6 +54,8 @@ class Wan final : public atelier::ComponentModel {
  private:
   std::vector<int64_t> ids_of(const atelier::EncodeInputs& in) const;
   std::vector<int64_t> vap_ids(const atelier::EncodeInputs& in) const;
+  at::Tensor vap_known(const atelier::EncodeInputs& in, bool has_last,
+                       atelier::BlockRunner& runner);
   std::vector<int64_t> driving_ids(const atelier::EncodeInputs& in) const;
   at::Tensor encode_cut(std::vector<int64_t> ids, atelier::BlockRunner& runner);
   atelier::Conditioning encode_target(const atelier::EncodeInputs& in,

@@ -44,9 +44,12 @@ VapBranch::~VapBranch() = default;
 void VapBranch::begin(Pass& pass) {
   const DitConfig& c = vap_.config();
   const at::Tensor& x = pass.in.x_BCTHW;
+  const auto clips = [&](const char* name, int64_t channels) {
+    return side_clips(pass, name, {channels, x.size(2), x.size(3), x.size(4)},
+                      "the clip that is followed has as many frames as the one that is made");
+  };
   const at::Tensor clip =
-      side_clips(pass, kVapClip, {c.channels + c.given_channels, x.size(2), x.size(3), x.size(4)},
-                 "the clip that is followed has as many frames as the one that is made");
+      at::cat({clips(kVapClip, c.channels), clips(kVapKnown, c.given_channels)}, 1);
   const auto options = at::TensorOptions(x.device()).dtype(at::kDouble);
   branch_ = inputs_of({.embeddings = vap_.embeddings(),
                        .images = vap_.images(),

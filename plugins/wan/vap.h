@@ -19,10 +19,10 @@
 
 namespace wan {
 
-// Conditioning: the clip as the embedding of patches takes it, [C + given_channels, T, H, W], and
-// rows of its text and of its first frame.
-inline constexpr const char *kVapClip = "vap_clip", *kVapEmbeds = "vap_embeds",
-                            *kVapImage = "vap_image_embeds";
+// Conditioning: latents of the clip, [C, T, H, W], and what is known of it beside them,
+// [given_channels, T, H, W]; rows of its text and of its first frame.
+inline constexpr const char *kVapClip = "vap_clip", *kVapKnown = "vap_known",
+                            *kVapEmbeds = "vap_embeds", *kVapImage = "vap_image_embeds";
 
 // The input that is the clip, and how many frames are made with it where nothing else is said.
 inline constexpr const char* kVapVideo = "vap_video";

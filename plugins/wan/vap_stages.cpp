@@ -42,8 +42,15 @@ atelier::Conditioning Wan::encode_vap(const atelier::EncodeInputs& in,
     return {{kVapImage, encoder.forward(whole.select(1, 0), runner)}};
   }
   const at::Tensor clip = evenly(whole, in.target.frames);
-  const at::Tensor latents = encode_latents({{"clip", clip}}, "clip", runner).at("latents");
-  return {{kVapClip, at::cat({latents, known_clip(clip.narrow(1, 0, 1), {}, in.target, runner)})}};
+  return {{kVapClip, encode_latents({{"clip", clip}}, "clip", runner).at("latents")}};
+}
+
+// The frames of the clip that are known in the one that is made.
+at::Tensor Wan::vap_known(const atelier::EncodeInputs& in, bool has_last,
+                          atelier::BlockRunner& runner) {
+  const at::Tensor clip = atelier::clip_input(in.values, kVapVideo);
+  const at::Tensor last = clip.narrow(1, clip.size(1) - 1, 1);
+  return known_clip(clip.narrow(1, 0, 1), has_last ? last : at::Tensor(), in.target, runner);
 }
 
 }  // namespace wan

@@ -48,25 +48,29 @@ class WanVapTest(wan_checks.FolderTest):
 
     @classmethod
     def encode_image(cls, image, *_):
+        image = image[0] if isinstance(image, list) else image  # without positions the last one is not looked at
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].float() / 127.5 - 1
         return probe("image_encoder", cls.dir / "model/image_encoder", {"image": pixels})["image_embeds"]
 
-    def known(self, clip):
-        """[1, 20, T, h, w]: which frames are known, and latents of the first one and nothing behind it."""
+    def known(self, clip, has_last=False):
+        """[1, 20, T, h, w]: which frames are known, and latents of the first one, nothing, and the last one."""
         shown = torch.zeros_like(clip)
         shown[:, :, :1] = clip[:, :, :1]
+        if has_last:
+            shown[:, :, -1:] = clip[:, :, -1:]
         latents = wan_models.encode(self.models.vae, shown)
         mask = torch.zeros_like(latents[:, :4])
         mask[:, :, 0] = 1
+        mask[:, 3, -1] = float(has_last)
         return torch.cat([mask, latents], 1)
 
     @torch.no_grad()
-    def of_branch(self, text):
+    def of_branch(self, text, has_last=False):
         """What the branch is given."""
         frames = [self.clip[i] for i in torch.linspace(0, len(self.clip) - 1, FRAMES).long()]
         clip = torch.from_numpy(np.stack(frames)).permute(3, 0, 1, 2)[None].float() / 127.5 - 1
         return {
-            "vap_clip": torch.cat([wan_models.encode(self.models.vae, clip), self.known(clip)], 1),
+            "vap_clip": torch.cat([wan_models.encode(self.models.vae, clip), self.known(clip, has_last)], 1),
             "vap_embeds": self.pipeline.encode_prompt(text, None, False, max_sequence_length=512, device="cpu")[0],
             "vap_image_embeds": self.pipeline.encode_image(Image.fromarray(frames[0]), "cpu")
         }
@@ -86,6 +90,15 @@ class WanVapTest(wan_checks.FolderTest):
         self.assertGreater(wan_checks.difference(got, plain), 1, "the clip proves nothing")
         other = wan_checks.generate(self.dir / "model", latents, **flags, vap_video=self.dir / "clip", vap_prompt=OF_CLIP)
         self.assertGreater(wan_checks.difference(got, other), 0.1, "the negative text proves nothing")
+        # A last image is known to both.
+        last = wan_checks.picture(HEIGHT, WIDTH, 4)
+        Image.fromarray(last).save(self.dir / "last.png")
+        with vap.beside(self.base, self.branch, self.of_branch(OF_CLIP, True), negative,
+                        self.of_branch(NEGATIVE_OF_CLIP, True)):
+            expected = self.pipeline(image=Image.fromarray(self.first), last_image=Image.fromarray(last), latents=latents,
+                                     output_type="np", **asked).frames[0]
+        got = wan_checks.generate(self.dir / "model", latents, **flags, **followed, end_image=self.dir / "last.png")
+        compare.assert_images("wan, video as prompt, with a last image", got, wan_models.rounded(expected))
         # Without the clip diffusers' denoiser runs as it is.
         alone = self.pipeline(image=Image.fromarray(self.first), latents=latents, output_type="np", **asked).frames[0]
         compare.assert_images("wan, video as prompt, without one", plain, wan_models.rounded(alone))
@@ -113,7 +126,7 @@ class WanVapTest(wan_checks.FolderTest):
         x = torch.cat([(1 - sigma) * clean + sigma * noise, encoded["given_clip"]])[None]
         velocity = vap.velocity(self.base, self.branch, x, 1000 * sigma,
                                 wan_models.pad_prompts(encoded["prompt_embeds"][None]), encoded["image_embeds"][None],
-                                {"vap_clip": encoded["vap_clip"][None], "vap_image_embeds": encoded["vap_image_embeds"][None],
+                                {"vap_clip": torch.cat([encoded["vap_clip"], encoded["vap_known"]])[None], "vap_image_embeds": encoded["vap_image_embeds"][None],
                                  "vap_embeds": wan_models.pad_prompts(encoded["vap_embeds"][None])})
         return float(wan_train_parity_test.weights()[level]) * (velocity[0] - (noise - clean)).square().mean()
 
@@ -126,9 +139,10 @@ class WanVapTest(wan_checks.FolderTest):
             for stage in ("text", "first_image", "given_clip", "vap", "vap_text", "vap_image", "latents"):
                 encoded |= load_file(run.folder / f"cache/{stage}/{item[stage]}.safetensors")
             empty = self.of_branch("")
-            for name in ("vap_clip", "vap_embeds"):
-                length = encoded[name].shape[0]
-                compare.assert_close(f"wan, video as prompt, {name}", encoded[name], empty[name][0, :length])
+            whole = torch.cat([encoded["vap_clip"], encoded["vap_known"]])
+            compare.assert_close("wan, video as prompt, vap_clip", whole, empty["vap_clip"][0])
+            compare.assert_close("wan, video as prompt, vap_embeds", encoded["vap_embeds"],
+                                 empty["vap_embeds"][0, :len(encoded["vap_embeds"])])
             loss = self.loss(encoded)
             compare.assert_close("wan, video as prompt, losses", torch.tensor(run.losses()), loss.detach()[None], 1e-5)
             found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
