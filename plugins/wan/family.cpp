@@ -155,8 +155,9 @@ bool is_wide(const Detection& part) {
   return has_channels(part, kWideChannels);
 }
 
+// By the variant, which may be all that is known of a denoiser.
 bool is_driven(const Detection& part) {
-  return atelier::parts::whole_config_of<DitConfig>(part).is_driven;
+  return part.variant == kDriven || part.variant == kDrivenDistilled;
 }
 
 bool is_expert(const Detection& part) {

@@ -178,6 +178,9 @@ TEST_CASE("Animate-2 is sampled as published, and LoRAs train its queries, keys 
   }
   const Detection part = animate2();
   CHECK(family().media_defaults(part).fps == 24);
+  // Encoders alone know the variant and no numbers.
+  CHECK((family().media_defaults({.component = "dit", .variant = kDistilled}).target ==
+         MediaTarget{81, 800, 640}));
   CHECK(family().sigma_range(part).low == 0);
   CHECK((family().lora_targets(part).include == std::vector<std::string>{"blocks.*.self_attn.q",
                                                                          "blocks.*.self_attn.k",
