@@ -98,34 +98,15 @@ atelier::Conditioning Wan::encode_animate2(const atelier::EncodeInputs& in,
                          runner);
 }
 
-// The latents that are learnt: the reference image's stand in front of the clip's.
-atelier::Conditioning Wan::encode_target(const atelier::EncodeInputs& in,
-                                         atelier::BlockRunner& runner) {
-  atelier::Conditioning made = encode_latents(in.values, "video", runner);
-  if (!in.values.contains(kReferenceImage)) return made;
-  at::Tensor& latents = made.at("latents");
-  latents = at::cat({encode_latents(in.values, kReferenceImage, runner).at("latents"), latents}, 1);
-  made[kLeadingFrames] = at::ones({1}, at::kLong);
-  return made;
-}
-
-std::vector<int64_t> Wan::latent_shape(const atelier::MediaTarget& target,
-                                       const atelier::Conditioning& cond) const {
-  std::vector<int64_t> shape = ComponentModel::latent_shape(target, cond);
-  if (cond.contains(kDrivingClip) || cond.contains(kLeadingFrames)) shape[1] += 1;
-  return shape;
-}
-
-atelier::FinishedLatents Wan::to_decode(const at::Tensor& latents_BCTHW,
-                                        const atelier::Conditioning& cond) const {
-  if (!cond.contains(kDrivingClip)) return ComponentModel::to_decode(latents_BCTHW, cond);
-  return {.latents_BCTHW = latents_BCTHW.narrow(2, 1, latents_BCTHW.size(2) - 1)};
+// The latents of the reference image, which stand in front of those that are learnt.
+at::Tensor Wan::leading_image(const atelier::Inputs& values, atelier::BlockRunner& runner) {
+  return encode_latents(values, kReferenceImage, runner).at("latents");
 }
 
 // As many frames as the driving clip has, in the shape of the reference image. A clip that is a
 // prompt asks for as many as the branch was trained with.
-atelier::MediaTarget Wan::target(const atelier::Inputs& inputs,
-                                 const atelier::MediaTarget& asked) const {
+atelier::MediaTarget Wan::driven_target(const atelier::Inputs& inputs,
+                                        const atelier::MediaTarget& asked) const {
   atelier::MediaTarget made = asked;
   if (inputs.contains(kDrivingVideo) && made.frames == 0)
     made.frames = atelier::clip_input(inputs, kDrivingVideo).size(1);

@@ -6,6 +6,7 @@
 #include "atelier/part_view.h"
 #include "atelier/parts/causal_vae.h"
 
+#include "fun.h"
 #include "vap.h"
 
 namespace wan {
@@ -26,10 +27,6 @@ constexpr const char* kKnownKinds =
 
 // Checkpoints of the same ancestry that this code does not run.
 constexpr atelier::UnsupportedKind kUnsupported[] = {
-    {"vace_blocks.0.norm3.weight", "a VACE of Wan", kKnownKinds},
-    {"vace_blocks.0.norm2.weight", "a VACE of Wan", kKnownKinds},
-    {"control_adapter.conv.weight", "a Wan-Fun DiT with a camera", kKnownKinds},
-    {"ref_conv.weight", "a Wan-Fun DiT with a reference", kKnownKinds},
     {"casual_audio_encoder.weights", "Wan2.2-S2V", kKnownKinds},
     {"pose_patch_embedding.weight", "Wan2.2-Animate", kKnownKinds},
 };
@@ -49,25 +46,13 @@ void read_images(const PartView& view, const PartSpelling& names, DitConfig& c) 
       names.of("img_emb.emb_pos", "condition_embedder.image_embedder.pos_embed");
   c.image_width = view.contains(norm) ? view.dim(norm, 0) : 0;
   c.image_rows = view.contains(positions) ? view.dim(positions, 1) : 0;
+  read_fun(view, c);
   const bool is_given = c.given_channels == c.channels + kFrameStride;
-  const int64_t with_control = c.given_channels - c.channels;  // latents of a control video
-  if (with_control == c.channels || with_control == c.channels + kFrameStride)
-    refuse_kind("a Wan-Fun DiT with a control video", kKnownKinds);
-  if (is_given || (c.given_channels == 0 && c.image_width == 0)) return;
+  if (is_given || fun_variant(c) || (c.given_channels == 0 && c.image_width == 0)) return;
   refuse_kind("a Wan DiT with " + to_string(c.channels + c.given_channels) + " input and " +
                   to_string(c.channels) + " output channels" +
                   (c.image_width > 0 ? " that is shown images" : ""),
               kKnownKinds);
-}
-
-void read_heads(const PartView& view, DitConfig& c) {
-  const TensorIndex& index = view.index();
-  auto heads = index.config_integer("num_heads");
-  if (!heads) heads = index.config_integer("num_attention_heads");
-  c.heads = heads ? *heads : c.width / kPublishedHeadDim;
-  if (c.heads < 1 || c.width % c.heads != 0 || c.head_dim() % 2 != 0 || c.head_dim() < 6)
-    view.refuse("has " + to_string(c.width) + " channels for " + to_string(c.heads) + " heads",
-                kOwnConfig);
 }
 
 // `inner`: what stands between the number of a block and its names.
@@ -87,11 +72,16 @@ DitConfig read_dit(const PartView& view, const PartSpelling& names, const std::s
   read_images(view, names, c);
   if (view.dim("patch_embedding.weight", 2) != 1 || c.time_width % 2 != 0)
     view.refuse("has patches of several frames, or an odd width of time");
-  read_heads_and_eps(view, c);
+  view.require_config(
+      (c.width == 1536 || c.width == 3072 || c.width == 5120) && c.text_width == 4096,
+      "num_heads and eps");
+  c.heads = read_heads(view, c.width);
+  c.norm_eps = read_eps(view);
   return c;
 }
 
 std::string_view variant_of(const DitConfig& c) {
+  if (const auto fun = fun_variant(c)) return *fun;
   if (c.image_rows > 0) return "wan2.1-i2v-14b-flf2v";
   if (c.image_width > 0) return c.width < 5120 ? "wan2.1-i2v-1.3b" : "wan2.1-i2v-14b";
   if (c.given_channels > 0) return "wan2.2-i2v-a14b";
@@ -99,10 +89,19 @@ std::string_view variant_of(const DitConfig& c) {
   return c.width < 5120 ? "wan2.1-t2v-1.3b" : "wan2.1-t2v-14b";
 }
 
+// Globs over the names of a denoiser in whose file a VACE lies.
+std::vector<std::string> names_beside_vace(const PartSpelling& names) {
+  if (!names.is_original)
+    return {"blocks.*", "patch_embedding.*", "condition_embedder.*", "scale_shift_table",
+            "proj_out.*"};
+  return {"blocks.*",         "patch_embedding.*", "text_embedding.*",
+          "time_embedding.*", "time_projection.*", "head.*"};
+}
+
 // Wan2.2-Animate-2.
 std::optional<Detection> detect_driven(const TensorIndex& checkpoint) {
   const auto names =
-      atelier::find_spelling(checkpoint, kDitPrefixes, kDrivenMarkers, kDrivenDiffusersMarkers);
+      atelier::find_spelling(checkpoint, kPrefixes, kDrivenMarkers, kDrivenDiffusersMarkers);
   if (!names) return std::nullopt;
   const PartView view(checkpoint, names->prefix, "DiT");
   view.refuse_quantised();
@@ -114,13 +113,21 @@ std::optional<Detection> detect_driven(const TensorIndex& checkpoint) {
 
 }  // namespace
 
-void read_heads_and_eps(const PartView& view, DitConfig& c) {
-  view.require_config(
-      (c.width == 1536 || c.width == 3072 || c.width == 5120) && c.text_width == 4096,
-      "num_heads and eps");
-  read_heads(view, c);
-  c.norm_eps = view.index().config_real("eps").value_or(1e-6);
-  if (!(c.norm_eps >= 0)) view.refuse("has an eps below 0 in its config", kOwnConfig);
+int64_t read_heads(const PartView& view, int64_t width) {
+  const TensorIndex& index = view.index();
+  auto said = index.config_integer("num_heads");
+  if (!said) said = index.config_integer("num_attention_heads");
+  const int64_t heads = said ? *said : width / kPublishedHeadDim;
+  if (heads < 1 || width % heads != 0 || width / heads % 2 != 0 || width / heads < 6)
+    view.refuse("has " + to_string(width) + " channels for " + to_string(heads) + " heads",
+                kOwnConfig);
+  return heads;
+}
+
+double read_eps(const PartView& view) {
+  const double eps = view.index().config_real("eps").value_or(1e-6);
+  if (!(eps >= 0)) view.refuse("has an eps below 0 in its config", kOwnConfig);
+  return eps;
 }
 
 std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
@@ -129,7 +136,7 @@ std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
     return driven;
   }
   const auto names =
-      atelier::find_spelling(checkpoint, kDitPrefixes, kOriginalMarkers, kDiffusersMarkers);
+      atelier::find_spelling(checkpoint, kPrefixes, kOriginalMarkers, kDiffusersMarkers);
   if (!names) return std::nullopt;
   const PartView view(checkpoint, names->prefix, "DiT");
   view.refuse_kinds(kUnsupported);
@@ -138,6 +145,7 @@ std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
   Detection part = atelier::parts::brief_detection_of("dit", names->name(), config, names->prefix);
   part.variant = variant_of(config);
   part.owns = without_vap(checkpoint, names->prefix);
+  if (view.contains("vace_patch_embedding.weight")) part.owns = names_beside_vace(*names);
   return part;
 }
 

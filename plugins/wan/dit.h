@@ -28,6 +28,9 @@ inline constexpr const char* kGivenClip = "given_clip";
 // In models whose latents begin with a clean frame: that frame.
 inline constexpr const char* kFirstFrame = "first_frame";
 
+class CameraControl;
+class ReferenceFrame;
+
 // What the rows of a pass are made of: patches, texts and time. Weights of `parent`.
 class Embeddings {
  public:
@@ -64,7 +67,8 @@ class Dit final : public atelier::Denoiser, public atelier::SharesRows {
   // Reads "prompt_embeds": [L, text_width] of each sample, L at most kTextRows. Where the config
   // has them, "image_embeds", [L, image_width], and "given_clip", [given_channels, T, H, W]. The
   // first frame of latents with a "first_frame" is clean, and its tokens are told noise level 0.
-  // "motion_rows", [6 width], are added to a sample's projected time.
+  // "motion_rows", [6 width], are added to a sample's projected time. Of Wan-Fun also what fun.h
+  // and camera.h name.
   at::Tensor denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) override;
 
   int64_t channels() const override { return config_.channels; }
@@ -100,6 +104,8 @@ class Dit final : public atelier::Denoiser, public atelier::SharesRows {
   DitConfig config_;
   Embeddings embeddings_;
   std::unique_ptr<ImageEmbedding> image_embedding_;  // null: no images are read
+  std::unique_ptr<ReferenceFrame> reference_;        // null: no frame stands in front
+  std::unique_ptr<CameraControl> camera_;            // null: no camera is followed
   std::vector<std::unique_ptr<DitBlock>> blocks_;
   atelier::WeightPtr head_modulation_;
   atelier::nn::Linear head_;

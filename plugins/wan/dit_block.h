@@ -13,7 +13,7 @@
 
 namespace wan {
 
-// Weights of modulation, time and layer norms, whatever the rest is computed in.
+// Modulation, time and layer norms have it, whatever the rest is computed in.
 inline constexpr atelier::WeightOptions kFloat32 = {.keeps_float32 = true};
 
 // q, k and v of one attention, with norms over all heads of q and k, and what comes behind it.

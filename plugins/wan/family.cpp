@@ -9,9 +9,11 @@
 
 #include "config.h"
 #include "dit.h"
+#include "fun.h"
 #include "model.h"
 #include "motion.h"
 #include "tables.h"
+#include "vace.h"
 #include "vap.h"
 
 namespace wan {
@@ -67,6 +69,15 @@ Detection tiny_dit() {
   return part;
 }
 
+constexpr ComponentRow vace_row(atelier::ComponentSpec spec) {
+  return {.spec = spec,
+          .detect = detect_vace,
+          .config_fields = vace_fields,
+          .weight_map = vace_map,
+          .make = make_part<Vace, VaceConfig>,
+          .spellings = {"original", "diffusers"}};
+}
+
 constexpr ComponentRow kRows[] = {
     {.spec = {.name = "tokenizer",
               .role = Role::kTokenizer,
@@ -78,7 +89,7 @@ constexpr ComponentRow kRows[] = {
     atelier::parts::clip_vision_row<kImageEncoder>(
         "CLIP ViT-H/14 of image to video of Wan 2.1: image_encoder/*.safetensors, "
         "models_clip_*.pth or clip_vision_h.safetensors",
-        /*required=*/false, "*"),
+        /*required=*/false, "wan2.1-i2v-*|wan2.1-fun-*|*-animate2-*"),
     {.spec = {.name = "vae",
               .role = Role::kVae,
               .help = "vae/*.safetensors, Wan2.1_VAE.pth or wan_2.1_vae.safetensors; of "
@@ -134,6 +145,20 @@ constexpr ComponentRow kRows[] = {
      .config_fields = motion_fields,
      .weight_map = motion_map,
      .make = make_part<MotionController, MotionConfig>},
+    vace_row({.name = "vace",
+              .role = Role::kControl,
+              .required = false,
+              .help = "the VACE in the DiT's file, or one that was trained: vace_blocks.*",
+              .variants = "*-vace-*",
+              .paths = {"*high_noise*", "transformer"},
+              .beside = "dit"}),
+    vace_row({.name = "vace2",
+              .role = Role::kControl,
+              .required = false,
+              .help = "that of the expert of little noise of Wan 2.2",
+              .variants = kVaceExperts,
+              .paths = {"*low_noise*", "transformer_2"},
+              .beside = "dit2"}),
 };
 
 // The first layers of a block that published LoRAs of a driven clip train: q, k and v.
@@ -161,7 +186,9 @@ bool is_driven(const Detection& part) {
 }
 
 bool is_expert(const Detection& part) {
-  return part.variant == kTextExperts || part.variant == kImageExperts;
+  constexpr std::string_view kExperts[] = {kTextExperts, kImageExperts, kVaceExperts,
+                                           kControlExperts, kCameraExperts};
+  return std::ranges::find(kExperts, part.variant) != std::ranges::end(kExperts);
 }
 
 // Whether a denoiser may be one of two experts.
@@ -170,7 +197,20 @@ bool may_be_expert(const Detection& part) {
 }
 
 std::string experts_of(const FoundPart& found) {
+  if (const auto fun = fun_variant(atelier::parts::whole_config_of<DitConfig>(found.part)))
+    return std::string(*fun);
   return std::string(found.part.integer("given_channels") > 0 ? kImageExperts : kTextExperts);
+}
+
+// The variant of a denoiser of texts that has a VACE beside it.
+std::string_view beside_vace(std::string_view variant) {
+  if (variant == kSmallText) return kSmallVace;
+  if (variant == kText) return kVace;
+  return variant == kTextExperts ? kVaceExperts : variant;
+}
+
+bool is_vace(const FoundPart& found) {
+  return found.part.component.starts_with("vace");
 }
 
 bool says(std::string path, std::initializer_list<std::string_view> words) {
@@ -200,7 +240,8 @@ class Family final : public atelier::ComponentFamily {
   // The first of two experts is for levels from the boundary on. One alone whose path does not say
   // which it is covers all.
   atelier::SigmaRange sigma_range(const Detection& denoiser) const override {
-    const double boundary = denoiser.variant == kImageExperts ? 0.9 : 0.875;
+    const bool is_early = denoiser.variant == kTextExperts || denoiser.variant == kVaceExperts;
+    const double boundary = is_early ? 0.875 : 0.9;
     const auto alone = denoiser.config.find(kAlone);
     const auto is_alone = [&](const char* which) {
       return alone != denoiser.config.end() && alone->second == ConfigValue(which);
@@ -225,6 +266,7 @@ class Family final : public atelier::ComponentFamily {
     }
     if (experts.size() == 1) assign_alone(*experts.front());
     if (experts.size() == 2) assign_pair(*experts.front(), *experts.back());
+    if (std::ranges::any_of(parts, is_vace)) assign_vaces(parts);
   }
 
   atelier::LoraTargets lora_targets(const Detection& denoiser) const override {
@@ -278,6 +320,35 @@ class Family final : public atelier::ComponentFamily {
     if (!is_expert(found.part)) return;
     if (is_low) found.part.config[kAlone] = std::string(kLow);
     if (component.empty()) found.part.config[kAlone] = std::string(kEither);
+  }
+
+  // A VACE stands beside the denoiser whose file it lies in. Files of their own are told by their
+  // paths, else by their order.
+  void assign_vaces(std::span<FoundPart> parts) const {
+    const auto find_dit = [&](const auto& is_it) {
+      const auto found = std::ranges::find_if(parts, [&](const FoundPart& other) {
+        return other.part.component.starts_with("dit") && is_it(other);
+      });
+      return found == parts.end() ? nullptr : &*found;
+    };
+    const bool are_two =
+        find_dit([](const FoundPart& dit) { return dit.part.component == "dit2"; }) != nullptr;
+    int64_t alone = 0;
+    for (FoundPart& found : parts) {
+      if (!is_vace(found)) {
+        found.part.variant = beside_vace(found.part.variant);
+        continue;
+      }
+      const FoundPart* dit = find_dit([&](const FoundPart& one) { return one.path == found.path; });
+      const std::string_view named = told(found);
+      if (dit != nullptr) {
+        found.part.component = dit->part.component == "dit2" ? "vace2" : "vace";
+        found.part.variant = beside_vace(dit->part.variant);
+      } else if (!are_two || named.empty()) {
+        found.part.component = are_two && alone > 0 ? "vace2" : "vace";
+      }
+      if (dit == nullptr && named.empty()) ++alone;
+    }
   }
 
   void assign_pair(FoundPart& one, FoundPart& other) const {

@@ -8,9 +8,11 @@
 #include "atelier/named_inputs.h"
 #include "atelier/parts/clip.h"
 
+#include "animate2.h"
 #include "dit.h"
 #include "motion.h"
 #include "prompt.h"
+#include "vace.h"
 #include "vap.h"
 
 namespace wan {
@@ -33,7 +35,18 @@ constexpr std::string_view kNegativePrompt =
     "畸形的肢体，"
     "手指融合，静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走";
 
+// Frames of the latents that are no part of the clip, in front of it.
+int64_t leading_frames(const atelier::Conditioning& cond) {
+  const auto pictures = cond.find(kVaceReferences);
+  if (pictures != cond.end()) return pictures->second.size(1);
+  return cond.contains(kDrivingClip) || cond.contains(kLeadingFrames) ? 1 : 0;
+}
+
 }  // namespace
+
+Wan::Wan(std::span<const atelier::ComponentRow> rows, std::span<const atelier::Detection> parts,
+         const atelier::ModelOptions& options, const atelier::LatentSpec& latents)
+    : ComponentModel(rows, parts, options, latents), vace_blocks_(check_vace(parts)) {}
 
 Wan::~Wan() = default;
 
@@ -47,9 +60,11 @@ atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::Bloc
   if (in.stage == "images" || in.stage == "first_image") return encode_images(in, runner);
   if (in.stage == "given_clip") return encode_given(in, runner);
   if (in.stage == "first_frame") return encode_first(in, runner);
+  if (in.stage == "vace") return encode_vace(in, runner);
   if (in.stage.starts_with("vap")) return encode_vap(in, runner);
-  if (in.stage == "reference" || in.stage.starts_with("driving"))
+  if (in.stage == "driven_image" || in.stage.starts_with("driving"))
     return encode_animate2(in, runner);
+  if (auto encoded = encode_fun(in, runner)) return *std::move(encoded);
   if (in.stage == "motion") {
     const auto* motion = atelier::find_input<double>(in.values, kMotionInput);
     return {{kMotion, at::tensor({static_cast<float>(*motion)})}};
@@ -70,24 +85,29 @@ atelier::Conditioning Wan::encode_images(const atelier::EncodeInputs& in,
 
 atelier::Conditioning Wan::encode_given(const atelier::EncodeInputs& in,
                                         atelier::BlockRunner& runner) {
-  at::Tensor last;
-  if (in.values.contains(kLastImage)) last = atelier::clip_input(in.values, kLastImage);
-  const at::Tensor first = atelier::clip_input(in.values, kFirstImage);
-  atelier::Conditioning made = {{kGivenClip, known_clip(first, last, in.target, runner)}};
+  const auto image_of = [&](const char* name) {
+    return in.values.contains(name) ? atelier::clip_input(in.values, name) : at::Tensor();
+  };
+  const at::Tensor last = image_of(kLastImage);
+  atelier::Conditioning made = {
+      {kGivenClip, known_clip(image_of(kFirstImage), last, in.target, runner)}};
   if (in.values.contains(kVapVideo)) made[kVapKnown] = vap_known(in, last.defined(), runner);
   return made;
 }
 
 // Which frames are known, and the latents of a clip of them that is grey elsewhere, [4 + C, T, H,
-// W]: the first one and, where it is defined, the last one.
+// W]: the first one, the last one, or both, as they are defined.
 at::Tensor Wan::known_clip(const at::Tensor& first, const at::Tensor& last,
                            const atelier::MediaTarget& target, atelier::BlockRunner& runner) {
+  const at::Tensor& some = first.defined() ? first : last;
   const int64_t frames = target.frames, T = latent_frames(target);
-  at::Tensor clip = at::zeros({3, frames, first.size(2), first.size(3)}, first.options());
+  at::Tensor clip = at::zeros({3, frames, some.size(2), some.size(3)}, some.options());
   // Whether a frame is known; the first one counts as many as a latent frame has.
-  at::Tensor known = at::zeros({T * kFrameStride}, first.options());
-  clip.narrow(1, 0, 1).copy_(first);
-  known.narrow(0, 0, kFrameStride).fill_(1);
+  at::Tensor known = at::zeros({T * kFrameStride}, some.options());
+  if (first.defined()) {
+    clip.narrow(1, 0, 1).copy_(first);
+    known.narrow(0, 0, kFrameStride).fill_(1);
+  }
   if (last.defined() && frames > 1) {
     clip.narrow(1, frames - 1, 1).copy_(last);
     known.narrow(0, known.size(0) - 1, 1).fill_(1);
@@ -112,9 +132,45 @@ atelier::Conditioning Wan::encode_first(const atelier::EncodeInputs& in,
   return {{kFirstFrame, first}, {kFreeFrames, free}};
 }
 
+// Latents of pictures stand in front of those of the clip that is learnt.
+atelier::Conditioning Wan::encode_target(const atelier::EncodeInputs& in,
+                                         atelier::BlockRunner& runner) {
+  const at::Tensor clip = atelier::clip_input(in.values, "video");
+  atelier::Conditioning made = encode_references(in.values, clip.size(2), clip.size(3), runner);
+  at::Tensor leading = made.empty() ? at::Tensor() : made.at(kVaceReferences);
+  if (in.values.contains("animate2_reference_image")) {
+    leading = leading_image(in.values, runner);
+    made[kLeadingFrames] = at::ones({1}, at::kLong);
+  }
+  at::Tensor latents = encode_latents(in.values, "video", runner).at("latents");
+  if (leading.defined()) latents = at::cat({leading, latents}, 1);
+  made.emplace("latents", latents);
+  return made;
+}
+
+atelier::MediaTarget Wan::target(const atelier::Inputs& inputs,
+                                 const atelier::MediaTarget& asked) const {
+  return driven_target(inputs, vace_target(inputs, asked));
+}
+
+std::vector<int64_t> Wan::latent_shape(const atelier::MediaTarget& target,
+                                       const atelier::Conditioning& cond) const {
+  std::vector<int64_t> shape = ComponentModel::latent_shape(target, cond);
+  shape[1] += leading_frames(cond);
+  return shape;
+}
+
+atelier::FinishedLatents Wan::to_decode(const at::Tensor& latents_BCTHW,
+                                        const atelier::Conditioning& cond) const {
+  const int64_t leading = leading_frames(cond);
+  return {.latents_BCTHW = latents_BCTHW.narrow(2, leading, latents_BCTHW.size(2) - leading)};
+}
+
 at::Tensor Wan::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
-  const auto follows = [](const atelier::Conditioning* cond) { return cond->contains(kVapClip); };
-  if (std::ranges::any_of(in.cond, follows)) {
+  const auto follows = [](const atelier::Conditioning* cond) { return cond->contains(kVaceClip); };
+  if (std::ranges::any_of(in.cond, follows)) return denoise_beside_vace(in, runner);
+  const auto is_shown = [](const atelier::Conditioning* cond) { return cond->contains(kVapClip); };
+  if (std::ranges::any_of(in.cond, is_shown)) {
     VapBranch branch(loaded<Vap>("vap"));
     const Dit::With with(loaded<Dit>(in.denoiser), branch);
     return ComponentModel::denoise(in, runner);
@@ -167,6 +223,7 @@ atelier::NamedTensors Wan::probe(std::string_view component, const atelier::Name
     const at::Tensor& motion = atelier::named_tensor(inputs, kMotion, 1);
     return {{kMotionRows, loaded<MotionController>(component).forward(motion)}};
   }
+  if (component.starts_with("vace")) return loaded<Vace>(component).probe(inputs, runner);
   if (component != "image_encoder") return ComponentModel::probe(component, inputs, runner);
   const auto& clip = loaded<ClipVision>(component);
   atelier::allow_only(inputs, {"image"});

@@ -9,37 +9,52 @@ class Driving;
 
 class Wan final : public atelier::ComponentModel {
  public:
-  using ComponentModel::ComponentModel;
+  // See ComponentModel.
+  Wan(std::span<const atelier::ComponentRow> rows, std::span<const atelier::Detection> parts,
+      const atelier::ModelOptions& options, const atelier::LatentSpec& latents);
   ~Wan() override;
+
+  // Where a VACE follows a clip, what is made has that clip's size. Throws where it is told how
+  // much counts, and there is nothing to follow. With a driving clip it is as long as that, in the
+  // shape of the reference image; see animate2.h.
+  atelier::MediaTarget target(const atelier::Inputs& inputs,
+                              const atelier::MediaTarget& asked) const override;
+  // With pictures in front: those of a VACE, or the reference image of a driving clip.
+  std::vector<int64_t> latent_shape(const atelier::MediaTarget& target,
+                                    const atelier::Conditioning& cond) const override;
+  // Without them.
+  atelier::FinishedLatents to_decode(const at::Tensor& latents_BCTHW,
+                                     const atelier::Conditioning& cond) const override;
 
   // Stage text gives "prompt_embeds": [L, text_width], in compute dtype; an empty negative prompt
   // is the published one. Stages images and first_image give "image_embeds": [L, image_width], the
   // rows of each image, first the first frame's. Stage given_clip gives "given_clip": [4 + C, T, H,
   // W], which frames are known and the latents of a clip of them that is grey elsewhere. Stage
   // first_frame gives "first_frame", [C, 1, H, W], and "free_frames", [T], which the others are.
-  // Stage motion gives "motion": [1] float32. Stages reference, driving_text, driving_frame and
-  // driving give the entries of animate2.h, "image_embeds" and "given_clip"; stages vap, vap_text
-  // and vap_image those of vap.h, beside stage given_clip.
+  // Stage motion gives "motion": [1] float32. Stage vace gives "vace_clip", "vace_references" and
+  // "vace_scale", see vace.h; stage latents the second of them beside "latents".
+  // Stages driven_image, driving_text, driving_frame and
+  // driving give the entries of animate2.h, "image_embeds" and "given_clip".
+  // Stages vap, vap_text and vap_image give those of vap.h, beside stage given_clip.
+  // Stages of Wan-Fun: shown_image gives "image_embeds"
+  // of the reference, or else of the first frame; control_clip "control_clip", [C, T, H, W], the
+  // latents of the control video; reference "reference_latents", [C, H, W]; start_image
+  // "given_clip", [C, T, H, W], the latents of the first frame alone and zeros; camera "camera",
+  // see camera.h.
   atelier::Conditioning encode(const atelier::EncodeInputs& in,
                                atelier::BlockRunner& runner) override;
   atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;
   // Cleaned, with the end token, and cut to what is encoded.
   std::vector<int64_t> tokenize(std::string_view text) const override;
 
-  // Where a sample says how much moves, the motion controller makes "motion_rows" of it.
+  // Where a sample says how much moves, the motion controller makes "motion_rows" of it; where it
+  // has a "vace_clip", the VACE beside the denoiser runs.
   at::Tensor denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) override;
 
   // The first frame, where the latents begin with it; it is clean.
   std::optional<atelier::GivenLatents> given(const atelier::Conditioning& cond,
                                              at::IntArrayRef latents_CTHW) const override;
 
-  // In the shape of a reference image, and as long as a driving clip; see animate2.h.
-  atelier::MediaTarget target(const atelier::Inputs& inputs,
-                              const atelier::MediaTarget& asked) const override;
-  std::vector<int64_t> latent_shape(const atelier::MediaTarget& target,
-                                    const atelier::Conditioning& cond) const override;
-  atelier::FinishedLatents to_decode(const at::Tensor& latents_BCTHW,
-                                     const atelier::Conditioning& cond) const override;
   std::vector<atelier::Piece> pieces(const atelier::Inputs& inputs,
                                      const atelier::MediaTarget& target) const override;
   void prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
@@ -47,7 +62,7 @@ class Wan final : public atelier::ComponentModel {
   void forget_levels() override;
 
   // In the image encoder "image" [B, 3, H, W] becomes "image_embeds" [B, L, image_width], and in
-  // the motion controller "motion" [B] "motion_rows" [B, 6 width].
+  // the motion controller "motion" [B] "motion_rows" [B, 6 width]. See Vace::probe(), too.
   atelier::NamedTensors probe(std::string_view component, const atelier::NamedTensors& inputs,
                               atelier::BlockRunner& runner) override;
 
@@ -58,15 +73,26 @@ class Wan final : public atelier::ComponentModel {
                        atelier::BlockRunner& runner);
   std::vector<int64_t> driving_ids(const atelier::EncodeInputs& in) const;
   at::Tensor encode_cut(std::vector<int64_t> ids, atelier::BlockRunner& runner);
-  atelier::Conditioning encode_target(const atelier::EncodeInputs& in,
-                                      atelier::BlockRunner& runner);
   atelier::Conditioning encode_text(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
   atelier::Conditioning encode_images(const atelier::EncodeInputs& in,
                                       atelier::BlockRunner& runner);
   atelier::Conditioning encode_given(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
   at::Tensor known_clip(const at::Tensor& first_C1HW, const at::Tensor& last_C1HW,
                         const atelier::MediaTarget& target, atelier::BlockRunner& runner);
+  // Nothing: it is no stage of Wan-Fun.
+  std::optional<atelier::Conditioning> encode_fun(const atelier::EncodeInputs& in,
+                                                  atelier::BlockRunner& runner);
   atelier::Conditioning encode_first(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
+  atelier::Conditioning encode_vace(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
+  atelier::Conditioning encode_target(const atelier::EncodeInputs& in,
+                                      atelier::BlockRunner& runner);
+  atelier::Conditioning encode_references(const atelier::Inputs& values, int64_t height,
+                                          int64_t width, atelier::BlockRunner& runner);
+  at::Tensor denoise_beside_vace(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner);
+  void check_vace_scale(const atelier::Inputs& inputs) const;
+
+  atelier::MediaTarget vace_target(const atelier::Inputs& inputs,
+                                   const atelier::MediaTarget& asked) const;
   atelier::Conditioning encode_vap(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
   atelier::Conditioning encode_animate2(const atelier::EncodeInputs& in,
                                         atelier::BlockRunner& runner);
@@ -77,6 +103,11 @@ class Wan final : public atelier::ComponentModel {
   atelier::Conditioning encode_driving(const atelier::EncodeInputs& in,
                                        atelier::BlockRunner& runner);
 
+  at::Tensor leading_image(const atelier::Inputs& values, atelier::BlockRunner& runner);
+  atelier::MediaTarget driven_target(const atelier::Inputs& inputs,
+                                     const atelier::MediaTarget& asked) const;
+
+  int64_t vace_blocks_;       // 0: there is no VACE
   Driving* keeps_ = nullptr;  // keeps keys and values until forget_levels()
 };
 

@@ -88,7 +88,7 @@ std::vector<std::string> without_vap(const TensorIndex& checkpoint, const std::s
 }
 
 std::optional<Detection> detect_vap(const TensorIndex& checkpoint) {
-  const auto prefix = atelier::find_prefix(checkpoint, kDitPrefixes, kMarkers);
+  const auto prefix = atelier::find_prefix(checkpoint, kPrefixes, kMarkers);
   if (!prefix) return std::nullopt;
   const PartView view(checkpoint, *prefix, "branch of Video-As-Prompt");
   view.refuse_quantised();
@@ -104,7 +104,8 @@ std::optional<Detection> detect_vap(const TensorIndex& checkpoint) {
   // Latents of the clip, a mask of its frames, and latents of what is known of it.
   c.channels = (view.dim("patch_embedding_mot_ref.weight", 1) - kFrameStride) / 2;
   c.given_channels = c.channels + kFrameStride;
-  read_heads_and_eps(view, c);
+  c.heads = read_heads(view, c.width);
+  c.norm_eps = read_eps(view);
   Detection part = atelier::parts::brief_detection_of("vap", "diffusers", c, *prefix);
   part.owns = {"*_mot_ref*"};
   return part;

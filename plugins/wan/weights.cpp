@@ -4,6 +4,7 @@
 
 #include "config.h"
 #include "dit.h"
+#include "vace.h"
 #include "vap.h"
 
 namespace wan {
@@ -32,6 +33,8 @@ constexpr Renamed kOutsideBlocks[] = {
 
 // Only the norm in front of the cross attention has weights.
 constexpr Renamed kInBlocks[] = {
+    {".before_proj.", ".proj_in."},
+    {".after_proj.", ".proj_out."},
     {".modulation", ".scale_shift_table"},
     {".norm3.", ".norm2."},
     {".ffn.0.", ".ffn.net.0.proj."},
@@ -64,8 +67,8 @@ std::string driven_name(const std::string& path) {
 }
 
 std::string diffusers_name(const std::string& path) {
-  return path.starts_with("blocks.") ? atelier::renamed(path, kInBlocks)
-                                     : atelier::renamed(path, kOutsideBlocks);
+  const bool is_in_block = path.starts_with("blocks.") || path.starts_with("vace_blocks.");
+  return is_in_block ? atelier::renamed(path, kInBlocks) : atelier::renamed(path, kOutsideBlocks);
 }
 
 // The denoiser's names with "_mot_ref" behind the first one, in blocks behind the third, where
@@ -94,6 +97,12 @@ WeightMap dit_map(const Detection& part) {
   Dit dit(config);
   if (part.spelling == "original") return atelier::named_weights(dit);
   return atelier::named_weights(dit, config.is_driven ? driven_name : diffusers_name);
+}
+
+WeightMap vace_map(const Detection& part) {
+  Vace vace(atelier::config_of<VaceConfig>(part));
+  if (part.spelling == "original") return atelier::named_weights(vace);
+  return atelier::named_weights(vace, diffusers_name);
 }
 
 }  // namespace wan

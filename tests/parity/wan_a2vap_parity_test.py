@@ -198,7 +198,7 @@ class WanAnimate2TrainTest(wan_train_parity_test.Steps):
         cls.cache = cls.dir / "encoded/cache"
         item, = json.loads((cls.cache / "manifest.json").read_text())["items"]
         cls.encoded = {}
-        for stage in ("text", "driving_text", "reference", "driving_frame", "driving", "latents"):
+        for stage in ("text", "driving_text", "driven_image", "driving_frame", "driving", "latents"):
             cls.encoded |= load_file(cls.cache / stage / f"{item[stage]}.safetensors")
         cls.samples = [None]
 
