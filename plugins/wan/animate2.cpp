@@ -6,11 +6,10 @@
 
 #include <ATen/ATen.h>
 
-#include "atelier/error.h"
 #include "atelier/named_inputs.h"
 #include "atelier/ops/attention.h"
 
-#include "dit.h"
+#include "side_stream.h"
 
 namespace wan {
 
@@ -23,7 +22,6 @@ namespace ops = atelier::ops;
 namespace {
 
 constexpr int64_t kInputs = DitBlock::kImageOffsets + 1;
-constexpr float kDrivingLevel = 0.001F;  // timestep 1
 
 // Frames `from` to `to` of each sample, of rows that are packed sample by sample, frame by frame.
 class FrameRange {
@@ -122,46 +120,23 @@ Tensors DrivenBlock::forward(const Tensors& in) {
 
 Driving::~Driving() = default;
 
-// Frames count on from the reference image, columns from the clip's last one.
-const atelier::nn::Waves& Driving::waves(const Pass& pass) {
-  const int64_t T = pass.frames - 1, B = std::ssize(pass.in.cond);
-  const at::Device device = pass.x.device();
-  return waves_.get({{B, T, pass.height, pass.width}, device}, [&]() -> atelier::nn::Waves {
-    const at::Tensor frames = at::arange(1, T + 1, at::TensorOptions(device).dtype(at::kDouble));
-    const at::Tensor angles =
-        token_angles(frames, pass.height, pass.width, config_.head_dim(), pass.width)
-            .repeat({B, 1});
-    return {at::cos(angles).to(at::kFloat), at::sin(angles).to(at::kFloat)};
-  });
-}
-
-// What the first block is given.
-Tensors Driving::inputs_of(const Pass& pass) {
+// Frames count on from the reference image, columns from the last one of the clip that is made.
+Tensors Driving::first_inputs(const Pass& pass) const {
   const at::Tensor& x = pass.in.x_BCTHW;
-  const int64_t B = x.size(0), count = (pass.frames - 1) * pass.height * pass.width;
-  Tensors clips;
-  for (const atelier::Conditioning* cond : pass.in.cond) {
-    const at::Tensor& clip = atelier::named_tensor(*cond, kDrivingClip, 4);
-    clips.push_back(clip.to(x.scalar_type()));
-  }
-  const at::Tensor clip = at::stack(clips);
+  const int64_t T = pass.frames - 1;
+  const at::Tensor clip = side_clips(pass, kDrivingClip, {x.size(1), T, x.size(3), x.size(4)},
+                                     "latents have a frame more, that of the reference image");
   const at::Tensor known = at::ones_like(clip.narrow(1, 0, kFrameStride));  // each of its frames
-  const SharedRows rows{Segments::uniform(B, count)};
-  const at::Tensor level = at::full({B}, kDrivingLevel, pass.in.sigma_B.options());
-  const atelier::nn::Waves& turns = waves(pass);
-  const at::Tensor text =
-      embeddings_.text(atelier::pack_entry(pass.in.cond, kDrivingEmbeds), x.scalar_type());
-  const atelier::PackedRows images = atelier::pack_entry(pass.in.cond, kDrivingImage);
-  return {rows.take(embeddings_.patches(at::cat({clip, known, clip}, 1))),
-          rows.take(turns.cos),
-          rows.take(turns.sin),
-          rows.rows().tensor(),
-          rows.cut(Segments::uniform(B, count)).tensor(),
-          embeddings_.project(embeddings_.time(level)),
-          text,
-          Segments::uniform(B, kTextRows).tensor(),
-          images_.forward(images, x.scalar_type()),
-          images.rows.tensor()};
+  const auto options = at::TensorOptions(x.device()).dtype(at::kDouble);
+  return inputs_of({.embeddings = embeddings_,
+                    .images = images_,
+                    .head_dim = config_.head_dim(),
+                    .clip_BCTHW = at::cat({clip, known, clip}, 1),
+                    .frames = at::arange(1, T + 1, options),
+                    .first_column = pass.width,
+                    .text = kDrivingEmbeds,
+                    .image = kDrivingImage},
+                   pass);
 }
 
 bool Driving::has_kept(const Pass& pass) const {
@@ -174,23 +149,16 @@ bool Driving::has_kept(const Pass& pass) const {
 
 void Driving::begin(Pass& pass) {
   const int64_t B = std::ssize(pass.in.cond), T = pass.frames - 1, count = pass.height * pass.width;
-  const at::Tensor& x = pass.in.x_BCTHW;
-  const std::vector<int64_t> expected = {x.size(1), T, x.size(3), x.size(4)};
-  for (const atelier::Conditioning* cond : pass.in.cond) {
-    const at::Tensor& clip = atelier::named_tensor(*cond, kDrivingClip, 4);
-    if (clip.sizes() != expected || T < 1)
-      throw atelier::Error(atelier::ErrorCode::kInvalidArgument,
-                           "driving_clip of shape " + atelier::shape_text(clip) +
-                               ", it does not fit latents of shape " + atelier::shape_text(x),
-                           "latents have a frame more, that of the reference image");
-  }
   frames_ = SharedRows{Segments::uniform(B * (T + 1), count)}.rows().tensor();
   driving_frames_ = SharedRows{Segments::uniform(B * T, count)}.rows().tensor();
   driving_.clear();
-  if (keeps_ && has_kept(pass)) return;
+  const bool keeps = keeps_ && std::ranges::none_of(pass.in.cond, [](const auto* cond) {
+                       return cond->contains(kKeepsNothing);
+                     });
+  if (keeps && has_kept(pass)) return;
   kept_.clear(), kept_of_.clear();
-  driving_ = inputs_of(pass);
-  if (!keeps_) return;
+  driving_ = first_inputs(pass);
+  if (!keeps) return;
   for (int64_t i = 0; i < std::ssize(blocks_); ++i) {
     reach(i);
     Tensors made = pass.runner.run(*blocks_[static_cast<size_t>(i)], driving_);
@@ -202,7 +170,7 @@ void Driving::begin(Pass& pass) {
     kept_of_.push_back(cond->find(kDrivingClip)->second);
 }
 
-// Of the driving clip the last block computes keys and values alone.
+// The last block computes keys and values of the driving clip, and no rows.
 void Driving::reach(int64_t index) {
   if (!driving_.empty() && index + 1 == std::ssize(blocks_)) driving_.resize(DitBlock::kText);
 }

@@ -11,8 +11,6 @@
 #include <memory>
 #include <vector>
 
-#include "atelier/nn/waves.h"
-
 #include "addition.h"
 #include "dit_block.h"
 #include "variant.h"
@@ -22,10 +20,12 @@ namespace wan {
 class Embeddings;
 
 // Conditioning: latents of the driving clip, [C, T, H, W], where the latents that are denoised have
-// T + 1 frames; rows of its text and of its first frame; and what says by being there that the
-// sample runs without block kSkippedBlock, as the negative branch does.
+// T + 1 frames; rows of its text and of its first frame. Two entries say something by being there:
+// the sample runs without block kSkippedBlock, as the negative branch does; and nothing of the
+// driving clip is kept from step to step.
 inline constexpr const char *kDrivingClip = "driving_clip", *kDrivingEmbeds = "driving_embeds",
-                            *kDrivingImage = "driving_image_embeds", *kSkipsBlock = "skips_block";
+                            *kDrivingImage = "driving_image_embeds", *kSkipsBlock = "skips_block",
+                            *kKeepsNothing = "keeps_nothing";
 
 inline constexpr int64_t kSkippedBlock = 9;
 
@@ -73,9 +73,8 @@ class Driving final : public Addition {
   void forget();
 
  private:
-  atelier::Tensors inputs_of(const Pass& pass);
+  atelier::Tensors first_inputs(const Pass& pass) const;
   void reach(int64_t index);
-  const atelier::nn::Waves& waves(const Pass& pass);
   bool has_kept(const Pass& pass) const;
 
   const DitConfig& config_;
@@ -87,7 +86,6 @@ class Driving final : public Addition {
   bool keeps_ = false;
   std::vector<at::Tensor> kept_of_;     // driving clips, by sample
   std::vector<atelier::Tensors> kept_;  // keys and values, by block
-  atelier::nn::RecentTables<std::pair<std::vector<int64_t>, at::Device>, atelier::nn::Waves> waves_;
 };
 
 // What it is given.

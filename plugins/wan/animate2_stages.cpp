@@ -24,7 +24,7 @@ namespace {
 
 constexpr const char *kReferenceImage = "animate2_reference_image",
                      *kDrivingVideo = "animate2_reference_video",
-                     *kDrivingText = "animate2_prompt_ref";
+                     *kDrivingText = "animate2_prompt_ref", *kOffloads = "animate2_offload_kv";
 constexpr std::string_view kUsualText = "视频中的人在做动作，背景静止";
 
 constexpr int64_t kArea = 800 * 640, kSideMultiple = 16;
@@ -49,11 +49,13 @@ std::vector<int64_t> DrivenInputs::driving_ids(const atelier::EncodeInputs& in) 
   return prompt_ids(model_.tokenizer(), given != nullptr && !given->empty() ? *given : kUsualText);
 }
 
-// The text of the driving clip, and what the negative branch leaves out.
+// The text of the driving clip, what the negative branch leaves out, and what is kept.
 atelier::Conditioning DrivenInputs::encode_driving_text(const atelier::EncodeInputs& in,
                                                         atelier::BlockRunner& runner) {
   atelier::Conditioning made = {{kDrivingEmbeds, model_.encode_cut(driving_ids(in), runner)}};
   if (in.is_negative) made[kSkipsBlock] = at::ones({1}, at::kLong);
+  const auto* offloads = atelier::find_input<bool>(in.values, kOffloads);
+  if (offloads != nullptr && *offloads) made[kKeepsNothing] = at::ones({1}, at::kLong);
   return made;
 }
 

@@ -8,6 +8,7 @@
 
 #include "fun.h"
 #include "longcat.h"
+#include "vap.h"
 
 namespace wan {
 
@@ -178,6 +179,7 @@ std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
   const DitConfig config = read_dit(view, *names);
   Detection part = atelier::parts::brief_detection_of("dit", names->name(), config, names->prefix);
   part.variant = variant_of(config);
+  part.owns = without_vap(checkpoint, names->prefix);
   if (is_animate(view)) part.variant = kAnimate;
   if (view.contains("vace_patch_embedding.weight") || view.contains(kAnimateMarker))
     part.owns = names_beside_control(*names);

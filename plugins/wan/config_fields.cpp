@@ -9,6 +9,7 @@
 #include "dit.h"
 #include "longcat.h"
 #include "s2v.h"
+#include "vap.h"
 
 namespace wan {
 
@@ -87,14 +88,8 @@ ConfigFields audio_fields(const DitConfig& c) {
   return fields;
 }
 
-}  // namespace
-
-ConfigFields dit_fields(const Detection& part) {
-  if (is_longcat(part)) {
-    ConfigFields fields = longcat_fields(part);
-    return fields.add(scheduler_fields(), "scheduler.").ignored({"model_index._*"});
-  }
-  const auto c = atelier::parts::whole_config_of<DitConfig>(part);
+// A branch has the widths of the denoiser beside it, and not its number of blocks.
+ConfigFields fields_of(const DitConfig& c, bool is_branch) {
   std::vector<ConfigValue> model_types = {"t2v", "vace"};
   if (c.channels == kWideChannels) model_types = {"ti2v"};
   if (c.given_channels > 0) model_types = {c.image_rows > 0 ? "flf2v" : "i2v"};
@@ -107,7 +102,8 @@ ConfigFields dit_fields(const Detection& part) {
                                             "Wan2_2Transformer3DModel",
                                             "WanAnimateTransformer3DModel",
                                             "WanAnimateModel",
-                                            "WanModel_S2V"};
+                                            "WanModel_S2V",
+                                            "WanTransformer3DMOTModel"};
   const std::vector<ConfigValue> driven_classes = {"WanAnimate2Transformer3DModel", "WanModel"};
   const auto patch = static_cast<double>(c.patch);
   const int64_t inputs = c.channels + c.control_channels + c.given_channels;
@@ -118,7 +114,6 @@ ConfigFields dit_fields(const Detection& part) {
       .ignored({"rope_max_seq_len"})
       // About a VACE beside it, see vace_fields().
       .ignored({"vace_layers", "vace_in_dim", "vace_in_channels"})
-      .told("num_layers", {c.layers})
       .told("ffn_dim", {c.mlp_width})
       .told("freq_dim", {c.time_width})
       .read({"num_heads", "num_attention_heads", "eps"})
@@ -153,8 +148,11 @@ ConfigFields dit_fields(const Detection& part) {
       // Generation changes experts where the folder says.
       .ignored({"model_index._*", "model_index.boundary_ratio"})
       .fixed("model_index.expand_timesteps", {c.channels == kWideChannels});
-  if (part.variant == kAnimate) add_animate(c, fields);
-  if (c.audio_states > 0) fields.add(audio_fields(c), "");
+  if (is_branch) {
+    fields.ignored({"num_layers"});
+  } else {
+    fields.told("num_layers", {c.layers});
+  }
   // Where the driving clip lies: behind the reference image, and to the right of the clip.
   if (c.is_driven) {
     fields.fixed("use_img_emb", {true})
@@ -163,6 +161,36 @@ ConfigFields dit_fields(const Detection& part) {
         .fixed("refer_offset_w", {-1})
         .fixed("refer_stride", {1});
   }
+  return fields;
+}
+
+}  // namespace
+
+ConfigFields dit_fields(const Detection& part) {
+  if (is_longcat(part)) {
+    ConfigFields fields = longcat_fields(part);
+    return fields.add(scheduler_fields(), "scheduler.").ignored({"model_index._*"});
+  }
+  const auto c = atelier::parts::whole_config_of<DitConfig>(part);
+  ConfigFields fields = fields_of(c, /*is_branch=*/false);
+  if (part.variant == kAnimate) add_animate(c, fields);
+  if (c.audio_states > 0) fields.add(audio_fields(c), "");
+  // A branch of Video-As-Prompt beside it.
+  fields.ignored({"block_idx_with_mot_ref", "attention_head_dim_mot_ref", "supported_effect_types",
+                  "num_ref_embeddings", "reference_train_mode"});
+  return fields;
+}
+
+ConfigFields vap_fields(const Detection& part) {
+  const auto c = atelier::parts::whole_config_of<DitConfig>(part);
+  std::vector<double> blocks;
+  for (int64_t i = 0; i < c.layers; ++i) blocks.push_back(static_cast<double>(i * kVapStride));
+  ConfigFields fields = fields_of(c, /*is_branch=*/true);
+  fields.told("block_idx_with_mot_ref", {blocks})
+      .fixed("attention_head_dim_mot_ref", {nullptr, c.head_dim()})
+      .fixed("num_ref_embeddings", {nullptr})
+      .fixed("reference_train_mode", {nullptr})
+      .ignored({"supported_effect_types"});
   return fields;
 }
 

@@ -142,6 +142,7 @@ std::vector<atelier::ConditioningEntry> Dit::entries() const {
                        .encoder = ""});
     entries.push_back({.name = kDrivingClip});
     entries.push_back({.name = kSkipsBlock});
+    entries.push_back({.name = kKeepsNothing});
   }
   return entries;
 }

@@ -79,7 +79,7 @@ class Dit final : public atelier::Denoiser, public atelier::SharesRows {
   int64_t heads() const override { return config_.heads; }
   int64_t key_heads() const override { return config_.heads; }
 
-  // Of Wan2.2-Animate-2; null elsewhere.
+  // The driving clip of Wan2.2-Animate-2; null elsewhere.
   Driving* driving() const { return driving_.get(); }
 
   // Runs with `addition` for as long as this lives, behind those of its own.

@@ -109,8 +109,14 @@ DitBlock::~DitBlock() = default;
 Tensors DitBlock::forward(const Tensors& in) {
   const std::vector<at::Tensor> m = modulation(in);
   const Tensors qkv = project(in, m);
-  return {
-      finish(in, m, ops::attention(qkv[0], qkv[1], qkv[2], Segments::from_tensor(in[kOffsets])))};
+  if (in.size() == kText) return {qkv[1], qkv[2]};
+  const Segments rows = Segments::from_tensor(in[kOffsets]);
+  if (in.size() <= kBesideKeys)
+    return {finish(in, m, ops::attention(qkv[0], qkv[1], qkv[2], rows))};
+  const std::vector<ops::KeySet> sets = {
+      {qkv[1], qkv[2], rows},
+      {in[kBesideKeys], in[kBesideValues], Segments::from_tensor(in[kBesideOffsets])}};
+  return {finish(in, m, ops::attention(qkv[0], rows, sets)), qkv[1], qkv[2]};
 }
 
 std::vector<at::Tensor> DitBlock::modulation(const Tensors& in) const {

@@ -63,6 +63,9 @@ class ImageEmbedding final : public atelier::nn::Module {
 // Inputs: rows [N, D], cosines and sines of the rows, offsets of the samples' rows, offsets of
 // those that have one noise level, time [S, 6 D] float32, rows of the prompts [B L, D] and their
 // offsets, and where images are read the same of them. Output: rows.
+//
+// With keys and values of rows beside, which are seen too, and their offsets: outputs are rows, and
+// the keys and values of one's own. Where the inputs end in front of kText, those alone.
 class DitBlock : public atelier::Block {
  public:
   enum Input {
@@ -75,7 +78,10 @@ class DitBlock : public atelier::Block {
     kText,
     kTextOffsets,
     kImage,
-    kImageOffsets
+    kImageOffsets,
+    kBesideKeys,
+    kBesideValues,
+    kBesideOffsets
   };
 
   DitBlock(Module* parent, std::string name, const DitConfig& c);

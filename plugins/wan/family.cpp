@@ -18,6 +18,7 @@
 #include "s2v_stages.h"
 #include "tables.h"
 #include "vace.h"
+#include "vap.h"
 
 namespace wan {
 namespace {
@@ -137,6 +138,17 @@ constexpr ComponentRow kRows[] = {
      .make = make_dit,
      .tiny = tiny_dit,
      .spellings = {"original", "diffusers"}},
+    {.spec = {.name = "vap",
+              .role = Role::kControl,
+              .required = false,
+              .help = "the branch of Video-As-Prompt, in one file with its dit: "
+                      "transformer/*.safetensors",
+              .variants = kShown,
+              .beside = "dit"},
+     .detect = detect_vap,
+     .config_fields = vap_fields,
+     .weight_map = vap_map,
+     .make = make_brief_part<Vap, DitConfig>},
     {.spec = {.name = "motion_controller",
               .role = Role::kControl,
               .required = false,
@@ -176,7 +188,7 @@ constexpr ComponentRow kRows[] = {
 
 // The first layers of a block that published LoRAs of a driven clip train: q, k and v.
 constexpr size_t kDrivenTargets = 3;
-// Of the scores of keys of the clip's first frame, in the distilled form.
+// Added to the scores of keys of the clip's first frame, in the distilled form.
 constexpr double kDistilledBias = -1.3;
 
 // ---- Experts ----
@@ -193,8 +205,9 @@ bool is_wide(const Detection& part) {
   return has_channels(part, kWideChannels);
 }
 
+// By the variant, which may be all that is known of a denoiser.
 bool is_driven(const Detection& part) {
-  return !is_longcat(part) && atelier::parts::whole_config_of<DitConfig>(part).is_driven;
+  return part.variant == kDriven || part.variant == kDrivenDistilled;
 }
 
 bool is_expert(const Detection& part) {

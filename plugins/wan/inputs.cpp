@@ -146,6 +146,21 @@ constexpr InputSpec kInputs[] = {
      .use = InputUse::kGenerate,
      .variants = kAnimate,
      .help = "frames that each segment shares with the one before, 1 or 5, by default 1"},
+    {.name = "vap_video",
+     .kind = InputKind::kVideo,
+     .variants = kShown,
+     .help = "a clip that shows what is to happen; needs the branch of Video-As-Prompt",
+     .fit = atelier::InputFit::kStretch},
+    {.name = "vap_prompt",
+     .kind = InputKind::kText,
+     .variants = kShown,
+     .help = "what is seen in that clip"},
+    {.name = "negative_vap_prompt",
+     .kind = InputKind::kText,
+     .use = InputUse::kGenerate,
+     .variants = kShown,
+     .help = "its text on the negative branch",
+     .negative_of = "vap_prompt"},
     {.name = "animate2_reference_image",
      .kind = InputKind::kImage,
      .required = true,
@@ -191,6 +206,12 @@ constexpr InputSpec kInputs[] = {
      .use = InputUse::kGenerate,
      .variants = kSpeech,
      .help = "the clip begins with the image"},
+    {.name = "animate2_offload_kv",
+     .kind = InputKind::kFlag,
+     .use = InputUse::kGenerate,
+     .variants = kAnyDriven,
+     .help = "keep no keys and values of the clip that is followed: 32 GB less for 81 frames of "
+             "640 x 800, and each step computes them again"},
     {.name = "input_video",
      .kind = InputKind::kVideo,
      .use = InputUse::kGenerate,
@@ -206,6 +227,8 @@ constexpr InputSpec kInputs[] = {
 
 constexpr std::string_view kImagesComponents[] = {"image_encoder"};
 constexpr std::string_view kImagesInputs[] = {"input_image", "end_image"};
+// What is known of a clip is known of the one that is its prompt, too.
+constexpr std::string_view kGivenInputs[] = {"input_image", "end_image", "vap_video"};
 constexpr std::string_view kFirstImageInputs[] = {"input_image"};
 constexpr std::string_view kVaceComponents[] = {"vae", "vace", "vace2"};
 constexpr std::string_view kVaceInputs[] = {"vace_video", "vace_video_mask", "vace_reference_image",
@@ -224,13 +247,16 @@ constexpr std::string_view kSpeechInputs[] = {"input_image", "s2v_pose_video", "
 constexpr std::string_view kMotionComponents[] = {"motion_controller"};
 constexpr std::string_view kMotionInputs[] = {"motion_bucket_id"};
 
+constexpr std::string_view kVapComponents[] = {"vae", "vap"};
+constexpr std::string_view kVapInputs[] = {"vap_video"};
+constexpr std::string_view kVapTextInputs[] = {"vap_prompt", "vap_video"};
 constexpr std::string_view kDrivenImageInputs[] = {"animate2_reference_image"};
 constexpr std::string_view kDrivingInputs[] = {"animate2_reference_video"};
 constexpr std::string_view kDrivenInputs[] = {"animate2_reference_image",
                                               "animate2_reference_video"};
 // The text has one of its own where none is given: its stage runs where there is an image.
-constexpr std::string_view kDrivingTextInputs[] = {"animate2_prompt_ref",
-                                                   "animate2_reference_image"};
+constexpr std::string_view kDrivingTextInputs[] = {
+    "animate2_prompt_ref", "animate2_reference_image", "animate2_offload_kv"};
 // What training learns, and what stands in front of it.
 constexpr std::string_view kTargetInputs[] = {"video", "vace_reference_image",
                                               "animate2_reference_image"};
@@ -256,7 +282,7 @@ constexpr atelier::EncodeStage kStages[] = {
      .variants = "wan2.1-i2v-*b|wan2.2-animate-14b"},
     {.name = "given_clip",
      .components = atelier::kLatentsComponents,
-     .inputs = kImagesInputs,
+     .inputs = kGivenInputs,
      .sees_target = true,
      .variants = "*-i2v-*|wan2.2-fun-*"},
     {.name = kShownStage,
@@ -324,6 +350,20 @@ constexpr atelier::EncodeStage kStages[] = {
      .inputs = kVaceInputs,
      .sees_target = true,
      .variants = kVaces},
+    {.name = "vap_text",
+     .components = atelier::kTextComponents,
+     .inputs = kVapTextInputs,
+     .variants = kShown,
+     .per_branch = true},
+    {.name = "vap_image",
+     .components = kImagesComponents,
+     .inputs = kVapInputs,
+     .variants = kShown},
+    {.name = "vap",
+     .components = kVapComponents,
+     .inputs = kVapInputs,
+     .sees_target = true,
+     .variants = kShown},
     {.name = "driving_text",
      .components = atelier::kTextComponents,
      .inputs = kDrivingTextInputs,

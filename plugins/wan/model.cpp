@@ -18,6 +18,7 @@
 #include "prompt.h"
 #include "s2v_stages.h"
 #include "vace.h"
+#include "vap.h"
 
 namespace wan {
 
@@ -49,6 +50,7 @@ Wan::Wan(std::span<const atelier::ComponentRow> rows, std::span<const atelier::D
   variants_.push_back(std::make_unique<VaceInputs>(*this, parts));
   variants_.push_back(std::make_unique<DrivenInputs>(*this));
   variants_.push_back(std::make_unique<AnimateInputs>(*this));
+  variants_.push_back(std::make_unique<VapInputs>(*this));
   variants_.push_back(std::make_unique<LongCatInputs>(*this, parts));
   variants_.push_back(std::make_unique<SpeechInputs>(*this, parts));
 }
@@ -66,13 +68,13 @@ std::vector<int64_t> Wan::ids_of(const atelier::EncodeInputs& in) const {
 }
 
 atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::BlockRunner& runner) {
+  for (const auto& variant : variants_) {
+    if (auto encoded = variant->encode(in, runner)) return *std::move(encoded);
+  }
   if (in.stage == "latents") return encode_target(in, runner);
   if (in.stage == "images" || in.stage == "first_image") return encode_images(in, runner);
   if (in.stage == "given_clip") return encode_given(in, runner);
   if (in.stage == "first_frame") return encode_first(in, runner);
-  for (const auto& variant : variants_) {
-    if (auto encoded = variant->encode(in, runner)) return *std::move(encoded);
-  }
   if (in.stage == "motion") {
     const auto* motion = atelier::find_input<double>(in.values, kMotionInput);
     return {{kMotion, at::tensor({static_cast<float>(*motion)})}};
@@ -93,26 +95,32 @@ atelier::Conditioning Wan::encode_images(const atelier::EncodeInputs& in,
 
 atelier::Conditioning Wan::encode_given(const atelier::EncodeInputs& in,
                                         atelier::BlockRunner& runner) {
-  const bool has_first = in.values.contains(kFirstImage);
-  const at::Tensor some =
-      atelier::clip_input(in.values, has_first ? kFirstImage : kLastImage);  // [3, 1, H, W]
-  const int64_t frames = in.target.frames, T = latent_frames(in.target);
+  const auto image_of = [&](const char* name) {
+    return in.values.contains(name) ? atelier::clip_input(in.values, name) : at::Tensor();
+  };
+  return {{kGivenClip, known_clip(image_of(kFirstImage), image_of(kLastImage), in.target, runner)}};
+}
+
+at::Tensor Wan::known_clip(const at::Tensor& first, const at::Tensor& last,
+                           const atelier::MediaTarget& target, atelier::BlockRunner& runner) {
+  const at::Tensor& some = first.defined() ? first : last;
+  const int64_t frames = target.frames, T = latent_frames(target);
   at::Tensor clip = at::zeros({3, frames, some.size(2), some.size(3)}, some.options());
   // Whether a frame is known; the first one counts as many as a latent frame has.
   at::Tensor known = at::zeros({T * kFrameStride}, some.options());
-  if (has_first) {
-    clip.narrow(1, 0, 1).copy_(some);
+  if (first.defined()) {
+    clip.narrow(1, 0, 1).copy_(first);
     known.narrow(0, 0, kFrameStride).fill_(1);
   }
-  if (in.values.contains(kLastImage) && frames > 1) {
-    clip.narrow(1, frames - 1, 1).copy_(atelier::clip_input(in.values, kLastImage));
+  if (last.defined() && frames > 1) {
+    clip.narrow(1, frames - 1, 1).copy_(last);
     known.narrow(0, known.size(0) - 1, 1).fill_(1);
   }
   const at::Tensor latents = encode_latents({{"clip", clip}}, "clip", runner).at("latents");
   const at::Tensor mask = known.view({T, kFrameStride, 1, 1})
                               .transpose(0, 1)
                               .expand({-1, -1, latents.size(2), latents.size(3)});
-  return {{kGivenClip, at::cat({mask.to(latents.options()), latents})}};
+  return at::cat({mask.to(latents.options()), latents});
 }
 
 atelier::Conditioning Wan::encode_first(const atelier::EncodeInputs& in,

@@ -23,6 +23,12 @@ class Wan final : public atelier::ComponentModel {
   using ComponentModel::tokenizer;
   // [L, text_width] of a text's tokens, of which those behind the limit are cut off.
   at::Tensor encode_cut(std::vector<int64_t> ids, atelier::BlockRunner& runner);
+  // Stage given_clip of images alone.
+  atelier::Conditioning encode_given(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
+  // [4 + C, T, H, W]: which frames are known, and the latents of a clip of them that is grey
+  // elsewhere. The first or the last one may be undefined.
+  at::Tensor known_clip(const at::Tensor& first_C1HW, const at::Tensor& last_C1HW,
+                        const atelier::MediaTarget& target, atelier::BlockRunner& runner);
   // As the denoiser does by itself.
   at::Tensor denoise_alone(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner);
 
@@ -45,7 +51,7 @@ class Wan final : public atelier::ComponentModel {
   // W], which frames are known and the latents of a clip of them that is grey elsewhere. Stage
   // first_frame gives "first_frame", [C, 1, H, W], and "free_frames", [T], which the others are.
   // Stage motion gives "motion": [1] float32. What the stages of variants give is told by their
-  // headers: vace.h, fun.h, camera.h, animate.h, animate2.h, s2v_stages.h and others.
+  // headers: vace.h, fun.h, camera.h, animate.h, animate2.h, vap.h, s2v_stages.h and others.
   atelier::Conditioning encode(const atelier::EncodeInputs& in,
                                atelier::BlockRunner& runner) override;
   atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;
@@ -82,7 +88,6 @@ class Wan final : public atelier::ComponentModel {
   atelier::Conditioning encode_text(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
   atelier::Conditioning encode_images(const atelier::EncodeInputs& in,
                                       atelier::BlockRunner& runner);
-  atelier::Conditioning encode_given(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
   atelier::Conditioning encode_first(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
   int64_t leading_frames(const atelier::Conditioning& cond) const;
 

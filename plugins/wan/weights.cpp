@@ -1,10 +1,12 @@
 // The names of published checkpoints.
+#include <algorithm>
 #include <string>
 
 #include "config.h"
 #include "dit.h"
 #include "longcat.h"
 #include "vace.h"
+#include "vap.h"
 
 namespace wan {
 
@@ -58,7 +60,7 @@ std::string original_name(const std::string& path) {
          path.substr(kInjector.size(), part - kInjector.size()) + path.substr(layer + 1);
 }
 
-// Of Wan2.2-Animate-2.
+// Names in the blocks of Wan2.2-Animate-2.
 constexpr Renamed kInDrivenBlocks[] = {
     {".block.", ""},
     {".k_img.", ".add_k_proj."},
@@ -80,7 +82,26 @@ std::string diffusers_name(const std::string& path) {
                      : atelier::renamed(original_name(path), kOutsideBlocks);
 }
 
+// The denoiser's names with "_mot_ref" behind the first one, in blocks behind the third, where
+// blocks have the numbers of the denoiser's.
+std::string vap_name(const std::string& path) {
+  const std::string name = diffusers_name(path);
+  size_t end = name.find('.');
+  if (!path.starts_with("blocks.")) return name.substr(0, end) + "_mot_ref" + name.substr(end);
+  const size_t number = end + 1;
+  end = name.find('.', number);
+  const int64_t block = std::stoll(name.substr(number, end - number)) * kVapStride;
+  const std::string inner = name.substr(end);  // ".attn1.to_q.weight", ".scale_shift_table"
+  const size_t dot = std::min(inner.find('.', 1), inner.size());
+  return "blocks." + std::to_string(block) + inner.substr(0, dot) + "_mot_ref" + inner.substr(dot);
+}
+
 }  // namespace
+
+WeightMap vap_map(const Detection& part) {
+  Vap vap(atelier::parts::whole_config_of<DitConfig>(part));
+  return atelier::named_weights(vap, vap_name);
+}
 
 WeightMap dit_map(const Detection& part) {
   if (is_longcat(part)) {

@@ -1,22 +1,28 @@
 """Wan2.2-Animate-2 beside diffusers: the denoiser with its driving clip, on both branches and in the distilled form,
 whole clips, in pieces too, and training."""
 
+import json
+import re
 import sys
 import unittest
 from unittest import mock
 
+import numpy as np
 import torch
 from diffusers import DPMSolverMultistepScheduler
 from diffusers.modular_pipelines import WanAnimate2Blocks
 from diffusers.modular_pipelines.wan_animate_2 import denoise
 from PIL import Image
+from safetensors.torch import load_file
 
+import atelier
 import compare
 import references
 import training
 import wan_animate2_models as animate2
 import wan_checks
 import wan_models
+import wan_train_parity_test
 from wan_checks import probe
 
 
@@ -135,6 +141,12 @@ class WanAnimate2ClipTest(wan_checks.FolderTest):
                 expected = self.reference(image, clip, seed=3, segment_frame_length=9, **sizes, **theirs)
                 got = self.ours(image, folder, seed=3, **sizes, **ours)
                 compare.assert_images(f"wan, animate 2, {what}", got, expected)
+            # The other way to compute a step: both branches at once, and the driving clip in each.
+            other = self.ours(image, folder, seed=3, cfg_batch="on", animate2_offload_kv=True, **sizes,
+                              paths=paths, cfg_scale=2)
+            kept = self.ours(image, folder, seed=3, cfg_batch="off", paths=paths, cfg_scale=2, **sizes)
+        compare.assert_images("wan, animate 2, keys that are not kept", other, kept)
+        self.assertGreater(wan_checks.difference(kept, got), 1)
 
     def test_pictures_of_other_shapes_have_bars(self):
         """diffusers cuts off those of the reference image, whose sides are multiples of 16 there."""
@@ -156,6 +168,114 @@ class WanAnimate2ClipTest(wan_checks.FolderTest):
             got = self.ours(image, folder, seed=5, steps=2, height=32, width=32)
         self.assertEqual(161, len(mirrored))
         compare.assert_images("wan, animate 2, clips in pieces", got, expected)
+
+
+class WanAnimate2TrainTest(wan_train_parity_test.Steps):
+    """As published: one command encodes, and one trains queries, keys and values, or LoRAs of them."""
+
+    SIZES = dict(num_frames=9, height=32, width=48)
+    INPUTS = "animate2_prompt_ref,animate2_reference_image,animate2_reference_video"
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.folder, cls.file = animate2.save_spellings(animate2.make_transformer(), cls.dir / "dit")
+        animate2.make_image_encoder().save_pretrained(cls.dir / "image_encoder")
+        cls.rows = [(wan_checks.picture(32, 48, 1), [wan_checks.picture(32, 48, 10 + i) for i in range(9)],
+                     [wan_checks.picture(32, 48, 20 + i) for i in range(9)])]
+        data = cls.dir / "data"
+        for name, frames in zip(("reference", "video", "driving"), ([cls.rows[0][0]], *cls.rows[0][1:])):
+            (data / name).mkdir(parents=True)
+            for i, frame in enumerate(frames):
+                Image.fromarray(frame).save(data / name / f"{i}.png")
+        (data / "metadata.json").write_text(json.dumps([
+            dict(video="video", prompt=PROMPT, animate2_prompt_ref=OF_CLIP, animate2_reference_video="driving",
+                 animate2_reference_image="reference/0.png")]))
+        encoders = [cls.models.model / part for part in ("text_encoder", "vae", "tokenizer")]
+        cls.call("train", encoders + [cls.dir / "image_encoder"], task="sft:data_process",
+                 dataset_base_path=data, dataset_metadata_path=data / "metadata.json", output_path=cls.dir / "encoded",
+                 model_hints=json.dumps({"*": {"variant": "wan2.2-animate2-14b"}}))
+        cls.cache = cls.dir / "encoded/cache"
+        item, = json.loads((cls.cache / "manifest.json").read_text())["items"]
+        cls.encoded = {}
+        for stage in ("text", "driving_text", "driven_image", "driving_frame", "driving", "latents"):
+            cls.encoded |= load_file(cls.cache / stage / f"{item[stage]}.safetensors")
+        cls.samples = [None]
+
+    @classmethod
+    def call(cls, command, paths, **flags):
+        flags = dict(plugin="wan", model_paths=atelier.paths_argument(paths), threads=1, dtype="float32",
+                     data_file_keys="video,animate2_reference_image,animate2_reference_video",
+                     extra_inputs=cls.INPUTS, **cls.SIZES) | flags
+        atelier.run([command, *(word for name, value in flags.items() for word in ("--" + name, value))], cls.dir)
+
+    @staticmethod
+    def pixels(frames):
+        return torch.from_numpy(np.stack(frames)).permute(3, 0, 1, 2)[None].float() / 127.5 - 1
+
+    def test_the_clip_stands_behind_its_reference_image(self):
+        reference, video, driving = self.rows[0]
+        with torch.no_grad():
+            first, clip, other, nothing = (
+                wan_models.encode(self.models.vae, pixels)[0] for pixels in
+                (self.pixels([reference]), self.pixels(video), self.pixels(driving), torch.zeros((1, 3, 9, 32, 48))))
+        known = torch.zeros((4, 4, 4, 6))
+        known[:, 0] = 1
+        for name, expected in (("latents", torch.cat([first, clip], 1)), ("driving_clip", other),
+                               ("given_clip", torch.cat([known, torch.cat([first, nothing], 1)]))):
+            compare.assert_close(f"wan, animate 2, {name}", self.encoded[name], expected)
+
+    # --- the reference side, see Steps ---
+
+    @staticmethod
+    def parameters(transformers):
+        return {
+            f"dit.{name}": parameter
+            for name, parameter in zip(animate2.original(transformers["dit"]), transformers["dit"].parameters())
+            if re.search(r"self_attn\.[qkv]\.", name)
+        }
+
+    def loss(self, transformer, batch, seed, step, part):
+        (_, slot), = batch
+        level = wan_train_parity_test.level_of(seed, slot, step, part)
+        sigma = torch.tensor(wan_train_parity_test.table()[[level]], dtype=torch.float32)
+        clean = self.encoded["latents"]
+        noise = training.normal_noise(training.stream_seed(seed, training.NOISE), slot, step, tuple(clean.shape))
+        inputs = {name: self.encoded[name][None] for name in inputs_of() if name not in ("latents", "sigma")}
+        with animate2.on_cpu():
+            velocity = animate2.velocity(
+                transformer, {"latents": ((1 - sigma) * clean + sigma * noise)[None], "sigma": sigma, **inputs}, False)
+        weight = float(wan_train_parity_test.weights()[level])
+        return weight * (velocity[0] - (noise - clean)).square().mean()
+
+    def test_queries_keys_and_values_learn_as_in_diffusers(self):
+        transformer = animate2.make_transformer()
+        names = [f"dit.blocks.{i}.block.self_attn.{part}" for i in range(10) for part in "qkv"]
+        with self.both("wan, animate 2, training", {"dit": transformer}, wan_train_parity_test.WHOLE, self.file, steps=2,
+                       accumulation=1, extra_inputs=self.INPUTS, trainable_models=",".join(names),
+                       **self.SIZES) as (run, _):
+            saved = load_file(run.weights(2))
+            self.assertIn("blocks.3.block.self_attn.q.weight", saved)
+            inputs = inputs_of(batch=1)
+            with torch.no_grad(), animate2.on_cpu():
+                expected = animate2.velocity(transformer, inputs, False)
+            got = probe("dit", run.weights(2), inputs)["velocity"]
+            compare.assert_close("wan, animate 2, what was trained", got, expected)
+
+    def test_a_lora_of_them_is_read_again(self):
+        self.call("train", self.file, task="sft:train", dataset_base_path=self.cache, output_path=self.dir / "lora",
+                  lora_base_model="dit", lora_target_modules="self_attn.q,self_attn.k,self_attn.v", lora_rank=2,
+                  max_train_steps=2, learning_rate=0.01, dataset_repeat=8)
+        lora = load_file(self.dir / "lora/step-2.safetensors")
+        self.assertEqual(60, len(lora))
+        paths = [self.models.model / part for part in ("text_encoder", "vae", "tokenizer")]
+        flags = dict(prompt=PROMPT, num_inference_steps=1, cfg_scale=1, seed=1, **self.SIZES,
+                     animate2_reference_image=self.dir / "data/reference/0.png",
+                     animate2_reference_video=self.dir / "data/driving")
+        paths += [self.dir / "image_encoder", self.file]
+        plain = wan_checks.generate(paths, None, **flags)
+        learnt = wan_checks.generate(paths, None, lora=self.dir / "lora/step-2.safetensors", **flags)
+        self.assertGreater(wan_checks.difference(plain, learnt), 0.1)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,9 @@ TAKEN = {
     "wan22_fun_a14b_camera_original": "wan2.2-fun-camera-a14b",
     "longcat_video": "longcat-video",
     "wan22_s2v_original": "wan2.2-s2v-14b",
+    "wan_vap_14b": "wan2.1-i2v-14b",
+    "wan22_animate2": "wan2.2-animate2-14b",
+    "wan22_animate2_original": "wan2.2-animate2-14b",
 }
 
 
@@ -57,12 +60,21 @@ class WanInspect(unittest.TestCase):
                 self.assertNotIn("refused", told)
                 taken = told["taken_by"]
                 self.assertEqual(("wan", "dit", variant), (taken["family"], taken["component"], taken["variant"]))
-                others = ["vace"] if "vace" in variant else ["animate_adapter"] if "animate-" in variant else []
+                name = pathlib.Path(told["path"]).parent.name
+                others = [part for part in ("vace", "vap") if f"wan_{part}" in name]
+                others += ["animate_adapter"] if "animate-" in variant else []
                 self.assertEqual(others, [other["component"] for other in taken.get("others", [])])
 
     def test_the_audio_encoder_is_taken(self):
         (told, component), = self.inspect({"wav2vec2": "audio_encoder"}, code=0)
         self.assertEqual(("wan", component), (told["taken_by"]["family"], told["taken_by"]["component"]))
+
+    def test_the_distilled_form_is_told_by_its_path(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "wan_animate_2_bf16_distillation.safetensors"
+            write_published(path, "wan22_animate2_original")
+            told = json.loads(program.run("inspect", path, "--json", code=0).stdout)
+        self.assertEqual("wan2.2-animate2-14b-distill", told["taken_by"]["variant"])
 
     def test_the_motion_controller_is_taken(self):
         (told, component), = self.inspect({"wan_speed_controller": "motion_controller"}, code=0)
