@@ -6,6 +6,8 @@
 #include "atelier/part_view.h"
 #include "atelier/parts/causal_vae.h"
 
+#include "dancer.h"
+
 namespace wan {
 
 using atelier::Detection;
@@ -81,6 +83,7 @@ DitConfig read_dit(const PartView& view, const PartSpelling& names) {
   c.channels = view.parts(names.of("head.head.weight", "proj_out.weight"), 0, c.patch * c.patch);
   c.given_channels = view.dim("patch_embedding.weight", 1) - c.channels;
   read_images(view, names, c);
+  if (dances(view)) read_dance(view, c);
   if (view.dim("patch_embedding.weight", 2) != 1 || c.time_width % 2 != 0)
     view.refuse("has patches of several frames, or an odd width of time");
   view.require_config(
@@ -93,6 +96,7 @@ DitConfig read_dit(const PartView& view, const PartSpelling& names) {
 }
 
 std::string_view variant_of(const DitConfig& c) {
+  if (c.music_channels > 0) return kDancerLocal;
   if (c.image_rows > 0) return "wan2.1-i2v-14b-flf2v";
   if (c.image_width > 0) return c.width < 5120 ? "wan2.1-i2v-1.3b" : "wan2.1-i2v-14b";
   if (c.given_channels > 0) return "wan2.2-i2v-a14b";
@@ -107,7 +111,7 @@ std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
       atelier::find_spelling(checkpoint, kPrefixes, kOriginalMarkers, kDiffusersMarkers);
   if (!names) return std::nullopt;
   const PartView view(checkpoint, names->prefix, "DiT");
-  view.refuse_kinds(kUnsupported);
+  if (!dances(view)) view.refuse_kinds(kUnsupported);
   view.refuse_quantised();
   const DitConfig config = read_dit(view, *names);
   Detection part = atelier::detection_of("dit", names->name(), config, names->prefix);

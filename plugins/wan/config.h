@@ -8,11 +8,16 @@
 
 namespace wan {
 
+// Two files of the same tensors, told by their paths. The first makes pictures that lie far apart
+// in time, each alone in its latent frame; the second what happens between them.
+inline constexpr std::string_view kDancerGlobal = "wan-dancer-14b-global",
+                                  kDancerLocal = "wan-dancer-14b-local";
+
 // Each expert of wan2.2-t2v-a14b has the tensors of wan2.1-t2v-14b.
 inline constexpr std::string_view kVariants[] = {
-    "wan2.1-t2v-1.3b", "wan2.1-t2v-14b",  "wan2.1-t2v-14b-krea",
-    "wan2.1-i2v-1.3b", "wan2.1-i2v-14b",  "wan2.1-i2v-14b-flf2v",
-    "wan2.2-t2v-a14b", "wan2.2-i2v-a14b", "wan2.2-ti2v-5b"};
+    "wan2.1-t2v-1.3b", "wan2.1-t2v-14b",       "wan2.1-t2v-14b-krea", "wan2.1-i2v-1.3b",
+    "wan2.1-i2v-14b",  "wan2.1-i2v-14b-flf2v", "wan2.2-t2v-a14b",     "wan2.2-i2v-a14b",
+    "wan2.2-ti2v-5b",  kDancerGlobal,          kDancerLocal};
 
 // The variant of wide latents, and their channels, which no other variant has.
 inline constexpr const char* kWide = "wan2.2-ti2v-5b";
@@ -30,6 +35,8 @@ struct DitConfig {
   int64_t given_channels;  // of what is known of the clip, beside the latents; 0: nothing is
   int64_t patch;           // latent cells per token along height and width
   double norm_eps;
+  // Of a model that dances: features of the music, and its encoder; 0: it does not.
+  int64_t music_channels = 0, music_width = 0, music_mlp_width = 0, music_layers = 0;
 
   int64_t head_dim() const { return width / heads; }
 
@@ -41,6 +48,8 @@ struct DitConfig {
     fields("time_width", time_width), fields("channels", channels);
     fields("given_channels", given_channels), fields("patch", patch);
     fields("norm_eps", norm_eps);
+    fields("music_channels", music_channels), fields("music_width", music_width);
+    fields("music_mlp_width", music_mlp_width), fields("music_layers", music_layers);
   }
 };
 

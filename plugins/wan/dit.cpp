@@ -11,6 +11,7 @@
 #include "atelier/named_inputs.h"
 #include "atelier/ops/pointwise.h"
 
+#include "dancer.h"
 #include "motion.h"
 
 namespace wan {
@@ -60,14 +61,16 @@ Embeddings::Embeddings(Module* parent, const DitConfig& c)
 }
 
 Dit::Dit(const DitConfig& c)
-    : Denoiser(nullptr, "dit"),
-      config_(c),
-      embeddings_(this, c),
-      head_modulation_(declare("head.modulation", {1, 2, c.width}, kFloat32)),
-      head_(this, "head.head", c.width, c.channels * c.patch * c.patch) {
+    : Denoiser(nullptr, "dit"), config_(c), embeddings_(this, c), head_(this, "head", c) {
   if (c.image_width > 0) image_embedding_ = std::make_unique<ImageEmbedding>(this, "img_emb", c);
-  for (int64_t i = 0; i < c.layers; ++i)
+  if (c.music_channels > 0) {
+    dance_ = std::make_unique<Dance>(this, c);
+    additions_.push_back(dance_.get());
+  }
+  for (int64_t i = 0; i < c.layers; ++i) {
     blocks_.push_back(std::make_unique<DitBlock>(this, "blocks." + std::to_string(i), c));
+    if (dance_) dance_->declare_behind(i);
+  }
 }
 
 Dit::~Dit() = default;
@@ -82,6 +85,18 @@ std::vector<atelier::ConditioningEntry> Dit::entries() const {
   }
   entries.push_back({.name = config_.given_channels > 0 ? kGivenClip : kFirstFrame});
   entries.push_back({.name = kMotionRows});
+  if (dance_) {
+    entries.push_back({.name = kReferenceEmbeds,
+                       .width = config_.image_width,
+                       .lengths = "reference_lengths",
+                       .encoder = ""});
+    entries.push_back({.name = kMusic,
+                       .width = config_.music_channels,
+                       .lengths = "music_lengths",
+                       .encoder = ""});
+    entries.push_back({.name = kFramePlaces});
+    entries.push_back({.name = kSkipsBlock});
+  }
   return entries;
 }
 
@@ -302,7 +317,9 @@ at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& 
     context.push_back(images.rows.tensor());
   }
 
-  const at::Tensor tokens = embeddings_.patches(with_given(in));
+  const bool is_slow = dance_ && Dance::is_slow(in);
+  const at::Tensor tokens =
+      is_slow ? dance_->patches(with_given(in)) : embeddings_.patches(with_given(in));
   const at::Tensor all = in_order(
       around, [&](int64_t b) { return tokens.narrow(0, b * T * H * W, T * H * W); },
       [](const Stretch& stretch) { return stretch.rows_LD; });
@@ -319,10 +336,9 @@ at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& 
   for (Addition* addition : additions_) addition->begin(pass);
   for (int64_t i = 0; i < std::ssize(blocks_); ++i) run_block(i, pass);
 
-  const std::vector<at::Tensor> m = (head_modulation_->draw() + time.unsqueeze(1)).unbind(1);
+  const Head& head = is_slow ? dance_->head() : head_;
   // Values of a token: its rows, its columns, then channels.
-  return tokens_of(pass, head_.forward(
-                             ops::norm_modulate(pass.x, m[0], m[1], level_rows, config_.norm_eps)))
+  return tokens_of(pass, head.forward(pass.x, time, level_rows))
       .view({B, T, H, W, p, p, C})
       .permute({0, 6, 1, 2, 4, 3, 5})
       .reshape({B, C, T, H * p, W * p});

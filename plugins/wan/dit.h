@@ -16,6 +16,8 @@
 
 namespace wan {
 
+class Dance;
+
 // Rows of a prompt; those behind its tokens are zero.
 inline constexpr int64_t kTextRows = 512;
 
@@ -62,7 +64,8 @@ class Dit final : public atelier::Denoiser, public atelier::SharesRows {
   // Reads "prompt_embeds": [L, text_width] of each sample, L at most kTextRows. Where the config
   // has them, "image_embeds", [L, image_width], and "given_clip", [given_channels, T, H, W]. The
   // first frame of latents with a "first_frame" is clean, and its tokens are told noise level 0.
-  // "motion_rows", [6 width], are added to a sample's projected time.
+  // "motion_rows", [6 width], are added to a sample's projected time. Of a model that dances also
+  // what dancer.h names.
   at::Tensor denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) override;
 
   int64_t channels() const override { return config_.channels; }
@@ -96,8 +99,8 @@ class Dit final : public atelier::Denoiser, public atelier::SharesRows {
   Embeddings embeddings_;
   std::unique_ptr<ImageEmbedding> image_embedding_;  // null: no images are read
   std::vector<std::unique_ptr<DitBlock>> blocks_;
-  atelier::WeightPtr head_modulation_;
-  atelier::nn::Linear head_;
+  Head head_;
+  std::unique_ptr<Dance> dance_;      // null: it does not dance
   std::vector<Addition*> additions_;  // that run now
   // By sizes of the latents, and how many rows stand around them.
   atelier::nn::RecentTables<std::pair<std::vector<int64_t>, at::Device>, atelier::nn::Waves> waves_;

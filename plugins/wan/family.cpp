@@ -73,10 +73,10 @@ constexpr ComponentRow kRows[] = {
     atelier::parts::t5_row<kTextEncoder>(
         "umT5-XXL: text_encoder/*.safetensors, models_t5_umt5-xxl-enc-bf16.pth or "
         "umt5_xxl_fp16.safetensors"),
-    atelier::parts::clip_vision_row<kImageEncoder>(
-        "CLIP ViT-H/14 of image to video of Wan 2.1: image_encoder/*.safetensors, "
-        "models_clip_*.pth or clip_vision_h.safetensors",
-        /*required=*/false, "wan2.1-i2v-*"),
+    atelier::parts::clip_vision_row<kImageEncoder>("CLIP ViT-H/14 of image to video of Wan 2.1 and "
+                                                   "of Wan-Dancer: image_encoder/*.safetensors, "
+                                                   "models_clip_*.pth or clip_vision_h.safetensors",
+                                                   /*required=*/false),
     {.spec = {.name = "vae",
               .role = Role::kVae,
               .help = "vae/*.safetensors, Wan2.1_VAE.pth or wan_2.1_vae.safetensors; of "
@@ -137,6 +137,10 @@ bool is_wide(const Detection& part) {
   return has_channels(part, kWideChannels);
 }
 
+bool is_dancer(const Detection& part) {
+  return part.variant == kDancerGlobal || part.variant == kDancerLocal;
+}
+
 bool is_expert(const Detection& part) {
   return part.variant == kTextExperts || part.variant == kImageExperts;
 }
@@ -170,6 +174,8 @@ class Family final : public atelier::ComponentFamily {
   }
   atelier::MediaDefaults media_defaults(const Detection& denoiser) const override {
     if (denoiser.variant == kWide) return {.target = {121, 704, 1280}, .fps = 24};
+    if (denoiser.variant == kDancerGlobal) return {.target = {38, 1280, 720}, .fps = 7.5};
+    if (denoiser.variant == kDancerLocal) return {.target = {149, 1280, 720}, .fps = 30};
     return {.target = {81, 480, 832}, .fps = 16};
   }
 
@@ -192,6 +198,8 @@ class Family final : public atelier::ComponentFamily {
     std::vector<FoundPart*> experts;
     for (FoundPart& found : parts) {
       if (!found.part.component.starts_with("dit")) continue;
+      if (is_dancer(found.part) && found.hint.variant.empty() && says(found.path, {"global"}))
+        found.part.variant = kDancerGlobal;
       if (may_be_expert(found.part)) {
         experts.push_back(&found);
       } else {
@@ -224,7 +232,12 @@ class Family final : public atelier::ComponentFamily {
                  .pixel_multiple = 32,
                  .token_stride = 32,
                  .takes_clips = true};
-    return std::make_unique<Wan>(rows(), parts, options, latents);
+    const auto denoiser = std::ranges::find_if(parts, [](const Detection& part) {
+      return !part.variant.empty() && part.component.starts_with("dit");
+    });
+    const std::string variant = denoiser == parts.end() ? std::string() : denoiser->variant;
+    if (variant == kDancerGlobal) latents.temporal_stride = 1;
+    return std::make_unique<Wan>(rows(), parts, options, latents, variant);
   }
 
  private:

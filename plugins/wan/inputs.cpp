@@ -1,6 +1,8 @@
 // What the variants are given, and the stages that encode it.
 #include "atelier/component_family.h"
 
+#include "config.h"
+#include "music.h"
 #include "tables.h"
 
 namespace wan {
@@ -39,6 +41,44 @@ constexpr InputSpec kInputs[] = {
      .kind = InputKind::kReal,
      .variants = kSmallText,
      .help = "how much moves, from 0 to 100; needs the motion controller"},
+    {.name = "wantodance_music_path",
+     .kind = InputKind::kAudio,
+     .required = true,
+     .variants = kDancers,
+     .help = "the music; of the local model as long as the clip",
+     .channels = 1,
+     .sample_rate = kMusicSampleRate,
+     .is_soundtrack = true},
+    {.name = "wantodance_reference_image",
+     .kind = InputKind::kImage,
+     .required = true,
+     .variants = kDancers,
+     .help = "who dances, scaled into the size of the clip; gray where it is not covered",
+     .fit = atelier::InputFit::kPad,
+     .pad_level = 127},
+    {.name = "wantodance_keyframes",
+     .kind = InputKind::kVideo,
+     .required = true,
+     .required_by = kDancerLocal,
+     .variants = kDancers,
+     .help =
+         "a clip of key frames in their places; of n pictures of the global model 4 (n - 1) + 1 "
+         "frames, without it the reference image and nothing else",
+     .fit = atelier::InputFit::kPad,
+     .pad_level = 127},
+    {.name = "wantodance_keyframes_mask",
+     .kind = InputKind::kInteger,
+     .required = true,
+     .required_by = kDancerLocal,
+     .variants = kDancers,
+     .help = "for each frame of them 1 if it is one, else 0; without it the first frame is",
+     .max_count = 65'536},
+    {.name = "wantodance_fps",
+     .kind = InputKind::kReal,
+     .variants = kDancers,
+     .help =
+         "frames per second, as the prompt has them behind 帧率是; 30 of the local model, of the "
+         "global one without it 149 frames for the whole music"},
     {.name = "input_video",
      .kind = InputKind::kVideo,
      .use = InputUse::kGenerate,
@@ -55,6 +95,11 @@ constexpr InputSpec kInputs[] = {
 constexpr std::string_view kImagesComponents[] = {"image_encoder"};
 constexpr std::string_view kImagesInputs[] = {"input_image", "end_image"};
 constexpr std::string_view kFirstImageInputs[] = {"input_image"};
+constexpr std::string_view kKeyframesComponents[] = {"image_encoder", "vae"};
+constexpr std::string_view kMusicInputs[] = {"wantodance_music_path", "wantodance_fps"};
+constexpr std::string_view kReferenceInputs[] = {"wantodance_reference_image"};
+constexpr std::string_view kKeyframesInputs[] = {
+    "wantodance_keyframes", "wantodance_keyframes_mask", "wantodance_reference_image"};
 constexpr std::string_view kMotionComponents[] = {"motion_controller"};
 constexpr std::string_view kMotionInputs[] = {"motion_bucket_id"};
 
@@ -84,6 +129,20 @@ constexpr atelier::EncodeStage kStages[] = {
      .components = kMotionComponents,
      .inputs = kMotionInputs,
      .variants = kSmallText},
+    {.name = "music",
+     .components = {},
+     .inputs = kMusicInputs,
+     .sees_target = true,
+     .variants = kDancers},
+    {.name = "reference",
+     .components = kImagesComponents,
+     .inputs = kReferenceInputs,
+     .variants = kDancers},
+    {.name = "keyframes",
+     .components = kKeyframesComponents,
+     .inputs = kKeyframesInputs,
+     .sees_target = true,
+     .variants = kDancers},
     atelier::kVideoStage,
 };
 

@@ -8,6 +8,7 @@
 #include "atelier/named_inputs.h"
 #include "atelier/parts/clip.h"
 
+#include "dancer.h"
 #include "dit.h"
 #include "motion.h"
 #include "prompt.h"
@@ -34,7 +35,18 @@ constexpr std::string_view kNegativePrompt =
 
 }  // namespace
 
+Wan::Wan(std::span<const atelier::ComponentRow> rows, std::span<const atelier::Detection> parts,
+         const atelier::ModelOptions& options, const atelier::LatentSpec& latents,
+         std::string variant)
+    : ComponentModel(rows, parts, options, latents), variant_(std::move(variant)) {}
+
 Wan::~Wan() = default;
+
+atelier::MediaTarget Wan::target(const atelier::Inputs& inputs,
+                                 const atelier::MediaTarget& asked) const {
+  if (is_dancer()) check_dance(inputs, asked);
+  return asked;
+}
 
 std::vector<int64_t> Wan::ids_of(const atelier::EncodeInputs& in) const {
   const std::string& given = atelier::text_input(in.values, "prompt");
@@ -42,6 +54,7 @@ std::vector<int64_t> Wan::ids_of(const atelier::EncodeInputs& in) const {
 }
 
 atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::BlockRunner& runner) {
+  if (in.stage == "latents" && variant_ == kDancerGlobal) return encode_pictures(in, runner);
   if (in.stage == "latents") return encode_latents(in.values, "video", runner);
   if (in.stage == "images" || in.stage == "first_image") return encode_images(in, runner);
   if (in.stage == "given_clip") return encode_given(in, runner);
@@ -50,7 +63,18 @@ atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::Bloc
     const auto* motion = atelier::find_input<double>(in.values, kMotionInput);
     return {{kMotion, at::tensor({static_cast<float>(*motion)})}};
   }
-  return encode_text(in, runner);
+  if (in.stage == "music") return encode_music(in);
+  if (in.stage == "reference") return encode_reference(in, runner);
+  if (in.stage == "keyframes") return encode_keyframes(in, runner);
+  atelier::Conditioning made = encode_text(in, runner);
+  if (in.is_negative && is_dancer()) made[kSkipsBlock] = at::ones({1});
+  return made;
+}
+
+void Wan::decode(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner,
+                 const atelier::FrameSink& sink) {
+  if (variant_ == kDancerGlobal) return decode_pictures(latents_BCTHW, runner, sink);
+  ComponentModel::decode(latents_BCTHW, runner, sink);
 }
 
 atelier::Conditioning Wan::encode_images(const atelier::EncodeInputs& in,

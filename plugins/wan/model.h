@@ -1,21 +1,31 @@
 // One loaded Wan: how prompts and images are encoded.
 #pragma once
 
+#include <string>
+
 #include "atelier/component_model.h"
 
 namespace wan {
 
 class Wan final : public atelier::ComponentModel {
  public:
-  using ComponentModel::ComponentModel;
+  // `variant`: that of the denoiser. See ComponentModel for the others.
+  Wan(std::span<const atelier::ComponentRow> rows, std::span<const atelier::Detection> parts,
+      const atelier::ModelOptions& options, const atelier::LatentSpec& latents,
+      std::string variant);
   ~Wan() override;
+
+  // Checks what one that dances is given.
+  atelier::MediaTarget target(const atelier::Inputs& inputs,
+                              const atelier::MediaTarget& asked) const override;
 
   // Stage text gives "prompt_embeds": [L, text_width], in compute dtype; an empty negative prompt
   // is the published one. Stages images and first_image give "image_embeds": [L, image_width], the
   // rows of each image, first the first frame's. Stage given_clip gives "given_clip": [4 + C, T, H,
   // W], which frames are known and the latents of a clip of them that is grey elsewhere. Stage
   // first_frame gives "first_frame", [C, 1, H, W], and "free_frames", [T], which the others are.
-  // Stage motion gives "motion": [1] float32.
+  // Stage motion gives "motion": [1] float32. Stages music, reference and keyframes give what
+  // dancer.h names, and the last one "image_embeds" and "given_clip".
   atelier::Conditioning encode(const atelier::EncodeInputs& in,
                                atelier::BlockRunner& runner) override;
   atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;
@@ -29,6 +39,10 @@ class Wan final : public atelier::ComponentModel {
   std::optional<atelier::GivenLatents> given(const atelier::Conditioning& cond,
                                              at::IntArrayRef latents_CTHW) const override;
 
+  // Pictures that stand alone are decoded one by one.
+  void decode(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner,
+              const atelier::FrameSink& sink) override;
+
   // In the image encoder "image" [B, 3, H, W] becomes "image_embeds" [B, L, image_width], and in
   // the motion controller "motion" [B] "motion_rows" [B, 6 width].
   atelier::NamedTensors probe(std::string_view component, const atelier::NamedTensors& inputs,
@@ -41,6 +55,22 @@ class Wan final : public atelier::ComponentModel {
                                       atelier::BlockRunner& runner);
   atelier::Conditioning encode_given(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
   atelier::Conditioning encode_first(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
+
+  // Of one that dances, see dancer_stages.cpp.
+  bool is_dancer() const;
+  void check_dance(const atelier::Inputs& inputs, const atelier::MediaTarget& target) const;
+  at::Tensor look_at(const at::Tensor& image, atelier::BlockRunner& runner);
+  atelier::Conditioning encode_music(const atelier::EncodeInputs& in) const;
+  atelier::Conditioning encode_reference(const atelier::EncodeInputs& in,
+                                         atelier::BlockRunner& runner);
+  atelier::Conditioning encode_keyframes(const atelier::EncodeInputs& in,
+                                         atelier::BlockRunner& runner);
+  atelier::Conditioning encode_pictures(const atelier::EncodeInputs& in,
+                                        atelier::BlockRunner& runner);
+  void decode_pictures(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner,
+                       const atelier::FrameSink& sink);
+
+  std::string variant_;
 };
 
 }  // namespace wan

@@ -1,4 +1,5 @@
 // How the variants are sampled.
+#include "config.h"
 #include "tables.h"
 
 namespace wan {
@@ -69,7 +70,18 @@ constexpr ScheduleDefaults of_diffusers_dpm(std::string_view variants, double by
   return schedule;
 }
 
+constexpr ScheduleDefaults of_dancer(std::string_view variant, int steps) {
+  return {.name = "default",
+          .variants = variant,
+          .num_inference_steps = steps,
+          .cfg_scale = 5.0,
+          .shift = shift(5),
+          .help = "straight steps, as the original repository samples"};
+}
+
 constexpr ScheduleDefaults kSchedules[] = {
+    of_dancer(kDancerGlobal, 48),
+    of_dancer(kDancerLocal, 24),
     {.name = "default",
      .variants = kKrea,
      .num_inference_steps = 6,

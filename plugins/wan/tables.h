@@ -12,7 +12,8 @@ namespace wan {
 
 inline constexpr std::string_view kTextExperts = "wan2.2-t2v-a14b",
                                   kImageExperts = "wan2.2-i2v-a14b", kSmallText = "wan2.1-t2v-1.3b",
-                                  kText = "wan2.1-t2v-14b", kKrea = "wan2.1-t2v-14b-krea";
+                                  kText = "wan2.1-t2v-14b", kKrea = "wan2.1-t2v-14b-krea",
+                                  kDancers = "wan-dancer-*";
 
 std::span<const atelier::InputSpec> input_table();
 std::span<const atelier::EncodeStage> stage_table();

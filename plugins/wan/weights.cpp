@@ -2,6 +2,7 @@
 #include <string>
 
 #include "config.h"
+#include "dancer.h"
 #include "dit.h"
 
 namespace wan {
@@ -54,7 +55,7 @@ std::string diffusers_name(const std::string& path) {
 
 WeightMap dit_map(const Detection& part) {
   Dit dit(atelier::config_of<DitConfig>(part));
-  if (part.spelling == "original") return atelier::named_weights(dit);
+  if (part.spelling == "original") return atelier::named_weights(dit, dance_name);
   return atelier::named_weights(dit, diffusers_name);
 }
 

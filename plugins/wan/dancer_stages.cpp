@@ -1,0 +1,153 @@
+// How Wan-Dancer's inputs are checked and encoded.
+#include <algorithm>
+#include <cmath>
+
+#include <ATen/ATen.h>
+
+#include "atelier/error.h"
+#include "atelier/named_inputs.h"
+#include "atelier/parts/clip.h"
+
+#include "dancer.h"
+#include "dit.h"
+#include "model.h"
+#include "music.h"
+
+namespace wan {
+
+using atelier::Conditioning;
+using atelier::EncodeInputs;
+using atelier::Error;
+using atelier::ErrorCode;
+using atelier::Inputs;
+
+namespace {
+
+constexpr const char *kMusicInput = "wantodance_music_path", *kFps = "wantodance_fps",
+                     *kReference = "wantodance_reference_image",
+                     *kKeyframes = "wantodance_keyframes",
+                     *kKeyframesMask = "wantodance_keyframes_mask";
+
+constexpr int64_t kPublishedFrames = 149;  // that music is spread over, at the rate of the pictures
+constexpr int64_t kImagePatch = 14;        // of the image encoder
+constexpr int64_t kTokenPixels = 16;
+
+// Frames of the clip of key frames, of which `latent_frames` are made.
+int64_t keyed_frames(int64_t latent_frames) {
+  return kFrameStride * (latent_frames - 1) + 1;
+}
+
+void check_sides(const atelier::MediaTarget& target) {
+  const int64_t tokens = target.height / kTokenPixels * (target.width / kTokenPixels);
+  if (tokens % kBeatsAFrame == 0) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "frames of " + std::to_string(target.width) + " x " + std::to_string(target.height) +
+                  " pixels have " + std::to_string(tokens) +
+                  " tokens, which are cut into 8 beats of music",
+              "make (height / 16) (width / 16) a multiple of 8, as 720 x 1280 has it");
+}
+
+void check_count(const char* name, const char* what, int64_t count, int64_t wanted) {
+  if (count == wanted) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              std::string(name) + ": " + std::to_string(count) + " " + what + ", and " +
+                  std::to_string(wanted) + " are read",
+              "give one for each frame of the clip; of " + std::string(kDancerGlobal) +
+                  " 4 (n - 1) + 1 for n pictures");
+}
+
+double fps_of(const Inputs& inputs, int64_t rows, bool is_global) {
+  if (const auto* said = atelier::find_input<double>(inputs, kFps)) {
+    if (*said > 0) return *said;
+    throw Error(ErrorCode::kInvalidArgument, std::string(kFps) + " is not above 0",
+                "use 7.5, or 30 of the local model");
+  }
+  if (!is_global) return static_cast<double>(kMusicRate);
+  // As its authors have it: 149 frames for the whole music.
+  const double times = std::floor(static_cast<double>(rows) / kPublishedFrames + 0.5);
+  return std::round(static_cast<double>(kMusicRate) / std::max(times, 1.0) * 1e4) / 1e4;
+}
+
+}  // namespace
+
+bool Wan::is_dancer() const {
+  return variant_ == kDancerGlobal || variant_ == kDancerLocal;
+}
+
+void Wan::check_dance(const Inputs& inputs, const atelier::MediaTarget& target) const {
+  if (target.height > 0 && target.width > 0) check_sides(target);
+  if (target.frames < 1) return;
+  const int64_t frames = keyed_frames(latent_shape(target, {})[1]);
+  if (const auto* keys = atelier::find_input<at::Tensor>(inputs, kKeyframes))
+    check_count(kKeyframes, "frames", keys->size(1), frames);
+  if (const auto* mask = atelier::find_input<std::vector<int64_t>>(inputs, kKeyframesMask))
+    check_count(kKeyframesMask, "numbers", std::ssize(*mask), frames);
+}
+
+Conditioning Wan::encode_music(const EncodeInputs& in) const {
+  const at::Tensor& sound = *atelier::find_input<at::Tensor>(in.values, kMusicInput);  // [1, N]
+  const int64_t rows = music_rows(sound.size(1));
+  const at::Tensor features = sound.is_meta()
+                                  ? at::empty({rows, kMusicChannels}, sound.options())
+                                  : music_features(sound[0].to(at::kCPU)).to(sound.device());
+  Conditioning made = {{kMusic, features}};
+  const double fps = fps_of(in.values, rows, variant_ == kDancerGlobal);
+  if (const auto places = frame_places(latent_shape(in.target, {})[1], fps))
+    made[kFramePlaces] = places->to(sound.device());
+  return made;
+}
+
+// What the image encoder sees: all of it, whatever its shape is, as the model was trained.
+at::Tensor Wan::look_at(const at::Tensor& image, atelier::BlockRunner& runner) {
+  const auto& clip = loaded<atelier::parts::ClipVision>("image_encoder");
+  const auto cells = std::lround(std::sqrt(static_cast<double>(clip.rows() - 1)));
+  const int64_t side = kImagePatch * cells;
+  const at::Tensor square =
+      at::upsample_bicubic2d(image.unsqueeze(0), {side, side}, /*align_corners=*/false)[0];
+  return clip.forward(square, runner);
+}
+
+Conditioning Wan::encode_reference(const EncodeInputs& in, atelier::BlockRunner& runner) {
+  return {
+      {kReferenceEmbeds, look_at(atelier::clip_input(in.values, kReference).select(1, 0), runner)}};
+}
+
+// Which frames are known, and the latents of a clip of them that is black elsewhere. Without key
+// frames the reference image is the first one, and the only one.
+Conditioning Wan::encode_keyframes(const EncodeInputs& in, atelier::BlockRunner& runner) {
+  check_dance(in.values, in.target);
+  const int64_t T = latent_shape(in.target, {})[1], frames = keyed_frames(T);
+  const bool has_clip = in.values.contains(kKeyframes);
+  const at::Tensor shown = atelier::clip_input(in.values, has_clip ? kKeyframes : kReference);
+  std::vector<int64_t> numbers(static_cast<size_t>(frames), 0);
+  numbers.front() = 1;
+  if (const auto* mask = atelier::find_input<std::vector<int64_t>>(in.values, kKeyframesMask))
+    numbers = *mask;
+  const at::Tensor is_known = at::tensor(numbers).eq(1).to(shown.device());
+  const at::Tensor clip = at::where(is_known.view({1, -1, 1, 1}), shown, -1.0);
+
+  // The first frame counts as many times as a latent frame has frames.
+  const at::Tensor known =
+      at::cat({is_known.narrow(0, 0, 1).expand({kFrameStride - 1}), is_known}).view({T, -1, 1, 1});
+  const at::Tensor latents = encode_latents({{"clip", clip}}, "clip", runner).at("latents");
+  const at::Tensor mask = known.transpose(0, 1).expand({-1, -1, latents.size(2), latents.size(3)});
+  return {{kImageEmbeds, look_at(clip.select(1, 0), runner)},
+          {kGivenClip, at::cat({mask.to(latents.options()), latents})}};
+}
+
+// Each frame of a clip alone.
+Conditioning Wan::encode_pictures(const EncodeInputs& in, atelier::BlockRunner& runner) {
+  const at::Tensor clip = atelier::clip_input(in.values, "video");
+  std::vector<at::Tensor> pictures;
+  for (const at::Tensor& frame : clip.split(1, 1))
+    pictures.push_back(encode_latents({{"picture", frame}}, "picture", runner).at("latents"));
+  return {{"latents", at::cat(pictures, 1)}};
+}
+
+void Wan::decode_pictures(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner,
+                          const atelier::FrameSink& sink) {
+  for (const at::Tensor& picture : latents_BCTHW.split(1, 2))
+    ComponentModel::decode(picture, runner, sink);
+}
+
+}  // namespace wan
