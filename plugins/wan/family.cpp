@@ -145,6 +145,14 @@ bool is_expert(const Detection& part) {
   return part.variant == kTextExperts || part.variant == kImageExperts;
 }
 
+// The denoiser's; without one, what the user calls the parts.
+std::string variant_of(std::span<const Detection> parts) {
+  const auto denoiser = std::ranges::find_if(
+      parts, [](const Detection& part) { return part.component.starts_with("dit"); });
+  if (denoiser != parts.end()) return denoiser->variant;
+  return parts.empty() ? std::string() : parts.front().variant;
+}
+
 // Whether a denoiser may be one of two experts.
 bool may_be_expert(const Detection& part) {
   return !is_wide(part) && part.integer("image_width") == 0;
@@ -232,10 +240,7 @@ class Family final : public atelier::ComponentFamily {
                  .pixel_multiple = 32,
                  .token_stride = 32,
                  .takes_clips = true};
-    const auto denoiser = std::ranges::find_if(parts, [](const Detection& part) {
-      return !part.variant.empty() && part.component.starts_with("dit");
-    });
-    const std::string variant = denoiser == parts.end() ? std::string() : denoiser->variant;
+    const std::string variant = variant_of(parts);
     if (variant == kDancerGlobal) latents.temporal_stride = 1;
     return std::make_unique<Wan>(rows(), parts, options, latents, variant);
   }
