@@ -26,7 +26,8 @@ namespace {
 constexpr const char *kMusicInput = "wantodance_music_path", *kFps = "wantodance_fps",
                      *kReference = "wantodance_reference_image",
                      *kKeyframes = "wantodance_keyframes",
-                     *kKeyframesMask = "wantodance_keyframes_mask";
+                     *kKeyframesMask = "wantodance_keyframes_mask",
+                     *kFramewise = "framewise_decoding";
 
 constexpr int64_t kPublishedFrames = 149;  // that music is spread over, at the rate of the pictures
 constexpr int64_t kImagePatch = 14;        // of the image encoder
@@ -76,6 +77,11 @@ bool Wan::is_dancer() const {
 
 void Wan::check_dance(const Inputs& inputs, const atelier::MediaTarget& target) const {
   if (target.height > 0 && target.width > 0) check_sides(target);
+  if (const auto* alone = atelier::find_input<bool>(inputs, kFramewise); alone && !*alone) {
+    throw Error(ErrorCode::kInvalidArgument,
+                std::string(kFramewise) + " is off, and pictures of this model stand alone",
+                "leave it out");
+  }
   if (target.frames < 1) return;
   const int64_t frames = keyed_frames(latent_shape(target, {})[1]);
   if (const auto* keys = atelier::find_input<at::Tensor>(inputs, kKeyframes))

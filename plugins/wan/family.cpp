@@ -145,12 +145,19 @@ bool is_expert(const Detection& part) {
   return part.variant == kTextExperts || part.variant == kImageExperts;
 }
 
-// The denoiser's; without one, what the user calls the parts.
+// The variant that encoders work for where it tells how, and no denoiser is there to say it.
+constexpr const char* kBeside = "beside";
+
+// The denoiser's, or what stands in an encoder's numbers.
 std::string variant_of(std::span<const Detection> parts) {
-  const auto denoiser = std::ranges::find_if(
-      parts, [](const Detection& part) { return part.component.starts_with("dit"); });
-  if (denoiser != parts.end()) return denoiser->variant;
-  return parts.empty() ? std::string() : parts.front().variant;
+  for (const Detection& part : parts) {
+    if (part.component.starts_with("dit")) return part.variant;
+  }
+  for (const Detection& part : parts) {
+    const auto found = part.config.find(kBeside);
+    if (found != part.config.end()) return std::get<std::string>(found->second);
+  }
+  return {};
 }
 
 // Whether a denoiser may be one of two experts.
@@ -216,6 +223,10 @@ class Family final : public atelier::ComponentFamily {
     }
     if (experts.size() == 1) assign_alone(*experts.front());
     if (experts.size() == 2) assign_pair(*experts.front(), *experts.back());
+    // Encoders alone are told by a hint whom they encode for.
+    for (FoundPart& found : parts) {
+      if (found.hint.variant == kDancerGlobal) found.part.config[kBeside] = found.hint.variant;
+    }
   }
 
   atelier::LoraTargets lora_targets(const Detection& denoiser) const override {

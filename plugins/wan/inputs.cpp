@@ -79,6 +79,10 @@ constexpr InputSpec kInputs[] = {
      .help =
          "frames per second, as the prompt has them behind 帧率是; 30 of the local model, of the "
          "global one without it 149 frames for the whole music"},
+    {.name = "framewise_decoding",
+     .kind = InputKind::kFlag,
+     .variants = kDancerGlobal,
+     .help = "each picture goes through the VAE alone, which is always so"},
     {.name = "input_video",
      .kind = InputKind::kVideo,
      .use = InputUse::kGenerate,
@@ -99,7 +103,8 @@ constexpr std::string_view kKeyframesComponents[] = {"image_encoder", "vae"};
 constexpr std::string_view kMusicInputs[] = {"wantodance_music_path", "wantodance_fps"};
 constexpr std::string_view kReferenceInputs[] = {"wantodance_reference_image"};
 constexpr std::string_view kKeyframesInputs[] = {
-    "wantodance_keyframes", "wantodance_keyframes_mask", "wantodance_reference_image"};
+    "wantodance_keyframes", "wantodance_keyframes_mask", "wantodance_reference_image",
+    "framewise_decoding"};
 constexpr std::string_view kMotionComponents[] = {"motion_controller"};
 constexpr std::string_view kMotionInputs[] = {"motion_bucket_id"};
 

@@ -1,17 +1,24 @@
 """Wan-Dancer: music, reference and key frames change velocities, gradients and whole clips as its published
 code says, which is written again in wan_dancer_models.py."""
 
+import pathlib
 import sys
 import unittest
 
+import numpy as np
 import torch
+from PIL import Image
+from safetensors.torch import load_file
 
 import compare
 import references
 import wan_checks
 import wan_dancer_models as dancer
 import wan_models
-from wan_checks import probe
+from wan_checks import picture, probe
+
+PROMPT, NEGATIVE = "someone dances on a harbour wall, 30 frames a second", "blurry"
+HEIGHT, WIDTH = 64, 32  # of which a latent frame has eight tokens
 
 
 def inputs_of(batch=2, frames=3, height=8, width=8, length=11, rows=40, seed=17):
@@ -25,7 +32,7 @@ def inputs_of(batch=2, frames=3, height=8, width=8, length=11, rows=40, seed=17)
             "image_embeds": draw(wan_models.IMAGE_ROWS, wan_models.IMAGE_WIDTH),
             "reference_embeds": draw(wan_models.IMAGE_ROWS, wan_models.IMAGE_WIDTH),
             "given_clip": draw(20, frames, height, width),
-            "music": draw(rows, dancer.MUSIC)}
+            "music": 30 * draw(rows, dancer.MUSIC)}
 
 
 class DancerDenoiserTest(wan_checks.FolderTest):
@@ -87,6 +94,132 @@ class DancerDenoiserTest(wan_checks.FolderTest):
     def test_frames_that_cannot_be_cut_into_beats_are_refused(self):
         with self.assertRaisesRegex(Exception, "cannot be cut into 8 beats of music"):
             probe("dit", self.file, inputs_of(height=6))
+
+
+class DancerPipeline:
+    """The published programs' steps, with modules of diffusers and transformers for the encoders.
+
+    `has_levels`: the image encoder sees whole levels of 255, as the program has them in all variants; published
+    are those in between.
+    """
+
+    has_levels = True
+
+    def __init__(self, models, image_encoder, tensors, is_global):
+        self.parts = models, image_encoder, tensors, is_global
+        self.models, self.image_encoder, self.tensors, self.is_global = self.parts
+
+    def look_at(self, image):
+        """[17, 32] of an image [1, 3, H, W] in [-1, 1], brought to a square whatever its shape is."""
+        processor = wan_models.make_image_processor()
+        mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (processor.image_mean, processor.image_std))
+        side = wan_models.IMAGE_SIDE
+        square = torch.nn.functional.interpolate(image, (side, side), mode="bicubic", align_corners=False)
+        if self.has_levels:
+            square = (square * 127.5 + 127.5).clamp(0, 255).round() / 127.5 - 1
+        return self.image_encoder((square / 2 + 0.5 - mean) / std, output_hidden_states=True).hidden_states[-2][0]
+
+    def given(self, clip, mask):
+        """The mask of frames, the first four times, and the latents of a clip [1, 3, F, H, W]."""
+        known = torch.cat([mask[:1].repeat(3), mask]).view(-1, 4, 1, 1).transpose(0, 1)
+        latents = wan_models.encode(self.models.vae, clip)[0]
+        return torch.cat([known.expand(-1, -1, *latents.shape[2:]), latents])
+
+    def decode(self, latents):
+        if not self.is_global:
+            return wan_models.decode(self.models.vae, latents)
+        return torch.cat([wan_models.decode(self.models.vae, one) for one in latents.split(1, 2)], 2)
+
+    @torch.no_grad()
+    def __call__(self, latents, reference, keys, mask, fps, steps=3, cfg=5.0, shift=5.0):
+        """The frames, uint8 [H, W, 3], from a reference [1, 3, H, W] and a clip of keys."""
+        prompts = self.models.pipeline.encode_prompt(PROMPT, NEGATIVE, max_sequence_length=wan_models.TEXT_ROWS)
+        shown = dict(image=self.look_at(keys[:, :, 0]), given=self.given(keys, mask),
+                     reference=self.look_at(reference), music=dancer.features(), fps=fps)
+        sigmas = torch.linspace(1, 0, steps + 1)
+        sigmas = shift * sigmas / (1 + (shift - 1) * sigmas)
+        x = latents
+        for now, then in zip(sigmas, sigmas[1:]):
+            positive, negative = (
+                dancer.velocity_of_one(self.tensors, x, now, prompt[0], skips=skips, **shown)
+                for prompt, skips in zip(prompts, (False, True)))
+            x = x + (negative + cfg * (positive - negative)) * (then - now)
+        clip = self.decode(x)[0].permute(1, 2, 3, 0).clamp(-1, 1) / 2 + 0.5
+        return wan_models.rounded(clip.numpy())
+
+
+def tensor_of(image):
+    """[1, 3, H, W] in [-1, 1] of pixels [H, W, 3]."""
+    return torch.from_numpy(image.copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
+
+
+class DancerClipTest(wan_checks.FolderTest):
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.models = wan_models.get()
+        cls.tensors = dancer.make_tensors()
+        encoder = wan_models.make_image_encoder()
+        encoder.save_pretrained(cls.dir / "image_encoder")
+        cls.pipelines = {}
+        for kind in ("global", "local"):
+            dancer.save(cls.tensors, cls.dir / f"{kind}_model.safetensors")
+            cls.pipelines[kind] = DancerPipeline(cls.models, encoder, cls.tensors, kind == "global")
+        cls.music = dancer.write_music(cls.dir / "music.wav")
+        cls.reference = picture(HEIGHT, WIDTH, 3)
+        Image.fromarray(cls.reference).save(cls.dir / "reference.png")
+
+    def paths(self, kind):
+        parts = [self.models.folder_of(name) for name in ("text_encoder", "vae", "tokenizer")]
+        return [self.dir / f"{kind}_model.safetensors", self.dir / "image_encoder", *parts]
+
+    def ours(self, kind, latents, **flags):
+        latent_frames = latents.shape[2]
+        asked = dict(prompt=PROMPT, negative_prompt=NEGATIVE, height=HEIGHT, width=WIDTH, num_inference_steps=3,
+                     num_frames=latent_frames if kind == "global" else 4 * latent_frames - 3, schedule="default",
+                     wantodance_music_path=self.music, wantodance_reference_image=self.dir / "reference.png")
+        return wan_checks.generate(self.paths(kind), latents, **asked | flags)
+
+    def test_pictures_of_the_global_model_are_those_of_its_pipeline(self):
+        latents = wan_checks.noise(9, HEIGHT, WIDTH, seed=41)
+        mask = torch.zeros(9)
+        mask[0] = 1
+        keys = torch.full((1, 3, 9, HEIGHT, WIDTH), -1.0)
+        keys[:, :, 0] = tensor_of(self.reference)
+        pipeline = self.pipelines["global"]
+        wanted = {fps: pipeline(latents, tensor_of(self.reference), keys, mask, fps)
+                  for fps in (7.5, 30.0)}
+        self.assertEqual(3, len(wanted[7.5]))
+        for fps, pictures in wanted.items():
+            got = self.ours("global", latents, wantodance_fps=fps)
+            compare.assert_images("wan dancer, pictures of the global model", got, pictures, tolerance=0.01)
+            if fps == 7.5:
+                published = DancerPipeline(*pipeline.parts)
+                published.has_levels = False
+                compare.assert_images("wan dancer, the same without whole levels", got,
+                                      published(latents, tensor_of(self.reference), keys, mask, fps), tolerance=0.2)
+        self.assertGreater(wan_checks.difference(wanted[7.5], wanted[30.0]), 0.5)
+        # Without a rate there are 149 frames for the music, of 30 rows a second here.
+        compare.assert_images("wan dancer, pictures at the music's rate", self.ours("global", latents), wanted[30.0],
+                              tolerance=0.01)
+
+    def test_clips_of_the_local_model_are_those_of_its_pipeline(self):
+        latents = wan_checks.noise(9, HEIGHT, WIDTH, seed=42)
+        mask = torch.tensor([1.0, 0, 0, 0, 1, 0, 0, 0, 1])
+        folder = self.dir / "keys"
+        folder.mkdir()
+        keys = torch.full((1, 3, 9, HEIGHT, WIDTH), -1.0)
+        for i, is_key in enumerate(mask):
+            # What is shown where there is no key does not count: it is black, as published.
+            image = picture(HEIGHT, WIDTH, 60 + i)
+            Image.fromarray(image).save(folder / f"{i}.png")
+            if is_key:
+                keys[:, :, i] = tensor_of(image)
+        wanted = self.pipelines["local"](latents, tensor_of(self.reference), keys, mask, 30.0)
+        got = self.ours("local", latents, wantodance_keyframes=folder,
+                        wantodance_keyframes_mask=[int(number) for number in mask])
+        compare.assert_images("wan dancer, clips of the local model", got, wanted, tolerance=0.01)
 
 
 if __name__ == "__main__":
