@@ -58,11 +58,7 @@ void check_count(const char* name, const char* what, int64_t count, int64_t want
 }
 
 double fps_of(const Inputs& inputs, int64_t rows, bool is_global) {
-  if (const auto* said = atelier::find_input<double>(inputs, kFps)) {
-    if (*said > 0) return *said;
-    throw Error(ErrorCode::kInvalidArgument, std::string(kFps) + " is not above 0",
-                "use 7.5, or 30 of the local model");
-  }
+  if (const auto* said = atelier::find_input<double>(inputs, kFps)) return *said;
   if (!is_global) return static_cast<double>(kMusicRate);
   // As its authors have it: 149 frames for the whole music.
   const double times = std::floor(static_cast<double>(rows) / kPublishedFrames + 0.5);
@@ -81,6 +77,10 @@ void Wan::check_dance(const Inputs& inputs, const atelier::MediaTarget& target) 
     throw Error(ErrorCode::kInvalidArgument,
                 std::string(kFramewise) + " is off, and pictures of this model stand alone",
                 "leave it out");
+  }
+  if (const auto* fps = atelier::find_input<double>(inputs, kFps); fps && !(*fps > 0)) {
+    throw Error(ErrorCode::kInvalidArgument, std::string(kFps) + " is not above 0",
+                "use 7.5, or 30 of the local model");
   }
   if (target.frames < 1) return;
   const int64_t frames = keyed_frames(latent_shape(target, {})[1]);

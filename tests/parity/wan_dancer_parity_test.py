@@ -1,20 +1,23 @@
 """Wan-Dancer: music, reference and key frames change velocities, gradients and whole clips as its published
 code says, which is written again in wan_dancer_models.py."""
 
-import pathlib
+import json
 import sys
 import unittest
 
-import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+import atelier
 import compare
+import lora_readers
 import references
+import training
 import wan_checks
 import wan_dancer_models as dancer
 import wan_models
+import wan_train_parity_test as steps
 from wan_checks import picture, probe
 
 PROMPT, NEGATIVE = "someone dances on a harbour wall, 30 frames a second", "blurry"
@@ -104,10 +107,10 @@ class DancerPipeline:
     """
 
     has_levels = True
+    heard = None  # the features of the music
 
     def __init__(self, models, image_encoder, tensors, is_global):
-        self.parts = models, image_encoder, tensors, is_global
-        self.models, self.image_encoder, self.tensors, self.is_global = self.parts
+        self.models, self.image_encoder, self.tensors, self.is_global = models, image_encoder, tensors, is_global
 
     def look_at(self, image):
         """[17, 32] of an image [1, 3, H, W] in [-1, 1], brought to a square whatever its shape is."""
@@ -135,7 +138,7 @@ class DancerPipeline:
         """The frames, uint8 [H, W, 3], from a reference [1, 3, H, W] and a clip of keys."""
         prompts = self.models.pipeline.encode_prompt(PROMPT, NEGATIVE, max_sequence_length=wan_models.TEXT_ROWS)
         shown = dict(image=self.look_at(keys[:, :, 0]), given=self.given(keys, mask),
-                     reference=self.look_at(reference), music=dancer.features(), fps=fps)
+                     reference=self.look_at(reference), music=self.heard, fps=fps)
         sigmas = torch.linspace(1, 0, steps + 1)
         sigmas = shift * sigmas / (1 + (shift - 1) * sigmas)
         x = latents
@@ -153,7 +156,8 @@ def tensor_of(image):
     return torch.from_numpy(image.copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
 
 
-class DancerClipTest(wan_checks.FolderTest):
+class DancerFilesTest(wan_checks.FolderTest):
+    """Has the files of both models, and rows to learn from."""
 
     @classmethod
     def setUpClass(cls):
@@ -162,24 +166,80 @@ class DancerClipTest(wan_checks.FolderTest):
         cls.tensors = dancer.make_tensors()
         encoder = wan_models.make_image_encoder()
         encoder.save_pretrained(cls.dir / "image_encoder")
-        cls.pipelines = {}
-        for kind in ("global", "local"):
-            dancer.save(cls.tensors, cls.dir / f"{kind}_model.safetensors")
-            cls.pipelines[kind] = DancerPipeline(cls.models, encoder, cls.tensors, kind == "global")
         cls.music = dancer.write_music(cls.dir / "music.wav")
         cls.reference = picture(HEIGHT, WIDTH, 3)
         Image.fromarray(cls.reference).save(cls.dir / "reference.png")
+        cls.keys = []
+        for name, count in (("pictures", 3), ("clip", 9), ("keys", 9)):
+            (cls.dir / name).mkdir()
+            for i in range(count):
+                image = picture(HEIGHT, WIDTH, 60 + i)
+                Image.fromarray(image).save(cls.dir / name / f"{i}.png")
+                cls.keys.append(image)
+        cls.keys = cls.keys[-9:]
+        cls.encoder = encoder
+        for kind in ("global", "local"):
+            dancer.save(cls.tensors, cls.dir / f"{kind}_model.safetensors")
 
-    def paths(self, kind):
-        parts = [self.models.folder_of(name) for name in ("text_encoder", "vae", "tokenizer")]
-        return [self.dir / f"{kind}_model.safetensors", self.dir / "image_encoder", *parts]
+    @classmethod
+    def paths(cls, kind):
+        parts = [cls.models.folder_of(name) for name in ("text_encoder", "vae", "tokenizer")]
+        return [cls.dir / f"{kind}_model.safetensors", cls.dir / "image_encoder", *parts]
 
-    def ours(self, kind, latents, **flags):
+    MASK = [1, 0, 0, 0, 1, 0, 0, 0, 1]
+    EXTRA = ["wantodance_music_path", "wantodance_reference_image", "wantodance_fps", "wantodance_keyframes",
+             "wantodance_keyframes_mask"]
+
+    @classmethod
+    def learn(cls, kind, output, *flags, command="train", paths=None):
+        """A pasted line on one row. Returns the run."""
+        row = {"video": "pictures" if kind == "global" else "clip", "prompt": PROMPT,
+               "wantodance_music_path": cls.music.name, "wantodance_reference_image": "reference.png",
+               "wantodance_fps": 7.5 if kind == "global" else 30, "wantodance_keyframes": "keys",
+               "wantodance_keyframes_mask": cls.MASK}
+        extra, more = cls.EXTRA, []
+        if kind == "global":
+            row["framewise_decoding"], extra, more = True, [*cls.EXTRA, "framewise_decoding"], ["--framewise_decoding"]
+        table = cls.dir / f"{kind}.json"
+        table.write_text(json.dumps([row]))
+        with atelier.call_folder(command) as folder:
+            atelier.run([command, "--plugin", "wan", "--model_paths",
+                         atelier.paths_argument(paths or cls.paths(kind)), "--dataset_base_path", cls.dir,
+                         "--dataset_metadata_path", table, "--data_file_keys",
+                         "video,wantodance_reference_image,wantodance_keyframes,wantodance_music_path",
+                         "--height", HEIGHT, "--width", WIDTH, "--num_frames", 9, "--extra_inputs", ",".join(extra),
+                         *more, "--dtype", "float32", "--threads", 1, "--output_path", output, *flags], folder)
+        return atelier.Run(output)
+
+    def ours(self, kind, latents, file=None, **flags):
         latent_frames = latents.shape[2]
         asked = dict(prompt=PROMPT, negative_prompt=NEGATIVE, height=HEIGHT, width=WIDTH, num_inference_steps=3,
                      num_frames=latent_frames if kind == "global" else 4 * latent_frames - 3, schedule="default",
                      wantodance_music_path=self.music, wantodance_reference_image=self.dir / "reference.png")
-        return wan_checks.generate(self.paths(kind), latents, **asked | flags)
+        paths = [file, *self.paths(kind)[1:]] if file else self.paths(kind)
+        return wan_checks.generate(paths, latents, **asked | flags)
+
+
+class DancerClipTest(DancerFilesTest):
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.pipelines = {kind: DancerPipeline(cls.models, cls.encoder, cls.tensors, kind == "global")
+                         for kind in ("global", "local")}
+        (heard,) = cls.learn("local", cls.dir / "heard", command="cache").encodings("music")
+        cls.heard = DancerPipeline.heard = heard["music"]
+
+    def test_music_is_heard_as_librosa_hears_it(self):
+        """Strength of onsets, coefficients, semitones, and ones at peaks and beats. The program and librosa resample
+        in other ways."""
+        wanted = dancer.features()
+        for name, columns in (("onsets", slice(0, 1)), ("coefficients", slice(1, 21)), ("semitones", slice(21, 33))):
+            compare.assert_close(f"wan dancer, music, {name}", self.heard[:, columns], wanted[:, columns],
+                                 tolerance=5e-4)
+        torch.testing.assert_close(self.heard[:, 33:], wanted[:, 33:], rtol=0, atol=0)
+        self.assertGreater(int(wanted[:, 33].sum()), 5)
+        self.assertGreater(int(wanted[:, 34].sum()), 5)
 
     def test_pictures_of_the_global_model_are_those_of_its_pipeline(self):
         latents = wan_checks.noise(9, HEIGHT, WIDTH, seed=41)
@@ -195,10 +255,9 @@ class DancerClipTest(wan_checks.FolderTest):
             got = self.ours("global", latents, wantodance_fps=fps)
             compare.assert_images("wan dancer, pictures of the global model", got, pictures, tolerance=0.01)
             if fps == 7.5:
-                published = DancerPipeline(*pipeline.parts)
-                published.has_levels = False
+                pipeline.has_levels = False
                 compare.assert_images("wan dancer, the same without whole levels", got,
-                                      published(latents, tensor_of(self.reference), keys, mask, fps), tolerance=0.2)
+                                      pipeline(latents, tensor_of(self.reference), keys, mask, fps), tolerance=0.2)
         self.assertGreater(wan_checks.difference(wanted[7.5], wanted[30.0]), 0.5)
         # Without a rate there are 149 frames for the music, of 30 rows a second here.
         compare.assert_images("wan dancer, pictures at the music's rate", self.ours("global", latents), wanted[30.0],
@@ -206,20 +265,93 @@ class DancerClipTest(wan_checks.FolderTest):
 
     def test_clips_of_the_local_model_are_those_of_its_pipeline(self):
         latents = wan_checks.noise(9, HEIGHT, WIDTH, seed=42)
-        mask = torch.tensor([1.0, 0, 0, 0, 1, 0, 0, 0, 1])
-        folder = self.dir / "keys"
-        folder.mkdir()
-        keys = torch.full((1, 3, 9, HEIGHT, WIDTH), -1.0)
-        for i, is_key in enumerate(mask):
-            # What is shown where there is no key does not count: it is black, as published.
-            image = picture(HEIGHT, WIDTH, 60 + i)
-            Image.fromarray(image).save(folder / f"{i}.png")
-            if is_key:
-                keys[:, :, i] = tensor_of(image)
+        mask = torch.tensor(self.MASK).float()
+        # What is shown where there is no key does not count: it is black, as published.
+        keys = [tensor_of(image) if is_key else torch.full((1, 3, HEIGHT, WIDTH), -1.0)
+                for image, is_key in zip(self.keys, self.MASK)]
+        keys = torch.stack(keys, 2)
         wanted = self.pipelines["local"](latents, tensor_of(self.reference), keys, mask, 30.0)
-        got = self.ours("local", latents, wantodance_keyframes=folder,
-                        wantodance_keyframes_mask=[int(number) for number in mask])
+        got = self.ours("local", latents, wantodance_keyframes=self.dir / "keys", wantodance_keyframes_mask=self.MASK)
         compare.assert_images("wan dancer, clips of the local model", got, wanted, tolerance=0.01)
+
+
+class DancerTrainingTest(DancerFilesTest):
+    """The published training lines, on one row."""
+
+    SEED = 42
+    STEPS = ["--max_train_steps", 2, "--save_steps", 1, "--enable_csv_log", "--seed", SEED]
+
+    def loss_of(self, run, kind):
+        """That of the first step, from what the run has encoded, as its published maths say."""
+        made = {}
+        for stage in ("text", "music", "reference", "keyframes", "latents"):
+            (tensors,) = run.encodings(stage)
+            made |= tensors
+        clean = made["latents"][None].float()
+        level = steps.level_of(self.SEED, 0, 0, (0, 1000))
+        sigma = torch.tensor([steps.table()[level]]).float()
+        noise = training.normal_noise(training.stream_seed(self.SEED, training.NOISE), 0, 0, tuple(clean.shape[1:]))[None]
+        given = dict(prompt=made["prompt_embeds"], image=made["image_embeds"], given=made["given_clip"],
+                     reference=made["reference_embeds"], music=made["music"], fps=7.5 if kind == "global" else 30.0)
+        with torch.no_grad():
+            velocity = dancer.velocity_of_one(self.tensors, (1 - sigma) * clean + sigma * noise, sigma, **given)
+        return made, float((velocity - (noise - clean)).square().mean()) * steps.weights()[level]
+
+    def test_all_weights_of_both_models_are_trained_and_read_again(self):
+        for kind in ("global", "local"):
+            with self.subTest(kind):
+                output = self.dir / f"{kind}_full"
+                run = self.learn(kind, output, "--trainable_models", "dit", "--learning_rate", 1e-3, *self.STEPS)
+                made, loss = self.loss_of(run, kind)
+                self.assertAlmostEqual(1, run.losses()[0] / loss, delta=2e-5)
+                self.assertEqual((16, 3, 8, 4), tuple(made["latents"].shape))
+                if kind == "global":  # each picture alone
+                    frames = [tensor_of(picture(HEIGHT, WIDTH, 60 + i))[:, :, None] for i in range(3)]
+                    with torch.no_grad():
+                        alone = torch.cat([wan_models.encode(self.models.vae, frame) for frame in frames], 2)
+                    compare.assert_close("wan dancer, latents of pictures", made["latents"], alone[0])
+                trained = load_file(run.weights(2))
+                self.assertEqual(set(self.tensors), set(trained))
+                moved = {name for name in trained if not torch.equal(trained[name], self.tensors[name])}
+                way = "_global" if kind == "global" else ""
+                self.assertLessEqual({f"patch_embedding{way}.weight", f"head{way}.head.weight", "music_projection.weight",
+                                      "music_injector.injector.2.v.weight", "img_emb_refimage.proj.1.weight"}, moved)
+                other = "" if way else "_global"
+                self.assertFalse({f"patch_embedding{other}.weight", "ref_conv.weight",
+                                  "music_injector.injector.0.q.weight"} & moved)
+                paths = [run.weights(2), *self.paths(kind)[1:]]
+                again = self.learn(kind, self.dir / f"{kind}_again", "--trainable_models", "dit", *self.STEPS, paths=paths)
+                self.assertLess(again.losses()[0], run.losses()[0])
+
+    def test_a_lora_is_on_the_layers_of_the_published_line(self):
+        run = self.learn("local", self.dir / "lora", "--lora_base_model", "dit", "--lora_target_modules", "q,k,v,o,ffn.0,ffn.2",
+                         "--lora_rank", 4, "--learning_rate", 1e-2, "--lora_format", "comfy", *self.STEPS)
+        changed = lora_readers.comfyui(run.weights(2), self.tensors)
+        layers = {name.removesuffix(".weight") for name in changed}
+        self.assertEqual(10 * len(self.tensors_of("blocks.0")) + 3 * 4, len(layers))
+        self.assertLess({f"music_injector.injector.{i}.{part}" for i in range(3) for part in "qkvo"}, layers)
+        latents = wan_checks.noise(9, HEIGHT, WIDTH, seed=43)
+        keys = dict(wantodance_keyframes=self.dir / "keys", wantodance_keyframes_mask=self.MASK)
+        merged = dancer.save(self.tensors | changed, self.dir / "merged_local.safetensors")
+        got = self.ours("local", latents, lora=run.weights(2), **keys)
+        compare.assert_images("wan dancer, clips with a LoRA", got, self.ours("local", latents, merged, **keys),
+                              tolerance=0.01)
+        self.assertGreater(wan_checks.difference(got, self.ours("local", latents, **keys)), 0.05)
+
+    def tensors_of(self, block):
+        """The layers of a block that the published line names."""
+        ends = tuple(f"attn.{part}.weight" for part in "qkvo") + ("ffn.0.weight", "ffn.2.weight")
+        return [name for name in self.tensors if name.startswith(block + ".") and name.endswith(ends)]
+
+    def test_encoders_alone_encode_for_the_model_that_is_named(self):
+        hint = ["--model_hints", json.dumps({"*": {"variant": "wan-dancer-14b-global"}})]
+        whole = self.learn("global", self.dir / "whole", command="cache")
+        alone = self.learn("global", self.dir / "alone", *hint, command="cache", paths=self.paths("global")[1:])
+        for stage in ("music", "reference", "keyframes", "latents"):
+            (wanted,), (got,) = whole.encodings(stage), alone.encodings(stage)
+            self.assertEqual(set(wanted), set(got))
+            for name in wanted:
+                torch.testing.assert_close(got[name], wanted[name], rtol=0, atol=0)
 
 
 if __name__ == "__main__":
