@@ -35,7 +35,7 @@ struct DitConfig {
   int64_t given_channels;  // of what is known of the clip, beside the latents; 0: nothing is
   int64_t patch;           // latent cells per token along height and width
   double norm_eps;
-  // Of a model that dances: features of the music, and its encoder; 0: it does not.
+  // Features of music and its encoder, in a model that dances; 0: it does not.
   int64_t music_channels = 0, music_width = 0, music_mlp_width = 0, music_layers = 0;
 
   int64_t head_dim() const { return width / heads; }

@@ -13,7 +13,7 @@
 
 namespace wan {
 
-// Of modulation, time and layer norms, whatever the rest is computed in.
+// Weights of modulation, time and layer norms, whatever the rest is computed in.
 inline constexpr atelier::WeightOptions kFloat32 = {.keeps_float32 = true};
 
 // q, k and v of one attention, with norms over all heads of q and k, and what comes behind it.

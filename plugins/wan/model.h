@@ -56,7 +56,7 @@ class Wan final : public atelier::ComponentModel {
   atelier::Conditioning encode_given(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
   atelier::Conditioning encode_first(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
 
-  // Of one that dances, see dancer_stages.cpp.
+  // What a model that dances is given, see dancer_stages.cpp.
   bool is_dancer() const;
   void check_dance(const atelier::Inputs& inputs, const atelier::MediaTarget& target) const;
   at::Tensor look_at(const at::Tensor& image, atelier::BlockRunner& runner);
