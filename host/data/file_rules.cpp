@@ -76,7 +76,7 @@ std::vector<Item> FileRules::items_of(Item row) {
   if (!is_good) return {};
   find_unseen(row);
   std::vector<Item> items = cut(row);
-  return check_beside(row, items) ? items : std::vector<Item>();
+  return check_beside(row, items) && check_soundtrack(row, items) ? items : std::vector<Item>();
 }
 
 bool FileRules::check_file(const Item& item, const std::string& column, const std::string& path) {
@@ -196,6 +196,23 @@ bool FileRules::check_beside(const Item& row, const std::vector<Item>& items) {
     }
   }
   return is_good;
+}
+
+// The clip's own sound, where a model hears all of it, begins with the clip.
+bool FileRules::check_soundtrack(const Item& row, const std::vector<Item>& items) {
+  for (const InputSpec& input : columns_.inputs()) {
+    if (!input.is_soundtrack || input.along_clip || !row.files.contains(input.name)) continue;
+    const auto later = std::ranges::find_if(items, [](const Item& item) { return item.first > 0; });
+    if (later == items.end()) continue;
+    problems_.add("sounds of pieces",
+                  later->place + " [" + std::string(input.name) +
+                      "]: is heard from its beginning, and the piece begins at frame " +
+                      std::to_string(later->first),
+                  "learn the beginnings of clips (--frame_extraction head), or cut clips and "
+                  "sounds first");
+    return false;
+  }
+  return true;
 }
 
 // What of the images beside the target the model does not see.

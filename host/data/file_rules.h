@@ -50,6 +50,7 @@ class FileRules {
   bool check_mask(const Item& item, const std::string& path);
   bool check_mask_frames(const Item& item);
   bool check_beside(const Item& row, const std::vector<Item>& items);
+  bool check_soundtrack(const Item& row, const std::vector<Item>& items);
   std::vector<Item> cut(Item row);
   void find_unseen(const Item& item);
   void find_odd_clip(const Item& item, const media::ClipInfo& clip);

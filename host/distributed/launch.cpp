@@ -45,20 +45,37 @@ Error system_error(const std::string& what) {
   return Error(ErrorCode::kEnvironment, "launch: " + what + ": " + std::strerror(errno));
 }
 
-int free_port() {
-  const int sock = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (sock < 0) throw system_error("socket");
-  sockaddr_in place = {};
-  place.sin_family = AF_INET;
-  place.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(place);
-  auto* const address = reinterpret_cast<sockaddr*>(&place);
-  const bool works = bind(sock, address, size) == 0 && getsockname(sock, address, &size) == 0;
-  const int port = ntohs(place.sin_port);
-  close(sock);
-  if (!works) throw system_error("no free port");
-  return port;
-}
+// A TCP port that no other program is given for as long as this lives. Rank 0 can listen at it, as
+// stores bind with SO_REUSEADDR, too, and nothing listens here.
+class ReservedPort {
+ public:
+  ReservedPort() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    if (socket_ < 0) throw system_error("socket");
+    const int yes = 1;
+    setsockopt(socket_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+    sockaddr_in place = {};
+    place.sin_family = AF_INET;
+    place.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(place);
+    auto* const address = reinterpret_cast<sockaddr*>(&place);
+    const bool works =
+        bind(socket_, address, size) == 0 && getsockname(socket_, address, &size) == 0;
+    if (!works) {
+      const Error error = system_error("no free port");
+      close(socket_);
+      throw error;
+    }
+    port_ = ntohs(place.sin_port);
+  }
+  ~ReservedPort() { close(socket_); }
+  ReservedPort(const ReservedPort&) = delete;
+  ReservedPort& operator=(const ReservedPort&) = delete;
+
+  int port() const { return port_; }
+
+ private:
+  int socket_, port_ = 0;
+};
 
 // The signals that are passed on, and those of ended children, come in through a descriptor while
 // one lives.
@@ -230,7 +247,9 @@ void reap(std::vector<Child>& children, std::vector<Failure>& failures) {
 
 int launch(const LaunchOptions& plan) {
   const SignalQueue signals;
-  const Shared shared{.port = plan.master_port != 0 ? plan.master_port : free_port()};
+  std::optional<ReservedPort> reserved;
+  if (plan.master_port == 0) reserved.emplace();
+  const Shared shared{.port = reserved ? reserved->port() : plan.master_port};
   std::vector<Child> children = start(plan, shared, signals);
   std::vector<Failure> failures;
   std::vector<int> passed_on;

@@ -115,7 +115,7 @@ void LineWords::set_version(const std::string& shown, const std::string& version
   std::ranges::replace(variant, '_', '-');
   const bool is_known =
       family_ != nullptr && std::ranges::any_of(family_->inputs(), [&](const auto& input) {
-        return input.variants != "*" && formats::glob_match(input.variants, variant);
+        return input.variants != "*" && formats::any_glob_matches(input.variants, variant);
       });
   if (!is_known) return lose(shown, "the family has no such variant");
   variant_ = variant;
@@ -133,8 +133,8 @@ void LineWords::add_inputs() {
   for (const InputSpec& input :
        variant_.empty() ? std::span<const InputSpec>() : family_->inputs()) {
     if (!input.required || input.variants == "*" || input.use == InputUse::kGenerate) continue;
-    if (formats::glob_match(input.variants, variant_) &&
-        formats::glob_match(input.required_by, variant_))
+    if (formats::any_glob_matches(input.variants, variant_) &&
+        formats::any_glob_matches(input.required_by, variant_))
       names.append(names.empty() ? "" : ",").append(input.name);
   }
   if (names.empty() || find("extra_inputs") != nullptr) return;

@@ -207,12 +207,12 @@ bool is_list(const InputSpec& input) {
 }
 
 bool holds_for(const InputSpec& input, std::string_view variant) {
-  return formats::glob_match(input.variants, variant);
+  return formats::any_glob_matches(input.variants, variant);
 }
 
 bool is_required(const InputSpec& input, std::string_view variant) {
   return input.required && holds_for(input, variant) &&
-         formats::glob_match(input.required_by, variant);
+         formats::any_glob_matches(input.required_by, variant);
 }
 
 Error not_taken(const InputSpec& input, std::string_view variant) {

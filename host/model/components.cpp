@@ -49,7 +49,7 @@ std::string component_of(std::string_view path) {
 }
 
 bool holds_for(const ComponentSpec& component, std::string_view variant) {
-  return formats::glob_match(component.variants, variant);
+  return formats::any_glob_matches(component.variants, variant);
 }
 
 }  // namespace atelier::model

@@ -166,7 +166,7 @@ const RangedDenoiser& denoiser_at(std::span<const RangedDenoiser> denoisers, flo
 std::vector<EncodeStage> encode_stages(const ModelFamily& family, std::string_view variant) {
   std::vector<EncodeStage> stages;
   for (const EncodeStage& stage : family.encode_stages()) {
-    if (formats::glob_match(stage.variants, variant)) stages.push_back(stage);
+    if (formats::any_glob_matches(stage.variants, variant)) stages.push_back(stage);
   }
   return stages;
 }

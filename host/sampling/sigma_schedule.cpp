@@ -16,7 +16,7 @@ namespace atelier::sampling {
 namespace {
 
 bool is_for(const ScheduleDefaults& schedule, std::string_view variant) {
-  return variant.empty() || formats::glob_match(schedule.variants, variant);
+  return variant.empty() || formats::any_glob_matches(schedule.variants, variant);
 }
 
 std::vector<float> checked_sigmas(const std::vector<double>& given) {

@@ -27,6 +27,14 @@ bool glob_match(std::string_view pattern, std::string_view name) {
   return p == pattern.size();
 }
 
+bool any_glob_matches(std::string_view patterns, std::string_view name) {
+  for (size_t end = patterns.find('|'); end != std::string_view::npos; end = patterns.find('|')) {
+    if (glob_match(patterns.substr(0, end), name)) return true;
+    patterns.remove_prefix(end + 1);
+  }
+  return glob_match(patterns, name);
+}
+
 bool has_glob(std::string_view text) {
   return text.find_first_of("*?") != std::string_view::npos;
 }

@@ -9,6 +9,9 @@ namespace atelier::formats {
 // pattern length times name length; dots and slashes are ordinary characters.
 bool glob_match(std::string_view pattern, std::string_view name);
 
+// Says whether `name` matches one of the patterns that stand between '|': "*-i2v-*|*-s2v-*".
+bool any_glob_matches(std::string_view patterns, std::string_view name);
+
 // Says whether `text` holds `*` or `?`.
 bool has_glob(std::string_view text);
 

@@ -18,7 +18,7 @@ std::span<const SolverSpec> ModelFamily::solvers() const {
 
 ScheduleDefaults ModelFamily::training_schedule(const Detection& denoiser) const {
   for (const ScheduleDefaults& schedule : schedules()) {
-    if (formats::glob_match(schedule.variants, denoiser.variant)) return schedule;
+    if (formats::any_glob_matches(schedule.variants, denoiser.variant)) return schedule;
   }
   throw Error(ErrorCode::kInternal,
               "the family declares no schedule for variant '" + denoiser.variant + "'");

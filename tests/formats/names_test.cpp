@@ -78,4 +78,13 @@ TEST_CASE("A glob matches whole names", "[glob]") {
   CHECK_FALSE(has_glob("a.b[c]"));
 }
 
+TEST_CASE("A name fits one of several globs", "[glob]") {
+  CHECK(any_glob_matches("*-i2v-*|*-s2v-*", "wan2.2-s2v-14b"));
+  CHECK(any_glob_matches("*-i2v-*|*-s2v-*", "wan2.1-i2v-14b"));
+  CHECK_FALSE(any_glob_matches("*-i2v-*|*-s2v-*", "wan2.1-t2v-14b"));
+  CHECK(any_glob_matches("*", "a"));
+  CHECK(any_glob_matches("a||b", ""));
+  CHECK_FALSE(any_glob_matches("a|b", "a|b"));
+}
+
 }  // namespace atelier::formats

@@ -4,52 +4,154 @@ Their command lines are pasted behind `atelier`, and what comes back is planned,
 checks. The files have no values, and the rows name clips. The tokenizer is where a repository has it, and not named.
 """
 
+import csv
+import dataclasses
 import json
+import struct
 import unittest
+import wave
 
 from published_scripts import ScriptTest, write_published
 from tiny_run import write_png
 
 TEXT_ENCODER = "models_t5_umt5-xxl-enc-bf16.pth"
 IMAGE_ENCODER = "models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth"
+VAE, WIDE_VAE = "Wan2.1_VAE.pth", "Wan2.2_VAE.pth"
 DIT = "diffusion_pytorch_model*.safetensors"
 CONFIG = "examples/wanvideo/model_training/full/accelerate_config_14B.yaml"
+KEYS = {TEXT_ENCODER: "umt5_original", IMAGE_ENCODER: "clip_original", VAE: "vae_original", WIDE_VAE: "wan22_vae_original"}
+ON_CPU, OFFLOAD = "--initialize_model_on_cpu", "--use_gradient_checkpointing_offload"
+LORA_LAYERS = "q,k,v,o,ffn.0,ffn.2"
 
-# Of a model: the keys of its denoiser, what its scripts ask for, and what those of LoRAs and of whole models add.
-IMAGE, ENDS = ["--extra_inputs", "input_image"], ["--extra_inputs", "input_image,end_image"]
-ON_CPU, OFFLOAD = ["--initialize_model_on_cpu"], ["--use_gradient_checkpointing_offload"]
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """What the two scripts of a model say, of the whole model and of a LoRA."""
+    keys: str  # of its denoiser, in tests/data/keys
+    company: str = "Wan-AI"
+    dit: str = DIT  # where its folder has that
+    files: tuple = (TEXT_ENCODER, VAE)  # beside that; those of another model with its name, before a colon
+    more: dict = dataclasses.field(default_factory=dict)  # files of other companies, with their keys
+    asked: tuple = ()  # --extra_inputs
+    columns: tuple = ()  # of files of the data, beside the clip
+    trained: str = "dit"
+    boundary: str = ""  # of two experts
+    size: tuple = (480, 832)
+    frames: tuple = (None, None)  # of the whole model and of a LoRA
+    rates: tuple = ("1e-5", "1e-4")
+    flags: tuple = ((), ())
+    one_process: tuple = (False, True)  # without the launcher's file
+    lora_base: str = "dit"
+    layers: str = LORA_LAYERS
+    repeats: tuple = ("100", "100")
+    epochs: tuple = ("2", "5")
+    table: str = "csv"
+
+
+IMAGES = (TEXT_ENCODER, VAE, IMAGE_ENCODER)
+ENDS = ("input_image", "end_image")
+CAMERA = ("input_image", "camera_control_direction", "camera_control_speed")
+REFERENCE = ("control_video", "reference_image")
+VACE = dict(asked=("vace_video", "vace_reference_image"), columns=("vace_video", "vace_reference_image"), trained="vace",
+            lora_base="vace", rates=("5e-5", "1e-4"), flags=((OFFLOAD,), (OFFLOAD,)))
+FUN = dict(company="PAI", files=IMAGES)
+FUN_EXPERTS = dict(company="PAI", boundary="0.358", rates=("1e-4", "1e-4"), epochs=("5", "5"))
+SMALL = dict(one_process=(True, True))
 MODELS = {
-    "Wan2.1-T2V-1.3B": ("wan_t2v_1_3b", [], [], []),
-    "Wan2.1-T2V-14B": ("wan_t2v_14b", [], [], []),
-    "Wan2.1-I2V-14B-480P": ("wan_i2v_14b", IMAGE, [], ON_CPU),
-    "Wan2.1-I2V-14B-720P": ("wan_i2v_14b", IMAGE, OFFLOAD + ON_CPU, OFFLOAD + ON_CPU),
-    "Wan2.1-FLF2V-14B-720P": ("wan_flf2v_14b", ENDS, [], ON_CPU),
-    "Wan2.2-T2V-A14B": ("wan_t2v_14b", [], [], []),
-    "Wan2.2-I2V-A14B": ("wan22_i2v_a14b", IMAGE, [], OFFLOAD),
-    "Wan2.2-TI2V-5B": ("wan22_ti2v_5b", IMAGE, [], []),
-}
-BOUNDARIES = {"Wan2.2-T2V-A14B": "0.417", "Wan2.2-I2V-A14B": "0.358"}
-# With how many frames a script says that it trains, by model, and whether it is one of a LoRA. The others leave it out: 81.
-FRAMES = {
-    ("Wan2.1-I2V-14B-720P", False): 49,
-    **{(model, is_lora): 49
-       for model in (*BOUNDARIES, "Wan2.2-TI2V-5B")
-       for is_lora in (True, False)}
+    "Wan2.1-T2V-1.3B": Model("wan_t2v_1_3b_original", **SMALL),
+    "Wan2.1-T2V-14B": Model("wan_t2v_14b_original"),
+    "Wan2.1-I2V-14B-480P": Model("wan_i2v_14b_original", files=IMAGES, asked=ENDS[:1], flags=((ON_CPU,), ())),
+    "Wan2.1-I2V-14B-720P": Model("wan_i2v_14b_original", files=IMAGES, asked=ENDS[:1], size=(720, 1280), frames=(49, None),
+                                 flags=((OFFLOAD, ON_CPU), (OFFLOAD, ON_CPU)), one_process=(False, False)),
+    "Wan2.1-FLF2V-14B-720P": Model("wan_flf2v_14b_original", files=IMAGES, asked=ENDS, flags=((ON_CPU,), ())),
+    "Wan2.2-T2V-A14B": Model("wan_t2v_14b_original", boundary="0.417", frames=(49, 49)),
+    "Wan2.2-I2V-A14B": Model("wan22_i2v_a14b_original", boundary="0.358", asked=ENDS[:1], frames=(49, 49),
+                             flags=((OFFLOAD,), ())),
+    "Wan2.2-TI2V-5B": Model("wan22_ti2v_5b_original", files=(TEXT_ENCODER, WIDE_VAE), asked=ENDS[:1], frames=(49, 49), **SMALL),
+    "krea-realtime-video": Model("wan_t2v_14b_original", company="krea", dit="krea-realtime-video-14b.safetensors",
+                                 files=("Wan2.1-T2V-14B:" + TEXT_ENCODER, "Wan2.1-T2V-14B:" + VAE)),
+    "Wan2.1-1.3b-speedcontrol-v1": Model(
+        "wan_t2v_1_3b_original", dit="Wan2.1-T2V-1.3B:" + DIT,
+        files=("Wan2.1-T2V-1.3B:" + TEXT_ENCODER, "Wan2.1-T2V-1.3B:" + VAE), asked=("motion_bucket_id",),
+        more={"DiffSynth-Studio/Wan2.1-1.3b-speedcontrol-v1:model.safetensors": "wan_speed_controller"},
+        trained="motion_controller", **SMALL),
+    "Wan2.1-Fun-1.3B-InP": Model("wan_fun_1_3b_inp_original", asked=ENDS, **FUN, **SMALL),
+    "Wan2.1-Fun-14B-InP": Model("wan_i2v_14b_original", asked=ENDS, **FUN),
+    "Wan2.1-Fun-V1.1-1.3B-InP": Model("wan_fun_1_3b_inp_original", asked=ENDS, **FUN, **SMALL),
+    "Wan2.1-Fun-V1.1-14B-InP": Model("wan_i2v_14b_original", asked=ENDS, **FUN),
+    "Wan2.2-Fun-A14B-InP": Model("wan22_i2v_a14b_original", asked=ENDS, **FUN_EXPERTS),
+    "Wan2.1-Fun-1.3B-Control": Model("wan_fun_1_3b_control_original", asked=REFERENCE[:1], columns=REFERENCE[:1], **FUN, **SMALL),
+    "Wan2.1-Fun-14B-Control": Model("wan_fun_14b_control_original", asked=REFERENCE[:1], columns=REFERENCE[:1], **FUN),
+    "Wan2.1-Fun-V1.1-1.3B-Control": Model("wan_fun_v11_1_3b_control_original", asked=REFERENCE, columns=REFERENCE, **FUN, **SMALL),
+    "Wan2.1-Fun-V1.1-14B-Control": Model("wan_fun_v11_14b_control_original", asked=REFERENCE, columns=REFERENCE, **FUN),
+    "Wan2.2-Fun-A14B-Control": Model("wan22_fun_a14b_control_original", asked=REFERENCE, columns=REFERENCE, **FUN_EXPERTS),
+    "Wan2.1-Fun-V1.1-1.3B-Control-Camera": Model("wan_fun_v11_1_3b_camera_original", asked=CAMERA, rates=("1e-5", "1e-5"), **FUN,
+                                                 **SMALL),
+    "Wan2.1-Fun-V1.1-14B-Control-Camera": Model("wan_fun_v11_14b_camera_original", asked=CAMERA, rates=("1e-5", "1e-5"), **FUN),
+    "Wan2.2-Fun-A14B-Control-Camera": Model("wan22_fun_a14b_camera_original", asked=CAMERA, columns=REFERENCE, **FUN_EXPERTS),
+    "VACE-Wan2.1-1.3B-Preview": Model("wan_vace_1_3b_original", company="iic", frames=(49, None), **VACE, **SMALL),
+    "Wan2.1-VACE-1.3B": Model("wan_vace_1_3b_original", frames=(49, None), **VACE, **SMALL),
+    "Wan2.1-VACE-14B": Model("wan_vace_14b_original", frames=(17, 17), **VACE),
+    "Wan2.2-VACE-Fun-A14B": Model("wan_vace_14b_original", company="PAI", boundary="0.358", frames=(17, 17),
+                                  **{**VACE, "flags": ((OFFLOAD, ON_CPU), (OFFLOAD,))}),
+    "Wan2.2-Animate-14B": Model(
+        "wan22_animate_original", files=IMAGES, asked=("input_image", "animate_pose_video", "animate_face_video"),
+        columns=("animate_pose_video", "animate_face_video"), trained="animate_adapter", frames=(81, 81),
+        flags=((OFFLOAD,), (OFFLOAD,)), one_process=(False, False)),
+    "Wan2.2-S2V-14B": Model(
+        "wan22_s2v_original", files=("wav2vec2-large-xlsr-53-english/model.safetensors", TEXT_ENCODER, VAE),
+        asked=("input_image", "input_audio", "s2v_pose_video"), columns=("input_audio", "s2v_pose_video"), size=(448, 832),
+        frames=(81, 81), epochs=("1", "5"), one_process=(False, False),
+        flags=((OFFLOAD, "--audio_processor_path", "Wan-AI/Wan2.2-S2V-14B:wav2vec2-large-xlsr-53-english/"),) * 2),
+    "Video-As-Prompt-Wan2.1-14B": Model(
+        "wan_vap_14b", company="ByteDance", dit="transformer/" + DIT,
+        files=tuple("Wan2.1-I2V-14B-720P:" + file for file in IMAGES), asked=("vap_video", "input_image"),
+        columns=("vap_video",), trained="vap", frames=(49, 49), flags=((OFFLOAD,), (OFFLOAD,)), repeats=("100", "10")),
+    "LongCat-Video": Model(
+        "longcat_video", company="meituan-longcat", dit="dit/" + DIT,
+        files=("Wan2.1-T2V-14B:" + TEXT_ENCODER, "Wan2.1-T2V-14B:" + VAE),
+        layers="adaLN_modulation.1,attn.qkv,attn.proj,cross_attn.q_linear,cross_attn.kv_linear,cross_attn.proj,ffn.w1,ffn.w2,ffn.w3"),
+    **{f"Wan-Dancer-14B-{part}": Model(
+        "wan_dancer_14b", dit=f"Wan-Dancer-14B:{part}_model.safetensors", files=tuple("Wan-Dancer-14B:" + file for file in IMAGES),
+        asked=("wantodance_music_path", "wantodance_reference_image", "wantodance_fps", "wantodance_keyframes",
+               "wantodance_keyframes_mask", *(["framewise_decoding"] if part == "global" else [])),
+        columns=("wantodance_reference_image", "wantodance_keyframes", "wantodance_music_path"), size=(1280, 720),
+        frames=(149, 149), flags=((OFFLOAD, *(["--framewise_decoding"] if part == "global" else [])),) * 2,
+        one_process=(False, False), table="json")
+       for part in ("global", "local")},
 }
 
 
-def write_clips(folder, frames=(81, 85)):
+def write_clips(folder, frames=(149, 153)):
     """Rows of clips, folders of frames; a few files, linked."""
     folder.mkdir()
     for number in range(4):
         write_png(folder / f"{number}.png", 96, 64, lambda x, y, number=number: (2 * x, 3 * y, 60 * number))
-    lines = ["video,prompt"]
     for clip, count in enumerate(frames):
         (folder / f"clip_{clip}").mkdir()
         for frame in range(count):
             (folder / f"clip_{clip}" / f"{frame}.png").symlink_to(folder / f"{frame % 4}.png")
-        lines.append(f"clip_{clip},a clip of number {clip}")
-    (folder / "metadata.csv").write_text("\n".join(lines) + "\n")
+    write_rows(folder, len(frames))
+
+
+def write_rows(folder, clips, values=None):
+    """Tables of the clips, as CSV and as JSON; `values`: what every row has beside, by column."""
+    rows = [{"video": f"clip_{clip}", "prompt": f"a clip of number {clip}", **(values or {})} for clip in range(clips)]
+    (folder / "metadata.json").write_text(json.dumps(rows))
+    with open(folder / "metadata.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: value if isinstance(value, str) else json.dumps(value) for name, value in row.items()}
+                         for row in rows)
+
+
+def write_sound(path, seconds=12, rate=16000):
+    """A tone in a WAV file."""
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(b"".join(struct.pack("<h", 8000 * (1 if i % 80 < 40 else -1)) for i in range(seconds * rate)))
 
 
 def write_tokenizer(folder):
@@ -64,6 +166,19 @@ def write_tokenizer(folder):
         "model": {"type": "Unigram", "unk_id": 2, "vocab": vocabulary, "byte_fallback": False}}))
 
 
+# What the rows have in columns of their own.
+VALUES = {
+    **dict.fromkeys(("control_video", "vace_video", "animate_pose_video", "s2v_pose_video", "vap_video",
+                     "wantodance_keyframes"), "clip_0"),
+    "animate_face_video": "clip_0", "motion_bucket_id": 50, "camera_control_direction": "Left", "camera_control_speed": 0.01,
+    **dict.fromkeys(("reference_image", "vace_reference_image", "wantodance_reference_image"), "0.png"),
+    "input_audio": "sound.wav",
+}
+# The components that a model's own inputs are encoded by or run beside the denoiser, behind the three that all have.
+OWN = {"motion_bucket_id": "motion_controller", "vace_video": "vace", "animate_pose_video": "animate_adapter",
+       "input_audio": "audio_encoder", "vap_video": "vap"}
+
+
 class WanScripts(ScriptTest):
     plugin, config = "wan", CONFIG
 
@@ -73,77 +188,89 @@ class WanScripts(ScriptTest):
         cls.data = cls.root / "data/diffsynth_example_dataset/wanvideo"
         cls.data.mkdir(parents=True)
         write_clips(cls.root / "rows")
-        for model, (keys, *_) in MODELS.items():
-            folder = cls.root / "models/Wan-AI" / model
-            parts = ("high_noise_model/", "low_noise_model/") if model in BOUNDARIES else ("",)
-            for part in parts:
-                write_published(folder / (part + "diffusion_pytorch_model.safetensors"), keys + "_original")
-            write_published(folder / TEXT_ENCODER, "umt5_original")
-            write_published(folder / cls.vae(model), "wan22_vae_original" if "TI2V" in model else "vae_original")
-            if "image_encoder" in cls.components(model):
-                write_published(folder / IMAGE_ENCODER, "clip_original")
-            write_tokenizer(folder / "google/umt5-xxl")
-            (cls.data / model).symlink_to(cls.root / "rows")
+        write_sound(cls.root / "rows/sound.wav")
+        for name, model in MODELS.items():
+            for file, keys in cls.files(name):
+                path = cls.root / "models" / file.replace(":", "/").replace("*", "")
+                if not path.exists():
+                    write_published(path, keys)
+                    if path.name == TEXT_ENCODER:
+                        write_tokenizer(path.parent / "google/umt5-xxl")
+            cls.write_data(name, model)
+
+    @classmethod
+    def write_data(cls, name, model):
+        """Rows of a model's own columns, beside links to the files that all have."""
+        folder = cls.data / name
+        folder.mkdir()
+        for path in (cls.root / "rows").iterdir():
+            if not path.name.startswith("metadata"):
+                (folder / path.name).symlink_to(path)
+        names = {*model.asked, *model.columns} & VALUES.keys()
+        write_rows(folder, 2, {column: VALUES[column] for column in VALUES if column in names})
 
     @staticmethod
-    def vae(model):
-        return "Wan2.2_VAE.pth" if "TI2V" in model else "Wan2.1_VAE.pth"
+    def files(name, expert=None):
+        """The files that a model's scripts name, with their keys; all experts, or one."""
+        model = MODELS[name]
 
-    @staticmethod
-    def components(model):
-        image = ["image_encoder"] if model.startswith("Wan2.1-") and "2V-14B" in model and "T2V" not in model else []
-        return ["text_encoder", "vae", *image]
+        def place(file, company):
+            return f"{company}/{file}" if ":" in file else f"{company}/{name}:{file}"
+        experts = [expert] if expert is not None else ["high_noise_model", "low_noise_model"] if model.boundary else [""]
+        files = [(place(f"{folder}/{model.dit}" if folder else model.dit, "Wan-AI" if ":" in model.dit else model.company),
+                  model.keys) for folder in experts]
+        files += [(place(file, "Wan-AI" if ":" in file else model.company), KEYS.get(file.split(":")[-1], "wav2vec2"))
+                  for file in model.files]
+        return files + list(model.more.items())
 
-    def line(self, model, is_lora, expert=""):
+    def line(self, name, is_lora, expert=""):
         """A script's command line. `expert`: the folder of one of two."""
-        _, asked, lora, full = MODELS[model]
-        names = [f"{expert}/{DIT}" if expert else DIT, TEXT_ENCODER, self.vae(model)]
-        names += [IMAGE_ENCODER] if "image_encoder" in self.components(model) else []
-        data = f"data/diffsynth_example_dataset/wanvideo/{model}"
-        line = ["accelerate", "launch", *(["--config_file", CONFIG] if not is_lora and model != "Wan2.1-T2V-1.3B" else []),
+        model, lora = MODELS[name], int(is_lora)
+        data = f"data/diffsynth_example_dataset/wanvideo/{name}"
+        line = ["accelerate", "launch", *([] if model.one_process[lora] else ["--config_file", CONFIG]),
                 "examples/wanvideo/model_training/train.py", "--dataset_base_path", data, "--dataset_metadata_path",
-                f"{data}/metadata.csv"]
-        line += ["--height", "720", "--width", "1280"] if "I2V-14B-720P" in model else ["--height", "480", "--width", "832"]
-        if (model, is_lora) in FRAMES:
-            line += ["--num_frames", str(FRAMES[model, is_lora])]
-        line += ["--dataset_repeat", "100", "--model_id_with_origin_paths",
-                 ",".join(f"Wan-AI/{model}:{name}" for name in names), "--learning_rate", "1e-4" if is_lora else "1e-5",
-                 "--num_epochs", "5" if is_lora else "2", "--remove_prefix_in_ckpt", "pipe.dit.", "--output_path",
-                 f"./models/train/{model}{'_' + expert if expert else ''}_{'lora' if is_lora else 'full'}"]
-        line += ["--lora_base_model", "dit", "--lora_target_modules", "q,k,v,o,ffn.0,ffn.2", "--lora_rank",
-                 "32"] if is_lora else ["--trainable_models", "dit"]
-        line += asked + (lora if is_lora else full)
+                f"{data}/metadata.{model.table}"]
+        if model.columns:
+            line += ["--data_file_keys", ",".join(("video", *model.columns))]
+        line += ["--height", str(model.size[0]), "--width", str(model.size[1])]
+        if model.frames[lora]:
+            line += ["--num_frames", str(model.frames[lora])]
+        line += ["--dataset_repeat", model.repeats[lora], "--model_id_with_origin_paths",
+                 ",".join(file for file, _ in self.files(name, expert)), "--learning_rate", model.rates[lora],
+                 "--num_epochs", model.epochs[lora], "--remove_prefix_in_ckpt",
+                 f"pipe.{model.lora_base if is_lora else model.trained}.", "--output_path",
+                 f"./models/train/{name}{'_' + expert if expert else ''}_{'lora' if is_lora else 'full'}"]
+        line += ["--lora_base_model", model.lora_base, "--lora_target_modules", model.layers, "--lora_rank",
+                 "32"] if is_lora else ["--trainable_models", model.trained]
+        if model.asked:
+            line += ["--extra_inputs", ",".join(model.asked)]
+        line += model.flags[lora]
         if expert:
             low = expert.startswith("low")
-            line += ["--max_timestep_boundary", "1" if low else BOUNDARIES[model], "--min_timestep_boundary",
-                     BOUNDARIES[model] if low else "0"]
+            line += ["--max_timestep_boundary", "1" if low else model.boundary, "--min_timestep_boundary",
+                     model.boundary if low else "0"]
         return line
 
-    def check(self, model, expert=""):
+    def check(self, name, expert=""):
+        model = MODELS[name]
+        own = {OWN[column] for column in model.asked if column in OWN}
+        own |= {"image_encoder"} if any(IMAGE_ENCODER in file for file in model.files) else set()
         for is_lora in (True, False):
-            with self.subTest(model=model, expert=expert, is_lora=is_lora):
-                plan = self.plan(self.line(model, is_lora, expert))
+            with self.subTest(model=name, expert=expert, is_lora=is_lora):
+                plan = self.plan(self.line(name, is_lora, expert))
                 components = {component["name"] for component in plan["components"]}
-                self.assertEqual(components, {"dit", *self.components(model)})
+                self.assertEqual(components, {"dit", "text_encoder", "vae", *own})
                 self.assertEqual("train", plan["phases"][-1]["name"])
-                self.assertEqual(200 * (5 if is_lora else 2), plan["phases"][-1]["passes"])
+                passes = 2 * int(model.repeats[is_lora]) * int(model.epochs[is_lora])
+                self.assertEqual(passes, plan["phases"][-1]["passes"])
 
-    def test_models_of_text(self):
-        self.check("Wan2.1-T2V-1.3B")
-        self.check("Wan2.1-T2V-14B")
-
-    def test_models_of_images(self):
-        for model in ("Wan2.1-I2V-14B-480P", "Wan2.1-I2V-14B-720P", "Wan2.1-FLF2V-14B-720P"):
-            self.check(model)
-
-    def test_experts_alone_with_the_levels_that_the_script_says(self):
-        for model in BOUNDARIES:
-            for expert in ("high_noise_model", "low_noise_model"):
-                self.check(model, expert)
+    def test_scripts_are_accepted_and_planned(self):
+        for name, model in MODELS.items():
+            for expert in ("high_noise_model", "low_noise_model") if model.boundary else ("",):
+                self.check(name, expert)
 
     def test_the_model_of_five_billion(self):
         model = "Wan2.2-TI2V-5B"
-        self.check(model)
         line = self.line(model, is_lora=True)
         files = line[line.index("--model_id_with_origin_paths") + 1]
         said = self.run_program("plan", "generate", "--plugin", "wan", "--model_id_with_origin_paths", files, "--prompt",

@@ -415,7 +415,7 @@ TEST_CASE("Models that were trained on have schedules of their own", "[schedules
   const auto find = [](std::string_view name, std::string_view variant) {
     const auto rows = family().schedules();
     const auto found = std::ranges::find_if(rows, [&](const ScheduleDefaults& row) {
-      return row.name == name && formats::glob_match(row.variants, variant);
+      return row.name == name && formats::any_glob_matches(row.variants, variant);
     });
     REQUIRE(found != rows.end());
     return std::tuple(found->num_inference_steps, found->cfg_scale, found->shift.value,

@@ -1,6 +1,7 @@
 """Starts a program as forks of one process that has loaded its libraries: the other side of fork_server.cpp."""
 import array
 import atexit
+import fcntl
 import os
 import signal
 import socket
@@ -30,6 +31,8 @@ class ForkServer:
         """As subprocess.run(line, cwd=cwd, input=given, timeout=timeout, capture_output=True), with `seconds` of a
         processor's time beside."""
         files = [os.memfd_create(name) for name in ("in", "out", "err")]
+        for file in files[1:]:  # what ranks write at the same time stands behind each other: a memfd's offset has no lock
+            fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
         try:
             os.pwrite(files[0], given, 0)
             status, milliseconds = self.start(line, cwd or os.getcwd(), files, timeout)

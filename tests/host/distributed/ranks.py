@@ -8,10 +8,15 @@ def launched(ranks, line):
     return line if ranks == 1 else [line[0], "launch", "--nproc_per_node", str(ranks), "--", *line[1:]]
 
 
+RESERVED = []  # sockets whose ports nobody else is given; a store that binds with SO_REUSEADDR can listen there
+
+
 def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", 0))
+    RESERVED.append(sock)
+    return sock.getsockname()[1]
 
 
 def place(rank, size, port, address="127.0.0.1"):
