@@ -76,7 +76,7 @@ constexpr ComponentRow kRows[] = {
     atelier::parts::clip_vision_row<kImageEncoder>("CLIP ViT-H/14 of image to video of Wan 2.1 and "
                                                    "of Wan-Dancer: image_encoder/*.safetensors, "
                                                    "models_clip_*.pth or clip_vision_h.safetensors",
-                                                   /*required=*/false),
+                                                   /*required=*/false, "wan2.1-i2v-*|wan-dancer-*"),
     {.spec = {.name = "vae",
               .role = Role::kVae,
               .help = "vae/*.safetensors, Wan2.1_VAE.pth or wan_2.1_vae.safetensors; of "

@@ -16,7 +16,7 @@
 namespace atelier::test {
 namespace {
 
-constexpr const char* kFile = "wan_dancer_14b_original.txt";
+constexpr const char* kFile = "wan_dancer_14b.txt";
 constexpr const char *kGlobal = "wan-dancer-14b-global", *kLocal = "wan-dancer-14b-local";
 
 const ModelFamily& wan_family() {

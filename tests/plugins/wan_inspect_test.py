@@ -19,7 +19,7 @@ TAKEN = {
     "wan22_i2v_a14b": "wan2.2-i2v-a14b",
     "wan22_ti2v_5b": "wan2.2-ti2v-5b",
     "wan_fun_1_3b_inp_original": "wan2.1-i2v-1.3b",
-    "wan_dancer_14b_original": "wan-dancer-14b-local",
+    "wan_dancer_14b": "wan-dancer-14b-local",
 }
 CALLED = {
     "wan_vace_1_3b": "a VACE of Wan",
