@@ -65,6 +65,38 @@ double fps_of(const Inputs& inputs, int64_t rows, bool is_global) {
   return std::round(static_cast<double>(kMusicRate) / std::max(times, 1.0) * 1e4) / 1e4;
 }
 
+// What lies beside a piece of the local model: of a sound, [1, N], samples, and silence behind its
+// end.
+at::Tensor part_of(const at::Tensor& sound_1N, const atelier::Piece& piece) {
+  const auto samples = [](int64_t frames) { return frames * kMusicSampleRate / kMusicRate; };
+  const int64_t first = samples(piece.first), end = samples(piece.first + piece.frames);
+  const at::Tensor part = sound_1N.slice(1, first, end);
+  return at::constant_pad_nd(part, {0, end - first - part.size(1)});
+}
+
+// Frames that are shown, [3, F, H, W], and which of them are keys, [F].
+struct Keys {
+  at::Tensor shown, are_known;
+};
+
+// Behind the end of the clip there are none. The last frame of a piece is the first of the next.
+Keys part_of(const Keys& keys, const atelier::Piece& piece) {
+  const auto cut = [&](const at::Tensor& of_frames, int64_t dim) {
+    const at::Tensor part =
+        of_frames.slice(dim, piece.first, piece.first + piece.frames).movedim(dim, 0);
+    const int64_t missing = piece.frames - part.size(0);
+    std::vector<int64_t> behind = part.sizes().vec();
+    behind[0] = missing;
+    return at::cat({part, at::zeros(behind, part.options())}).movedim(0, dim);
+  };
+  Keys part = {cut(keys.shown, 1), cut(keys.are_known, 0)};
+  const int64_t next = piece.first + piece.frames;
+  if (next >= keys.shown.size(1)) return part;
+  part.shown.select(1, -1).copy_(keys.shown.select(1, next));
+  part.are_known.narrow(0, piece.frames - 1, 1).copy_(keys.are_known.narrow(0, next, 1));
+  return part;
+}
+
 }  // namespace
 
 bool Wan::is_dancer() const {
@@ -90,8 +122,17 @@ void Wan::check_dance(const Inputs& inputs, const atelier::MediaTarget& target) 
     check_count(kKeyframesMask, "numbers", std::ssize(*mask), frames);
 }
 
+std::vector<atelier::Piece> Wan::pieces(const Inputs&, const atelier::MediaTarget& target) const {
+  std::vector<atelier::Piece> pieces;
+  if (variant_ != kDancerLocal || target.frames <= kPublishedFrames) return pieces;
+  for (int64_t first = 0; first < target.frames; first += kPublishedFrames)
+    pieces.push_back({.first = first, .frames = kPublishedFrames});
+  return pieces;
+}
+
 Conditioning Wan::encode_music(const EncodeInputs& in) const {
-  const at::Tensor& sound = *atelier::find_input<at::Tensor>(in.values, kMusicInput);  // [1, N]
+  at::Tensor sound = *atelier::find_input<at::Tensor>(in.values, kMusicInput);  // [1, N]
+  if (in.piece) sound = part_of(sound, *in.piece);
   const int64_t rows = music_rows(sound.size(1));
   const at::Tensor features = sound.is_meta()
                                   ? at::empty({rows, kMusicChannels}, sound.options())
@@ -121,16 +162,19 @@ Conditioning Wan::encode_reference(const EncodeInputs& in, atelier::BlockRunner&
 // Which frames are known, and the latents of a clip of them that is black elsewhere. Without key
 // frames the reference image is the first one, and the only one.
 Conditioning Wan::encode_keyframes(const EncodeInputs& in, atelier::BlockRunner& runner) {
-  check_dance(in.values, in.target);
+  if (!in.piece) check_dance(in.values, in.target);
   const int64_t T = latent_shape(in.target, {})[1], frames = keyed_frames(T);
   const bool has_clip = in.values.contains(kKeyframes);
-  const at::Tensor shown = atelier::clip_input(in.values, has_clip ? kKeyframes : kReference);
-  std::vector<int64_t> numbers(static_cast<size_t>(frames), 0);
+  Keys keys = {.shown = atelier::clip_input(in.values, has_clip ? kKeyframes : kReference),
+               .are_known = {}};
+  std::vector<int64_t> numbers(static_cast<size_t>(has_clip ? keys.shown.size(1) : frames), 0);
   numbers.front() = 1;
   if (const auto* mask = atelier::find_input<std::vector<int64_t>>(in.values, kKeyframesMask))
     numbers = *mask;
-  const at::Tensor is_known = at::tensor(numbers).eq(1).to(shown.device());
-  const at::Tensor clip = at::where(is_known.view({1, -1, 1, 1}), shown, -1.0);
+  keys.are_known = at::tensor(numbers).eq(1).to(keys.shown.device());
+  if (in.piece) keys = part_of(keys, *in.piece);
+  const at::Tensor& is_known = keys.are_known;
+  const at::Tensor clip = at::where(is_known.view({1, -1, 1, 1}), keys.shown, -1.0);
 
   // The first frame counts as many times as a latent frame has frames.
   const at::Tensor known =

@@ -138,7 +138,8 @@ constexpr atelier::EncodeStage kStages[] = {
      .components = {},
      .inputs = kMusicInputs,
      .sees_target = true,
-     .variants = kDancers},
+     .variants = kDancers,
+     .per_piece = true},
     {.name = "reference",
      .components = kImagesComponents,
      .inputs = kReferenceInputs,
@@ -147,7 +148,8 @@ constexpr atelier::EncodeStage kStages[] = {
      .components = kKeyframesComponents,
      .inputs = kKeyframesInputs,
      .sees_target = true,
-     .variants = kDancers},
+     .variants = kDancers,
+     .per_piece = true},
     atelier::kVideoStage,
 };
 

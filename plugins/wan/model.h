@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "atelier/component_model.h"
 
@@ -39,6 +40,9 @@ class Wan final : public atelier::ComponentModel {
   std::optional<atelier::GivenLatents> given(const atelier::Conditioning& cond,
                                              at::IntArrayRef latents_CTHW) const override;
 
+  // A long dance is made in pieces, each between key frames of its own.
+  std::vector<atelier::Piece> pieces(const atelier::Inputs& inputs,
+                                     const atelier::MediaTarget& target) const override;
   // Pictures that stand alone are decoded one by one.
   void decode(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner,
               const atelier::FrameSink& sink) override;

@@ -252,7 +252,7 @@ class DancerClipTest(DancerFilesTest):
                   for fps in (7.5, 30.0)}
         self.assertEqual(3, len(wanted[7.5]))
         for fps, pictures in wanted.items():
-            got = self.ours("global", latents, wantodance_fps=fps)
+            got = self.ours("global", latents, wantodance_fps=fps, cfg_batch="off")
             compare.assert_images("wan dancer, pictures of the global model", got, pictures, tolerance=0.01)
             if fps == 7.5:
                 pipeline.has_levels = False
@@ -271,7 +271,8 @@ class DancerClipTest(DancerFilesTest):
                 for image, is_key in zip(self.keys, self.MASK)]
         keys = torch.stack(keys, 2)
         wanted = self.pipelines["local"](latents, tensor_of(self.reference), keys, mask, 30.0)
-        got = self.ours("local", latents, wantodance_keyframes=self.dir / "keys", wantodance_keyframes_mask=self.MASK)
+        got = self.ours("local", latents, wantodance_keyframes=self.dir / "keys", wantodance_keyframes_mask=self.MASK,
+                        cfg_batch="on")  # a branch that skips a block, and one that does not
         compare.assert_images("wan dancer, clips of the local model", got, wanted, tolerance=0.01)
 
 

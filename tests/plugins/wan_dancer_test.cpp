@@ -88,6 +88,24 @@ TEST_CASE("Pictures of the global model are latent frames of their own", "[detec
   CHECK(wan_family().media_defaults(local).fps == 30);
 }
 
+TEST_CASE("A long dance is made in pieces of 149 frames", "[pieces]") {
+  const auto pieces_of = [](const char* path, int64_t frames) {
+    const Detection part = at_path(path);
+    std::vector<std::pair<int64_t, int64_t>> pieces;
+    for (const Piece& piece :
+         wan_family().make_model({&part, 1}, {})->pieces({}, {frames, 1280, 720})) {
+      CHECK(piece.shared == 0);
+      pieces.emplace_back(piece.first, piece.frames);
+    }
+    return pieces;
+  };
+  using Pieces = std::vector<std::pair<int64_t, int64_t>>;
+  CHECK(pieces_of("local_model.safetensors", 149).empty());
+  CHECK(pieces_of("local_model.safetensors", 297) == Pieces{{0, 149}, {149, 149}});
+  CHECK(pieces_of("local_model.safetensors", 301) == Pieces{{0, 149}, {149, 149}, {298, 149}});
+  CHECK(pieces_of("global_model.safetensors", 301).empty());
+}
+
 TEST_CASE("What Wan-Dancer cannot dance to is refused", "[inputs]") {
   const Detection global = at_path("global_model.safetensors"),
                   local = at_path("local.safetensors");
