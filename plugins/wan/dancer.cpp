@@ -23,7 +23,7 @@ namespace ops = atelier::ops;
 
 namespace {
 
-constexpr double kTheta = 10000;
+constexpr double kTurnBase = 10000;
 constexpr double kMusicNormEps = 1e-5;
 constexpr int64_t kMusicHeads = 4;
 // Behind these blocks music is added, where there are so many; and the one that is skipped.
@@ -40,10 +40,6 @@ at::Tensor weights_of_spread(int64_t from, int64_t across, int64_t to, at::Devic
   const at::Tensor each = at::eye(from, at::TensorOptions(device).dtype(at::kDouble)).unsqueeze(0);
   const at::Tensor first = at::upsample_linear1d(each, {across}, /*align_corners=*/false);
   return at::upsample_linear1d(first, {to}, /*align_corners=*/false)[0].to(at::kFloat);
-}
-
-bool has(const atelier::Conditioning* cond, const char* name) {
-  return cond->contains(name);
 }
 
 }  // namespace
@@ -129,7 +125,7 @@ void Dance::declare_behind(int64_t index) {
 }
 
 bool Dance::is_slow(const atelier::DenoiseInputs& in) {
-  const auto slow = [](const atelier::Conditioning* cond) { return has(cond, kFramePlaces); };
+  const auto slow = [](const atelier::Conditioning* cond) { return cond->contains(kFramePlaces); };
   const bool any = std::ranges::any_of(in.cond, slow);
   if (any && !std::ranges::all_of(in.cond, slow)) {
     throw atelier::Error(atelier::ErrorCode::kInvalidArgument,
@@ -171,7 +167,7 @@ void Dance::turn_by_places(Pass& pass) const {
                                std::to_string(pass.frames) + ", 3] expected");
     }
     const auto angles = [&](int64_t column) {
-      return atelier::nn::rope_angles(places.select(1, column), channels, kTheta);
+      return atelier::nn::rope_angles(places.select(1, column), channels, kTurnBase);
     };
     const at::Tensor low = angles(0), high = angles(1), near = places.narrow(1, 2, 1);
     const auto of_tokens = [&](const at::Tensor& a, const at::Tensor& b) {
@@ -205,7 +201,7 @@ at::Tensor Dance::encoded_music(Pass& pass) {
   const at::ScalarType dtype = pass.in.x_BCTHW.scalar_type();
   const at::Device device = pass.in.x_BCTHW.device();
   const atelier::nn::Waves waves =
-      atelier::nn::row_waves(music.rows, config_.music_width, kTheta, device);
+      atelier::nn::row_waves(music.rows, config_.music_width, kTurnBase, device);
   at::Tensor x = projection_.forward(music.values.to(dtype));
   for (const auto& layer : layers_)
     x = pass.runner.run(*layer, {x, waves.cos, waves.sin, music.rows.tensor()})[0];
@@ -233,7 +229,7 @@ void Dance::begin(Pass& pass) {
 }
 
 bool Dance::replace(int64_t index, DitBlock& block, Pass& pass) {
-  const auto skips = [](const atelier::Conditioning* cond) { return has(cond, kSkipsBlock); };
+  const auto skips = [](const atelier::Conditioning* cond) { return cond->contains(kSkipsBlock); };
   if (index != kSkippedBlock || std::ranges::none_of(pass.in.cond, skips)) return false;
   if (std::ranges::all_of(pass.in.cond, skips)) return true;
   Tensors inputs = {pass.x};

@@ -23,8 +23,8 @@ using atelier::Inputs;
 
 namespace {
 
-constexpr const char *kMusicInput = "wantodance_music_path", *kFps = "wantodance_fps",
-                     *kReference = "wantodance_reference_image",
+constexpr const char *kMusicInput = "wantodance_music_path", *kFpsInput = "wantodance_fps",
+                     *kReferenceInput = "wantodance_reference_image",
                      *kKeyframes = "wantodance_keyframes",
                      *kKeyframesMask = "wantodance_keyframes_mask",
                      *kFramewise = "framewise_decoding";
@@ -38,7 +38,7 @@ int64_t keyed_frames(int64_t latent_frames) {
   return kFrameStride * (latent_frames - 1) + 1;
 }
 
-void check_sides(const atelier::MediaTarget& target) {
+void check_beats(const atelier::MediaTarget& target) {
   const int64_t tokens = target.height / kTokenPixels * (target.width / kTokenPixels);
   if (tokens % kBeatsAFrame == 0) return;
   throw Error(ErrorCode::kInvalidArgument,
@@ -48,7 +48,7 @@ void check_sides(const atelier::MediaTarget& target) {
               "make (height / 16) (width / 16) a multiple of 8, as 720 x 1280 has it");
 }
 
-void check_count(const char* name, const char* what, int64_t count, int64_t wanted) {
+void check_keyed(const char* name, const char* what, int64_t count, int64_t wanted) {
   if (count == wanted) return;
   throw Error(ErrorCode::kInvalidArgument,
               std::string(name) + ": " + std::to_string(count) + " " + what + ", and " +
@@ -58,7 +58,7 @@ void check_count(const char* name, const char* what, int64_t count, int64_t want
 }
 
 double fps_of(const Inputs& inputs, int64_t rows, bool is_global) {
-  if (const auto* said = atelier::find_input<double>(inputs, kFps)) return *said;
+  if (const auto* said = atelier::find_input<double>(inputs, kFpsInput)) return *said;
   if (!is_global) return static_cast<double>(kMusicRate);
   // As its authors have it: 149 frames for the whole music.
   const double times = std::floor(static_cast<double>(rows) / kPublishedFrames + 0.5);
@@ -68,7 +68,7 @@ double fps_of(const Inputs& inputs, int64_t rows, bool is_global) {
 // What lies beside a piece of the local model: of a sound, [1, N], samples, and silence behind its
 // end.
 at::Tensor part_of(const at::Tensor& sound_1N, const atelier::Piece& piece) {
-  const auto samples = [](int64_t frames) { return frames * kMusicSampleRate / kMusicRate; };
+  const auto samples = [](int64_t frames) { return frames * music::kSampleRate / kMusicRate; };
   const int64_t first = samples(piece.first), end = samples(piece.first + piece.frames);
   const at::Tensor part = sound_1N.slice(1, first, end);
   return at::constant_pad_nd(part, {0, end - first - part.size(1)});
@@ -104,22 +104,22 @@ bool Wan::is_dancer() const {
 }
 
 void Wan::check_dance(const Inputs& inputs, const atelier::MediaTarget& target) const {
-  if (target.height > 0 && target.width > 0) check_sides(target);
+  if (target.height > 0 && target.width > 0) check_beats(target);
   if (const auto* alone = atelier::find_input<bool>(inputs, kFramewise); alone && !*alone) {
     throw Error(ErrorCode::kInvalidArgument,
                 std::string(kFramewise) + " is off, and pictures of this model stand alone",
                 "leave it out");
   }
-  if (const auto* fps = atelier::find_input<double>(inputs, kFps); fps && !(*fps > 0)) {
-    throw Error(ErrorCode::kInvalidArgument, std::string(kFps) + " is not above 0",
+  if (const auto* fps = atelier::find_input<double>(inputs, kFpsInput); fps && !(*fps > 0)) {
+    throw Error(ErrorCode::kInvalidArgument, std::string(kFpsInput) + " is not above 0",
                 "use 7.5, or 30 of the local model");
   }
   if (target.frames < 1) return;
   const int64_t frames = keyed_frames(latent_shape(target, {})[1]);
   if (const auto* keys = atelier::find_input<at::Tensor>(inputs, kKeyframes))
-    check_count(kKeyframes, "frames", keys->size(1), frames);
+    check_keyed(kKeyframes, "frames", keys->size(1), frames);
   if (const auto* mask = atelier::find_input<std::vector<int64_t>>(inputs, kKeyframesMask))
-    check_count(kKeyframesMask, "numbers", std::ssize(*mask), frames);
+    check_keyed(kKeyframesMask, "numbers", std::ssize(*mask), frames);
 }
 
 std::vector<atelier::Piece> Wan::pieces(const Inputs&, const atelier::MediaTarget& target) const {
@@ -133,10 +133,10 @@ std::vector<atelier::Piece> Wan::pieces(const Inputs&, const atelier::MediaTarge
 Conditioning Wan::encode_music(const EncodeInputs& in) const {
   at::Tensor sound = *atelier::find_input<at::Tensor>(in.values, kMusicInput);  // [1, N]
   if (in.piece) sound = part_of(sound, *in.piece);
-  const int64_t rows = music_rows(sound.size(1));
+  const int64_t rows = music::rows_of(sound.size(1));
   const at::Tensor features = sound.is_meta()
                                   ? at::empty({rows, kMusicChannels}, sound.options())
-                                  : music_features(sound[0].to(at::kCPU)).to(sound.device());
+                                  : music::features_of(sound[0].to(at::kCPU)).to(sound.device());
   Conditioning made = {{kMusic, features}};
   const double fps = fps_of(in.values, rows, variant_ == kDancerGlobal);
   if (const auto places = frame_places(latent_shape(in.target, {})[1], fps))
@@ -155,8 +155,8 @@ at::Tensor Wan::look_at(const at::Tensor& image, atelier::BlockRunner& runner) {
 }
 
 Conditioning Wan::encode_reference(const EncodeInputs& in, atelier::BlockRunner& runner) {
-  return {
-      {kReferenceEmbeds, look_at(atelier::clip_input(in.values, kReference).select(1, 0), runner)}};
+  return {{kReferenceEmbeds,
+           look_at(atelier::clip_input(in.values, kReferenceInput).select(1, 0), runner)}};
 }
 
 // Which frames are known, and the latents of a clip of them that is black elsewhere. Without key
@@ -165,7 +165,7 @@ Conditioning Wan::encode_keyframes(const EncodeInputs& in, atelier::BlockRunner&
   if (!in.piece) check_dance(in.values, in.target);
   const int64_t T = latent_shape(in.target, {})[1], frames = keyed_frames(T);
   const bool has_clip = in.values.contains(kKeyframes);
-  Keys keys = {.shown = atelier::clip_input(in.values, has_clip ? kKeyframes : kReference),
+  Keys keys = {.shown = atelier::clip_input(in.values, has_clip ? kKeyframes : kReferenceInput),
                .are_known = {}};
   std::vector<int64_t> numbers(static_cast<size_t>(has_clip ? keys.shown.size(1) : frames), 0);
   numbers.front() = 1;

@@ -7,7 +7,7 @@
 
 #include "music_parts.h"
 
-namespace wan {
+namespace wan::music {
 namespace {
 
 constexpr int64_t kUp = 512, kDown = 735;  // from 22050 to 15360 samples a second
@@ -92,11 +92,11 @@ at::Tensor onset_strength(const at::Tensor& decibels) {
   return at::constant_pad_nd(rises, {kLate, 0}).slice(0, 0, decibels.size(1));
 }
 
-int64_t music_rows(int64_t samples) {
+int64_t rows_of(int64_t samples) {
   return 1 + (samples * kUp + kDown - 1) / kDown / kMusicHop;
 }
 
-at::Tensor music_features(const at::Tensor& sound_N) {
+at::Tensor features_of(const at::Tensor& sound_N) {
   const at::Tensor sound = resampled(sound_N, kUp, kDown);
   const at::Tensor decibels = mel_decibels(sound);
   const at::Tensor strength = onset_strength(decibels);
@@ -108,4 +108,4 @@ at::Tensor music_features(const at::Tensor& sound_N) {
       .to(at::kFloat);
 }
 
-}  // namespace wan
+}  // namespace wan::music

@@ -8,7 +8,7 @@
 
 #include "music_parts.h"
 
-namespace wan {
+namespace wan::music {
 namespace {
 
 using Values = std::vector<double>;
@@ -175,4 +175,4 @@ std::vector<int64_t> beats(const at::Tensor& strength, double start) {
   return trimmed(std::move(found), scores);
 }
 
-}  // namespace wan
+}  // namespace wan::music

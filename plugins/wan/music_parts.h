@@ -8,7 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorOptions.h>
 
-namespace wan {
+namespace wan::music {
 
 inline constexpr int64_t kMusicHop = 512;
 // Samples a second that every step takes a sound to have.
@@ -40,4 +40,4 @@ double tempo(const at::Tensor& strength, double start);
 std::vector<int64_t> peaks(const at::Tensor& strength);
 std::vector<int64_t> beats(const at::Tensor& strength, double start);
 
-}  // namespace wan
+}  // namespace wan::music

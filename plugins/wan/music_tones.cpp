@@ -7,7 +7,7 @@
 
 #include "music_parts.h"
 
-namespace wan {
+namespace wan::music {
 namespace {
 
 constexpr int64_t kOctaves = 7, kSemitones = 12, kBinsASemitone = 3,
@@ -136,4 +136,4 @@ at::Tensor semitones(const at::Tensor& sound_N) {
   return divided(smooth, smooth.square().sum(0).sqrt());
 }
 
-}  // namespace wan
+}  // namespace wan::music
