@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Times Wan beside diffusers: the VAE on clips, and a denoising step without and with a LoRA.
+"""Times Wan beside diffusers: the VAE on clips, a denoising step without and with a LoRA, and a VACE.
 
-    .deps/venv/bin/python bench/wan_compare.py [decode] [encode] [dit] [--threads 1] [--rounds 5]
+    .deps/venv/bin/python bench/wan_compare.py [decode] [encode] [dit] [vace] [--threads 1] [--rounds 5]
 
 README.md, beside this file, says what each row is and how it is measured.
 """
@@ -20,6 +20,7 @@ SIDE = 128  # pixels of a clip
 FRAMES, MORE_FRAMES = 17, 81
 TEXT_TOKENS = 512
 GRID = (5, 32, 32)  # latents: 1,280 tokens
+WIDTH = 1536
 
 
 # --- weights and inputs ---
@@ -29,6 +30,24 @@ def make_dit(folder):
     import torch
     arguments, _ = WAN.models["middle"]
     WAN.make_denoiser(folder, torch.float32, **arguments)
+
+
+def make_vace(folder):
+    """Two blocks of a VACE, and the denoiser beside it."""
+    import torch
+    from diffusers import WanVACETransformer3DModel
+    arguments, _ = WAN.models["middle"]
+    torch.manual_seed(5)
+    WanVACETransformer3DModel(**{**arguments, "num_layers": 2}, vace_layers=[0, 1]).save_pretrained(folder)
+
+
+def vace_inputs():
+    import torch
+    generator = torch.Generator().manual_seed(6)
+    T, H, W = GRID
+    shapes = {"rows": (1, T * H * W // 4, WIDTH), "control": (1, 96, T, H, W), "time": (1, 6 * WIDTH),
+              "text": (1, TEXT_TOKENS, WIDTH)}
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
 def clip_inputs(what, frames):
@@ -93,6 +112,16 @@ def dit_worker(folder, inputs):
     return run
 
 
+def vace_worker(folder, inputs):
+    import wan_models
+    from diffusers import WanVACETransformer3DModel
+    model = WanVACETransformer3DModel.from_pretrained(folder).eval()
+    return lambda order: wan_models.vace_hints(model, **inputs)
+
+
+WORKERS = {"decode": vae_worker, "encode": vae_worker, "dit": dit_worker, "vace": vace_worker}
+
+
 def serve(worker, folder, path):
     """Answers lines as atelier-bench does; `worker` makes what runs of a folder and inputs."""
     import torch
@@ -115,7 +144,7 @@ def serve(worker, folder, path):
 def sides(options, what, folder, inputs):
     theirs = base.Bench([sys.executable, __file__, "--worker", what, folder, inputs],
                         options.threads)
-    component = "dit" if what == "dit" else "vae"
+    component = what if what in ("dit", "vace") else "vae"
     ours = base.atelier_bench(component, folder, inputs, "float32", options.threads, plugin="wan")
     return theirs, ours
 
@@ -201,10 +230,24 @@ def compare_dit(options):
                              note=f"outputs agree to {error:.1e}")
 
 
+def compare_vace(options):
+    from safetensors.torch import save_file
+    folder = base.prepare(options.work, "wan_vace", make_vace)
+    inputs = options.work / "wan_vace.safetensors"
+    save_file(vace_inputs(), inputs)
+    theirs, ours = sides(options, "vace", folder, inputs)
+    with theirs, ours:
+        error = agreement(theirs, ours, "VACE", options.work)
+        timed = in_turns(options.rounds, {"theirs": (theirs, {}), "ours": (ours, {})})
+        yield from time_rows(f"VACE, two blocks of {WIDTH}, 1,280 tokens, {TEXT_TOKENS} of text", timed,
+                             note=f"outputs agree to {error:.1e}")
+
+
 ROWS = {
     "decode": lambda options: compare_vae(options, "decode"),
     "encode": lambda options: compare_vae(options, "encode"),
-    "dit": compare_dit
+    "dit": compare_dit,
+    "vace": compare_vace
 }
 
 
@@ -241,7 +284,7 @@ def run(description, rows):
 def main():
     if sys.argv[1:2] == ["--worker"]:
         what, folder, inputs = sys.argv[2:]
-        return serve(dit_worker if what == "dit" else vae_worker, folder, inputs)
+        return serve(WORKERS[what], folder, inputs)
     return run(__doc__, ROWS)
 
 

@@ -159,11 +159,10 @@ Targets::Component Targets::table_of(LoadedModel& model, const LoadedPart& part)
   Component component;
   component.name = part.detection.component;
   size_t text_encoders = 0;
-  bool is_control = false;
   for (const ComponentSpec& spec : model.family().components()) {
     if (spec.name == spec_name(component.name)) {
       component.is_denoiser = spec.role == Role::kDenoiser;
-      is_control = spec.role == Role::kControl;
+      if (spec.role == Role::kControl) component.beside = spec.beside;
       if (spec.role == Role::kTextEncoder) component.text_encoder = text_encoders;
     }
     if (spec.role == Role::kTextEncoder) ++text_encoders;
@@ -171,7 +170,8 @@ Targets::Component Targets::table_of(LoadedModel& model, const LoadedPart& part)
   if (component.is_denoiser)
     component.file_prefix = model.family().lora_targets(part.detection).file_prefix;
   component.by_name = all_targets(
-      model, part, component.is_denoiser || is_control || component.text_encoder.has_value());
+      model, part,
+      component.is_denoiser || !component.beside.empty() || component.text_encoder.has_value());
   for (auto found = component.by_name.cbegin(); found != component.by_name.cend(); ++found) {
     component.by_flat_name.emplace(formats::flat_lora_name(found->first), found);
     if (found->second.slices.front().linear != nullptr)
@@ -203,7 +203,8 @@ std::optional<Targets::Found> Targets::find_in(const Component& component, std::
     } else if (!component.file_prefix.empty() && name.starts_with(component.file_prefix)) {
       name.remove_prefix(component.file_prefix.size());
     } else if (prefix && (prefix->owner == Owner::kUnsaid ||
-                          (prefix->owner == Owner::kDenoiser && component.is_denoiser) ||
+                          (prefix->owner == Owner::kDenoiser &&
+                           (component.is_denoiser || !component.beside.empty())) ||
                           (prefix->owner == Owner::kTextEncoder &&
                            component.text_encoder == prefix->text_encoder))) {
       name = prefix->path;
@@ -219,6 +220,21 @@ std::optional<Targets::Found> Targets::find_in(const Component& component, std::
   return std::nullopt;
 }
 
+// The first of several components that have a layer; of controls the first one beside each
+// denoiser, or that beside the one which `component` names.
+std::vector<Targets::Found> Targets::first_of_each(std::span<const Found> all,
+                                                   std::string_view component) {
+  std::vector<Found> first;
+  for (const Found& one : all) {
+    const std::string& beside = one.component->beside;
+    if (!beside.empty() && beside == component) return {one};
+    const bool is_new = std::ranges::none_of(
+        first, [&](const Found& other) { return other.component->beside == beside; });
+    if (first.empty() || (is_new && !beside.empty())) first.push_back(one);
+  }
+  return first;
+}
+
 std::vector<Targets::Found> Targets::find_all(std::string_view name, std::string_view ending,
                                               std::string_view component) const {
   std::vector<Found> denoisers, others;
@@ -230,8 +246,7 @@ std::vector<Targets::Found> Targets::find_all(std::string_view name, std::string
   }
   const bool is_for_another = !component.empty() && component != kEveryDenoiser;
   if (!denoisers.empty()) return is_for_another ? std::vector<Found>() : denoisers;
-  if (others.size() > 1) others.erase(others.begin() + 1, others.end());
-  return others;
+  return first_of_each(others, component);
 }
 
 const Target* Targets::find(std::string_view name, std::string_view component) const {

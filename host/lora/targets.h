@@ -3,6 +3,7 @@
 
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -94,6 +95,7 @@ class Targets {
 
     std::string name;
     bool is_denoiser = false;
+    std::string beside;                  // of a control: its denoiser
     std::optional<size_t> text_encoder;  // which of the family's
     std::string file_prefix;             // that the family's files put before its names; or empty
     NamedTargets by_name;
@@ -110,7 +112,9 @@ class Targets {
   static Component table_of(model::LoadedModel& model, const model::LoadedPart& part);
   static std::optional<Found> find_in(const Component& component, std::string_view name,
                                       std::string_view ending);
-  // What `name` stands for: of several denoisers all, unless `component` names one.
+  static std::vector<Found> first_of_each(std::span<const Found> all, std::string_view component);
+  // What `name` stands for: of several denoisers all, unless `component` names one; so it is of
+  // controls beside several.
   std::vector<Found> find_all(std::string_view name, std::string_view ending,
                               std::string_view component) const;
   const Component* find_component(std::string_view name) const;

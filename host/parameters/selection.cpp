@@ -186,7 +186,8 @@ void check_controls(const LoadedModel& model, const Selection& selection, Proble
     } else if (!selection.controls.contains(one.name)) {
       std::vector<std::string> names;
       for (const InputSpec& input : stages.inputs)
-        if (model::is_for(input, one.spec, stages.encoding)) names.emplace_back(input.name);
+        if (input.use != InputUse::kGenerate && model::is_for(input, one.spec, stages.encoding))
+          names.emplace_back(input.name);
       problems.add("component " + one.name +
                        " is trained, and does not run: the rows have none of its inputs",
                    "name one with --extra_inputs: " + report::list_names(names));

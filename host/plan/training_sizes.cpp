@@ -167,10 +167,9 @@ class TrainingSizes {
     for (const EncodeStage& stage : stages_.encoding) {
       const Inputs values = model::inputs_of(stage, inputs());
       const auto uses = [&](const ComponentSpec& spec) { return model::uses(stage, spec); };
-      const std::vector<std::string> components = components_where(model_, uses);
-      const bool lacks_encoder =
-          components.empty() && std::ranges::any_of(model_.family().components(), uses);
-      if (!is_cached(stage) || values.empty() || lacks_encoder) continue;
+      std::vector<std::string> components = components_where(model_, uses);
+      const bool is_computed = std::ranges::any_of(model_.family().components(), uses);
+      if (!is_cached(stage) || values.empty() || (is_computed && components.empty())) continue;
       Conditioning made;
       const DryPass pass = dry_.measure([&](BlockRunner& runner) {
         const EncodeInputs in = {
@@ -178,7 +177,7 @@ class TrainingSizes {
         made = model::encode(model_.model(), in, runner, at::kMeta);
       });
       if (!stages_.is_target(stage)) encoded_.merge(made);
-      if (components.empty()) continue;  // it takes no component to encode it
+      if (!is_computed) continue;  // numbers alone, made in no time
       encoding_.push_back({.name = "encode " + model::encoded_by(stage, model_.family().inputs()),
                            .components = components,
                            .strategies = {strategy_of(

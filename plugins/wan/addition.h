@@ -14,6 +14,11 @@ namespace wan {
 
 class DitBlock;
 
+// Conditioning: says by being there that the sample runs without block kSkippedBlock, as the
+// negative branch of some models does.
+inline constexpr const char* kSkipsBlock = "skips_block";
+inline constexpr int64_t kSkippedBlock = 9;
+
 // Rows of a sample that are not those of its latents.
 struct Stretch {
   at::Tensor rows_LD;  // as the embedding of patches gives them
@@ -23,10 +28,10 @@ struct Stretch {
   bool is_clean = false;  // told noise level 0, else that of the sample
 };
 
-// Angles of tokens in rows and columns from 0, and in frames at `frame_positions`, float64 [T], of
-// the positions. Returns [T height width, head_dim / 2] float64.
+// Angles of tokens in rows from 0, columns from `first_column`, and in frames at `frame_positions`,
+// float64 [T], of the positions. Returns [T height width, head_dim / 2] float64.
 at::Tensor token_angles(const at::Tensor& frame_positions, int64_t height, int64_t width,
-                        int64_t head_dim);
+                        int64_t head_dim, int64_t first_column = 0);
 
 // One call of the denoiser, between two of its blocks. Each sample's rows are stretches in front,
 // its latents' frames x height x width tokens, and stretches behind.

@@ -7,6 +7,7 @@
 #include "atelier/parts/causal_vae.h"
 
 #include "dancer.h"
+#include "fun.h"
 
 namespace wan {
 
@@ -26,29 +27,16 @@ constexpr const char* kKnownKinds =
 
 // Checkpoints of the same ancestry that this code does not run.
 constexpr atelier::UnsupportedKind kUnsupported[] = {
-    {"vace_blocks.0.norm3.weight", "a VACE of Wan", kKnownKinds},
-    {"vace_blocks.0.norm2.weight", "a VACE of Wan", kKnownKinds},
-    {"control_adapter.conv.weight", "a Wan-Fun DiT with a camera", kKnownKinds},
-    {"ref_conv.weight", "a Wan-Fun DiT with a reference", kKnownKinds},
     {"casual_audio_encoder.weights", "Wan2.2-S2V", kKnownKinds},
     {"pose_patch_embedding.weight", "Wan2.2-Animate", kKnownKinds},
 };
 
-constexpr std::string_view kPrefixes[] = {
-    "", "model.diffusion_model.", "diffusion_model.", "transformer.", "model.", "module."};
 constexpr std::string_view kOriginalMarkers[] = {"blocks.0.cross_attn.norm_k.weight"};
 constexpr std::string_view kDiffusersMarkers[] = {
     "condition_embedder.text_embedder.linear_1.weight"};
-
-void read_heads(const PartView& view, DitConfig& c) {
-  const TensorIndex& index = view.index();
-  auto heads = index.config_integer("num_heads");
-  if (!heads) heads = index.config_integer("num_attention_heads");
-  c.heads = heads ? *heads : c.width / kPublishedHeadDim;
-  if (c.heads < 1 || c.width % c.heads != 0 || c.head_dim() % 2 != 0 || c.head_dim() < 6)
-    view.refuse("has " + to_string(c.width) + " channels for " + to_string(c.heads) + " heads",
-                kOwnConfig);
-}
+// Names of Wan2.2-Animate-2. Outside of blocks diffusers has those of the original repository.
+constexpr std::string_view kDrivenMarkers[] = {"blocks.0.block.cross_attn.norm_k.weight"};
+constexpr std::string_view kDrivenDiffusersMarkers[] = {"blocks.0.self_attn.to_q.weight"};
 
 // What models that are shown images have: an image encoder's rows, and channels of what is known.
 void read_images(const PartView& view, const PartSpelling& names, DitConfig& c) {
@@ -58,21 +46,20 @@ void read_images(const PartView& view, const PartSpelling& names, DitConfig& c) 
       names.of("img_emb.emb_pos", "condition_embedder.image_embedder.pos_embed");
   c.image_width = view.contains(norm) ? view.dim(norm, 0) : 0;
   c.image_rows = view.contains(positions) ? view.dim(positions, 1) : 0;
+  if (!dances(view)) read_fun(view, c);
   const bool is_given = c.given_channels == c.channels + kFrameStride;
-  const int64_t with_control = c.given_channels - c.channels;  // latents of a control video
-  if (with_control == c.channels || with_control == c.channels + kFrameStride)
-    refuse_kind("a Wan-Fun DiT with a control video", kKnownKinds);
-  if (is_given || (c.given_channels == 0 && c.image_width == 0)) return;
+  if (is_given || fun_variant(c) || (c.given_channels == 0 && c.image_width == 0)) return;
   refuse_kind("a Wan DiT with " + to_string(c.channels + c.given_channels) + " input and " +
                   to_string(c.channels) + " output channels" +
                   (c.image_width > 0 ? " that is shown images" : ""),
               kKnownKinds);
 }
 
-DitConfig read_dit(const PartView& view, const PartSpelling& names) {
-  const std::string block = "blocks.0.";
-  DitConfig c;
-  c.layers = view.block_count(names.of("blocks.{}.modulation", "blocks.{}.scale_shift_table"));
+// `inner`: what stands between the number of a block and its names.
+DitConfig read_dit(const PartView& view, const PartSpelling& names, const std::string& inner = {}) {
+  const std::string block = "blocks.0." + inner;
+  DitConfig c{};
+  c.layers = view.block_count("blocks.{}." + inner + names.of("modulation", "scale_shift_table"));
   c.width = view.dim("patch_embedding.weight", 0);
   c.patch = view.dim("patch_embedding.weight", 3);
   c.mlp_width = view.dim(block + names.of("ffn.0.weight", "ffn.net.0.proj.weight"), 0);
@@ -89,14 +76,14 @@ DitConfig read_dit(const PartView& view, const PartSpelling& names) {
   view.require_config(
       (c.width == 1536 || c.width == 3072 || c.width == 5120) && c.text_width == 4096,
       "num_heads and eps");
-  read_heads(view, c);
-  c.norm_eps = view.index().config_real("eps").value_or(1e-6);
-  if (!(c.norm_eps >= 0)) view.refuse("has an eps below 0 in its config", kOwnConfig);
+  c.heads = read_heads(view, c.width);
+  c.norm_eps = read_eps(view);
   return c;
 }
 
 std::string_view variant_of(const DitConfig& c) {
   if (c.music_channels > 0) return kDancerLocal;
+  if (const auto fun = fun_variant(c)) return *fun;
   if (c.image_rows > 0) return "wan2.1-i2v-14b-flf2v";
   if (c.image_width > 0) return c.width < 5120 ? "wan2.1-i2v-1.3b" : "wan2.1-i2v-14b";
   if (c.given_channels > 0) return "wan2.2-i2v-a14b";
@@ -104,18 +91,62 @@ std::string_view variant_of(const DitConfig& c) {
   return c.width < 5120 ? "wan2.1-t2v-1.3b" : "wan2.1-t2v-14b";
 }
 
+// Globs over the names of a denoiser in whose file a VACE lies.
+std::vector<std::string> names_beside_vace(const PartSpelling& names) {
+  if (!names.is_original)
+    return {"blocks.*", "patch_embedding.*", "condition_embedder.*", "scale_shift_table",
+            "proj_out.*"};
+  return {"blocks.*",         "patch_embedding.*", "text_embedding.*",
+          "time_embedding.*", "time_projection.*", "head.*"};
+}
+
+// Wan2.2-Animate-2.
+std::optional<Detection> detect_driven(const TensorIndex& checkpoint) {
+  const auto names =
+      atelier::find_spelling(checkpoint, kPrefixes, kDrivenMarkers, kDrivenDiffusersMarkers);
+  if (!names) return std::nullopt;
+  const PartView view(checkpoint, names->prefix, "DiT");
+  view.refuse_quantised();
+  DitConfig config = read_dit(view, {.prefix = names->prefix}, names->of("block.", ""));
+  config.is_driven = true;
+  if (config.image_width == 0) view.refuse("has no image embedding");
+  return atelier::parts::brief_detection_of("dit", names->name(), config, names->prefix);
+}
+
 }  // namespace
 
+int64_t read_heads(const PartView& view, int64_t width) {
+  const TensorIndex& index = view.index();
+  auto said = index.config_integer("num_heads");
+  if (!said) said = index.config_integer("num_attention_heads");
+  const int64_t heads = said ? *said : width / kPublishedHeadDim;
+  if (heads < 1 || width % heads != 0 || width / heads % 2 != 0 || width / heads < 6)
+    view.refuse("has " + to_string(width) + " channels for " + to_string(heads) + " heads",
+                kOwnConfig);
+  return heads;
+}
+
+double read_eps(const PartView& view) {
+  const double eps = view.index().config_real("eps").value_or(1e-6);
+  if (!(eps >= 0)) view.refuse("has an eps below 0 in its config", kOwnConfig);
+  return eps;
+}
+
 std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
+  if (auto driven = detect_driven(checkpoint)) {
+    driven->variant = kDriven;
+    return driven;
+  }
   const auto names =
       atelier::find_spelling(checkpoint, kPrefixes, kOriginalMarkers, kDiffusersMarkers);
   if (!names) return std::nullopt;
   const PartView view(checkpoint, names->prefix, "DiT");
-  if (!dances(view)) view.refuse_kinds(kUnsupported);
+  view.refuse_kinds(kUnsupported);
   view.refuse_quantised();
   const DitConfig config = read_dit(view, *names);
-  Detection part = atelier::detection_of("dit", names->name(), config, names->prefix);
+  Detection part = atelier::parts::brief_detection_of("dit", names->name(), config, names->prefix);
   part.variant = variant_of(config);
+  if (view.contains("vace_patch_embedding.weight")) part.owns = names_beside_vace(*names);
   return part;
 }
 

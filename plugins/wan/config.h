@@ -5,6 +5,8 @@
 #include <string_view>
 
 #include "atelier/architecture.h"
+#include "atelier/part_view.h"
+#include "atelier/parts/brief_detection.h"
 
 namespace wan {
 
@@ -14,10 +16,35 @@ inline constexpr std::string_view kDancerGlobal = "wan-dancer-14b-global",
                                   kDancerLocal = "wan-dancer-14b-local";
 
 // Each expert of wan2.2-t2v-a14b has the tensors of wan2.1-t2v-14b.
-inline constexpr std::string_view kVariants[] = {
-    "wan2.1-t2v-1.3b", "wan2.1-t2v-14b",       "wan2.1-t2v-14b-krea", "wan2.1-i2v-1.3b",
-    "wan2.1-i2v-14b",  "wan2.1-i2v-14b-flf2v", "wan2.2-t2v-a14b",     "wan2.2-i2v-a14b",
-    "wan2.2-ti2v-5b",  kDancerGlobal,          kDancerLocal};
+inline constexpr std::string_view kVariants[] = {"wan2.1-t2v-1.3b",
+                                                 "wan2.1-t2v-14b",
+                                                 "wan2.1-t2v-14b-krea",
+                                                 "wan2.1-i2v-1.3b",
+                                                 "wan2.1-i2v-14b",
+                                                 "wan2.1-i2v-14b-flf2v",
+                                                 "wan2.1-vace-1.3b",
+                                                 "wan2.1-vace-14b",
+                                                 "wan2.1-fun-control-1.3b",
+                                                 "wan2.1-fun-control-14b",
+                                                 "wan2.1-fun-control-v1.1-1.3b",
+                                                 "wan2.1-fun-control-v1.1-14b",
+                                                 "wan2.1-fun-camera-1.3b",
+                                                 "wan2.1-fun-camera-14b",
+                                                 "wan2.2-t2v-a14b",
+                                                 "wan2.2-i2v-a14b",
+                                                 "wan2.2-vace-a14b",
+                                                 "wan2.2-fun-control-a14b",
+                                                 "wan2.2-fun-camera-a14b",
+                                                 "wan2.2-ti2v-5b",
+                                                 "wan2.2-animate2-14b",
+                                                 "wan2.2-animate2-14b-distill",
+                                                 kDancerGlobal,
+                                                 kDancerLocal};
+
+// A driving clip runs beside. The distilled form has the same tensors: its path tells it, or a
+// hint.
+inline constexpr std::string_view kDriven = "wan2.2-animate2-14b",
+                                  kDrivenDistilled = "wan2.2-animate2-14b-distill";
 
 // The variant of wide latents, and their channels, which no other variant has.
 inline constexpr const char* kWide = "wan2.2-ti2v-5b";
@@ -35,8 +62,17 @@ struct DitConfig {
   int64_t given_channels;  // of what is known of the clip, beside the latents; 0: nothing is
   int64_t patch;           // latent cells per token along height and width
   double norm_eps;
+  // What Wan-Fun has beside others, see fun.h and camera.h.
+  int64_t control_channels = 0;  // of the latents of a control clip, beside the latents; 0: none
+  bool has_reference = false, has_camera = false;
+  bool is_driven = false;         // a driving clip runs beside, see animate2.h
+  double first_frame_bias = 0.0;  // of the scores of keys of the clip's first frame, where it does
   // Features of music and its encoder, in a model that dances; 0: it does not.
   int64_t music_channels = 0, music_width = 0, music_mlp_width = 0, music_layers = 0;
+
+  static constexpr std::array kLater = {"control_channels", "has_reference",    "has_camera",
+                                        "is_driven",        "first_frame_bias", "music_channels",
+                                        "music_width",      "music_mlp_width",  "music_layers"};
 
   int64_t head_dim() const { return width / heads; }
 
@@ -48,10 +84,25 @@ struct DitConfig {
     fields("time_width", time_width), fields("channels", channels);
     fields("given_channels", given_channels), fields("patch", patch);
     fields("norm_eps", norm_eps);
+    fields("control_channels", control_channels);
+    fields("has_reference", has_reference), fields("has_camera", has_camera);
+    fields("is_driven", is_driven), fields("first_frame_bias", first_frame_bias);
     fields("music_channels", music_channels), fields("music_width", music_width);
     fields("music_mlp_width", music_mlp_width), fields("music_layers", music_layers);
   }
 };
+
+// What stands in front of all names in published files.
+inline constexpr std::string_view kPrefixes[] = {
+    "", "model.diffusion_model.", "diffusion_model.", "transformer.", "model.", "module."};
+// Classes of a denoiser with a VACE, as diffusers, the original repository and VideoX-Fun say it.
+inline constexpr const char *kDiffusersVaceClass = "WanVACETransformer3DModel",
+                            *kOriginalVaceClass = "VaceWanModel",
+                            *kFunVaceClass = "VaceWanTransformer3DModel";
+
+// Numbers of blocks of this width, as the config says them or as published models have them.
+int64_t read_heads(const atelier::PartView& view, int64_t width);
+double read_eps(const atelier::PartView& view);
 
 // See ComponentRow.
 std::optional<atelier::Detection> detect_dit(const atelier::TensorIndex& checkpoint);

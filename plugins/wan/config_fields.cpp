@@ -4,6 +4,7 @@
 
 #include "atelier/parts/causal_vae.h"
 
+#include "camera.h"
 #include "config.h"
 #include "dit.h"
 
@@ -58,17 +59,23 @@ ConfigFields scheduler_fields() {
 }  // namespace
 
 ConfigFields dit_fields(const Detection& part) {
-  const auto c = atelier::config_of<DitConfig>(part);
-  const char* model_type = c.image_rows > 0              ? "flf2v"
-                           : c.given_channels > 0        ? "i2v"
-                           : c.channels == kWideChannels ? "ti2v"
-                                                         : "t2v";
+  const auto c = atelier::parts::whole_config_of<DitConfig>(part);
+  std::vector<ConfigValue> model_types = {"t2v", "vace"};
+  if (c.channels == kWideChannels) model_types = {"ti2v"};
+  if (c.given_channels > 0) model_types = {c.image_rows > 0 ? "flf2v" : "i2v"};
+  const std::vector<ConfigValue> classes = {"WanTransformer3DModel", "WanModel",
+                                            kDiffusersVaceClass,     kOriginalVaceClass,
+                                            kFunVaceClass,           "Wan2_2Transformer3DModel"};
+  const std::vector<ConfigValue> driven_classes = {"WanAnimate2Transformer3DModel", "WanModel"};
   const auto patch = static_cast<double>(c.patch);
+  const int64_t inputs = c.channels + c.control_channels + c.given_channels;
   ConfigFields fields;
   fields
-      .of_diffusers({"WanTransformer3DModel", "WanModel"})
+      .of_diffusers(c.is_driven ? driven_classes : classes)
       // How long its tables of positions are; they are made as long as they have to be.
       .ignored({"rope_max_seq_len"})
+      // About a VACE beside it, see vace_fields().
+      .ignored({"vace_layers", "vace_in_dim", "vace_in_channels"})
       .told("num_layers", {c.layers})
       .told("ffn_dim", {c.mlp_width})
       .told("freq_dim", {c.time_width})
@@ -77,24 +84,41 @@ ConfigFields dit_fields(const Detection& part) {
       .fixed("qk_norm", {"rms_norm_across_heads", true})
       // As the original repositories say it.
       .told("dim", {c.width})
-      .told("in_dim", {c.channels + c.given_channels})
+      .told("in_dim", {inputs})
       .told("out_dim", {c.channels})
-      .told("model_type", {model_type})
+      .told("model_type", model_types)
       .fixed("text_len", {kTextRows})
       .fixed("window_size", {std::vector<double>{-1, -1}})
       // As diffusers says it.
       .told("patch_size", {std::vector<double>{1, patch, patch}})
       .told("text_dim", {c.text_width})
       .told("attention_head_dim", {c.head_dim()})
-      .told("in_channels", {c.channels + c.given_channels})
+      .told("in_channels", {inputs})
       .told("out_channels", {c.channels, nullptr})
       .told("image_dim", {or_null(c.image_width)})
       .told("added_kv_proj_dim", {or_null(c.image_width > 0 ? c.width : 0)})
       .told("pos_embed_seq_len", {or_null(c.image_rows)})
+      // As VideoX-Fun says it, and DiffSynth-Studio the first.
+      .told("has_ref_conv", {c.has_reference})
+      .told("add_ref_conv", {c.has_reference})
+      .told("in_dim_ref_conv", {c.channels})
+      .told("add_control_adapter", {c.has_camera})
+      .fixed("in_dim_control_adapter", {kRayChannels})
+      .fixed("downscale_factor_control_adapter", {kCameraCell})
+      .told("hidden_size", {c.width})
+      .ignored({"cross_attn_type"})  // follows from the tensors
       .add(scheduler_fields(), "scheduler.")
       // Generation changes experts where the folder says.
       .ignored({"model_index._*", "model_index.boundary_ratio"})
       .fixed("model_index.expand_timesteps", {c.channels == kWideChannels});
+  // Where the driving clip lies: behind the reference image, and to the right of the clip.
+  if (c.is_driven) {
+    fields.fixed("use_img_emb", {true})
+        .fixed("refer_offset_t", {1})
+        .fixed("refer_offset_h", {0})
+        .fixed("refer_offset_w", {-1})
+        .fixed("refer_stride", {1});
+  }
   return fields;
 }
 

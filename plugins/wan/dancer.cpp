@@ -26,9 +26,8 @@ namespace {
 constexpr double kTurnBase = 10000;
 constexpr double kMusicNormEps = 1e-5;
 constexpr int64_t kMusicHeads = 4;
-// Behind these blocks music is added, where there are so many; and the one that is skipped.
+// Behind these blocks music is added, where there are so many.
 constexpr std::array<int64_t, 8> kMusicBlocks = {0, 4, 8, 12, 16, 20, 24, 27};
-constexpr int64_t kSkippedBlock = 9;
 // Encoded music is brought to so many rows of so many columns first, whatever is made.
 constexpr int64_t kMusicRows = 149, kMusicColumns = 4800;
 

@@ -22,8 +22,6 @@ inline constexpr const char *kMusic = "music", *kReferenceEmbeds = "reference_em
 // Where latent frames are at another rate than 30 a second, [T, 3]: between which two positions
 // each lies, and how near it is to the second one.
 inline constexpr const char* kFramePlaces = "frame_places";
-// There, with any value, where the sample skips a block: on the branch without the prompt.
-inline constexpr const char* kSkipsBlock = "skips_block";
 
 inline constexpr int64_t kMusicChannels = 35, kMusicRate = 30;  // features, and rows a second
 // Each latent frame has as many equal stretches of tokens that music is added to.

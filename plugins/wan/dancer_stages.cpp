@@ -6,7 +6,6 @@
 
 #include "atelier/error.h"
 #include "atelier/named_inputs.h"
-#include "atelier/parts/clip.h"
 
 #include "dancer.h"
 #include "dit.h"
@@ -30,7 +29,6 @@ constexpr const char *kMusicInput = "wantodance_music_path", *kFpsInput = "wanto
                      *kFramewise = "framewise_decoding";
 
 constexpr int64_t kPublishedFrames = 149;  // that music is spread over, at the rate of the pictures
-constexpr int64_t kImagePatch = 14;        // of the image encoder
 constexpr int64_t kTokenPixels = 16;
 
 // Frames of the clip of key frames, of which `latent_frames` are made.
@@ -122,7 +120,7 @@ void Wan::check_dance(const Inputs& inputs, const atelier::MediaTarget& target) 
     check_keyed(kKeyframesMask, "numbers", std::ssize(*mask), frames);
 }
 
-std::vector<atelier::Piece> Wan::pieces(const Inputs&, const atelier::MediaTarget& target) const {
+std::vector<atelier::Piece> Wan::danced_pieces(const atelier::MediaTarget& target) const {
   std::vector<atelier::Piece> pieces;
   if (variant_ != kDancerLocal || target.frames <= kPublishedFrames) return pieces;
   for (int64_t first = 0; first < target.frames; first += kPublishedFrames)
@@ -144,19 +142,9 @@ Conditioning Wan::encode_music(const EncodeInputs& in) const {
   return made;
 }
 
-// What the image encoder sees: all of it, whatever its shape is, as the model was trained.
-at::Tensor Wan::look_at(const at::Tensor& image, atelier::BlockRunner& runner) {
-  const auto& clip = loaded<atelier::parts::ClipVision>("image_encoder");
-  const auto cells = std::lround(std::sqrt(static_cast<double>(clip.rows() - 1)));
-  const int64_t side = kImagePatch * cells;
-  const at::Tensor square =
-      at::upsample_bicubic2d(image.unsqueeze(0), {side, side}, /*align_corners=*/false)[0];
-  return clip.forward(square, runner);
-}
-
-Conditioning Wan::encode_reference(const EncodeInputs& in, atelier::BlockRunner& runner) {
-  return {{kReferenceEmbeds,
-           look_at(atelier::clip_input(in.values, kReferenceInput).select(1, 0), runner)}};
+Conditioning Wan::encode_dancer(const EncodeInputs& in, atelier::BlockRunner& runner) {
+  return encode_squeezed(atelier::clip_input(in.values, kReferenceInput).select(1, 0),
+                         kReferenceEmbeds, runner);
 }
 
 // Which frames are known, and the latents of a clip of them that is black elsewhere. Without key
@@ -181,8 +169,9 @@ Conditioning Wan::encode_keyframes(const EncodeInputs& in, atelier::BlockRunner&
       at::cat({is_known.narrow(0, 0, 1).expand({kFrameStride - 1}), is_known}).view({T, -1, 1, 1});
   const at::Tensor latents = encode_latents({{"clip", clip}}, "clip", runner).at("latents");
   const at::Tensor mask = known.transpose(0, 1).expand({-1, -1, latents.size(2), latents.size(3)});
-  return {{kImageEmbeds, look_at(clip.select(1, 0), runner)},
-          {kGivenClip, at::cat({mask.to(latents.options()), latents})}};
+  Conditioning made = encode_squeezed(clip.select(1, 0), kImageEmbeds, runner);
+  made[kGivenClip] = at::cat({mask.to(latents.options()), latents});
+  return made;
 }
 
 // Each frame of a clip alone.

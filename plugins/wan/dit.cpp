@@ -11,7 +11,10 @@
 #include "atelier/named_inputs.h"
 #include "atelier/ops/pointwise.h"
 
+#include "animate2.h"
+#include "camera.h"
 #include "dancer.h"
+#include "fun.h"
 #include "motion.h"
 
 namespace wan {
@@ -27,32 +30,53 @@ namespace {
 
 constexpr double kRopeTheta = 10000;
 
-// Angles of positions 0 to count - 1: [count, channels / 2] float64.
-at::Tensor angles(int64_t count, int64_t channels, at::Device device) {
+// Angles of `count` positions from `first` on: [count, channels / 2] float64.
+at::Tensor angles(int64_t first, int64_t count, int64_t channels, at::Device device) {
   const auto options = at::TensorOptions(device).dtype(at::kDouble);
-  return atelier::nn::rope_angles(at::arange(count, options), channels, kRopeTheta);
+  return atelier::nn::rope_angles(at::arange(first, first + count, options), channels, kRopeTheta);
+}
+
+// What stands beside the latents of each sample, [B, channels, T, H, W]. A sample may lack it where
+// it `is_optional`: it is zero there.
+at::Tensor beside(const atelier::DenoiseInputs& in, const char* name, int64_t channels,
+                  bool is_optional) {
+  const at::Tensor& x = in.x_BCTHW;
+  std::vector<int64_t> sizes = x.sizes().slice(1).vec();
+  sizes[0] = channels;
+  Tensors values;
+  for (const atelier::Conditioning* cond : in.cond) {
+    values.push_back(is_optional && !cond->contains(name)
+                         ? at::zeros(sizes, x.options())
+                         : atelier::named_tensor(*cond, name, 4).to(x.scalar_type()));
+    if (values.back().sizes() != sizes) {
+      throw atelier::Error(atelier::ErrorCode::kInvalidArgument,
+                           std::string(name) + " of shape " + atelier::shape_text(values.back()) +
+                               ", it does not fit latents of shape " + atelier::shape_text(x));
+    }
+  }
+  return at::stack(values);
 }
 
 }  // namespace
 
 at::Tensor token_angles(const at::Tensor& frame_positions, int64_t height, int64_t width,
-                        int64_t head_dim) {
+                        int64_t head_dim, int64_t first_column) {
   const at::Device device = frame_positions.device();
   const int64_t side = head_dim / 6 * 2;  // channels of rows, and of columns
   const std::vector<int64_t> grid = {frame_positions.size(0), height, width, -1};
   return at::cat({atelier::nn::rope_angles(frame_positions, head_dim - 2 * side, kRopeTheta)
                       .view({-1, 1, 1, (head_dim - 2 * side) / 2})
                       .expand(grid),
-                  angles(height, side, device).view({1, height, 1, -1}).expand(grid),
-                  angles(width, side, device).view({1, 1, width, -1}).expand(grid)},
+                  angles(0, height, side, device).view({1, height, 1, -1}).expand(grid),
+                  angles(first_column, width, side, device).view({1, 1, width, -1}).expand(grid)},
                  3)
       .flatten(0, 2);
 }
 
 Embeddings::Embeddings(Module* parent, const DitConfig& c)
     : time_width_(c.time_width),
-      patches_(parent, "patch_embedding", c.channels + c.given_channels, c.width,
-               {1, c.patch, c.patch}, {.stride = {1, c.patch, c.patch}}),
+      patches_(parent, "patch_embedding", c.channels + c.control_channels + c.given_channels,
+               c.width, {1, c.patch, c.patch}, {.stride = {1, c.patch, c.patch}}),
       text_in_(parent, "text_embedding.0", c.text_width, c.width),
       text_out_(parent, "text_embedding.2", c.width, c.width),
       time_in_(parent, "time_embedding.0", c.time_width, c.width, /*bias=*/true, kFloat32),
@@ -63,28 +87,55 @@ Embeddings::Embeddings(Module* parent, const DitConfig& c)
 Dit::Dit(const DitConfig& c)
     : Denoiser(nullptr, "dit"), config_(c), embeddings_(this, c), head_(this, "head", c) {
   if (c.image_width > 0) image_embedding_ = std::make_unique<ImageEmbedding>(this, "img_emb", c);
+  if (c.has_reference) reference_ = std::make_unique<ReferenceFrame>(this, c);
+  if (c.has_camera) camera_ = std::make_unique<CameraControl>(this, c);
+  if (reference_) additions_.push_back(reference_.get());
+  if (camera_) additions_.push_back(camera_.get());
   if (c.music_channels > 0) {
     dance_ = std::make_unique<Dance>(this, c);
     additions_.push_back(dance_.get());
   }
   for (int64_t i = 0; i < c.layers; ++i) {
-    blocks_.push_back(std::make_unique<DitBlock>(this, "blocks." + std::to_string(i), c));
+    const std::string name = "blocks." + std::to_string(i);
+    if (c.is_driven) {
+      blocks_.push_back(std::make_unique<DrivenBlock>(this, name + ".block", c));
+    } else {
+      blocks_.push_back(std::make_unique<DitBlock>(this, name, c));
+    }
     if (dance_) dance_->declare_behind(i);
   }
+  if (!c.is_driven) return;
+  driving_ = std::make_unique<Driving>(config_, embeddings_, *image_embedding_, blocks_);
+  additions_.push_back(driving_.get());
 }
 
 Dit::~Dit() = default;
 
 std::vector<atelier::ConditioningEntry> Dit::entries() const {
   std::vector<atelier::ConditioningEntry> entries = {{.width = config_.text_width}};
-  if (config_.image_width > 0) {
+  if (config_.control_channels > 0) {  // a sample may lack any
+    entries.push_back({.name = kControlClip});
+    if (reference_) entries.push_back({.name = kReference});
+    if (config_.image_width > 0) entries.push_back({.name = kImageEmbeds});
+  } else if (config_.image_width > 0) {
     entries.push_back({.name = kImageEmbeds,
                        .width = config_.image_width,
                        .lengths = "image_lengths",
                        .encoder = ""});
   }
   entries.push_back({.name = config_.given_channels > 0 ? kGivenClip : kFirstFrame});
+  if (camera_) entries.push_back({.name = kCamera});
   entries.push_back({.name = kMotionRows});
+  if (driving_) {
+    entries.push_back(
+        {.name = kDrivingEmbeds, .width = config_.text_width, .lengths = "driving_lengths"});
+    entries.push_back({.name = kDrivingImage,
+                       .width = config_.image_width,
+                       .lengths = "driving_image_lengths",
+                       .encoder = ""});
+    entries.push_back({.name = kDrivingClip});
+    entries.push_back({.name = kSkipsBlock});
+  }
   if (dance_) {
     entries.push_back({.name = kReferenceEmbeds,
                        .width = config_.image_width,
@@ -135,22 +186,15 @@ at::Tensor Embeddings::patches(const at::Tensor& x_BCTHW) const {
   return patches_.forward(x_BCTHW).permute({0, 2, 3, 4, 1}).flatten(0, 3);
 }
 
-// The latents and what is known of the clip, side by side.
+// The latents, those of a control clip and what is known of the clip, side by side.
 at::Tensor Dit::with_given(const atelier::DenoiseInputs& in) const {
-  const at::Tensor& x = in.x_BCTHW;
-  if (config_.given_channels == 0) return x;
-  std::vector<int64_t> sizes = x.sizes().slice(1).vec();
-  sizes[0] = config_.given_channels;
-  Tensors given;
-  for (const atelier::Conditioning* cond : in.cond) {
-    given.push_back(atelier::named_tensor(*cond, kGivenClip, 4).to(x.scalar_type()));
-    if (given.back().sizes() != sizes) {
-      throw atelier::Error(atelier::ErrorCode::kInvalidArgument,
-                           "given_clip of shape " + atelier::shape_text(given.back()) +
-                               ", it does not fit latents of shape " + atelier::shape_text(x));
-    }
-  }
-  return at::cat({x, at::stack(given)}, 1);
+  const bool has_control = config_.control_channels > 0;
+  Tensors all = {in.x_BCTHW};
+  if (has_control)
+    all.push_back(beside(in, kControlClip, config_.control_channels, /*is_optional=*/true));
+  if (config_.given_channels > 0)
+    all.push_back(beside(in, kGivenClip, config_.given_channels, /*is_optional=*/has_control));
+  return all.size() == 1 ? all.front() : at::cat(all, 1);
 }
 
 // The projected time, a row for each sample, and what a controller adds to it.
@@ -312,7 +356,9 @@ at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& 
                      text,
                      text_rows.tensor()};
   if (image_embedding_) {
-    const atelier::PackedRows images = atelier::pack_entry(in.cond, kImageEmbeds);
+    const atelier::PackedRows images = config_.control_channels > 0
+                                           ? shown_rows(in, config_.image_width)
+                                           : atelier::pack_entry(in.cond, kImageEmbeds);
     context.push_back(image_embedding_->forward(images, x.scalar_type()));
     context.push_back(images.rows.tensor());
   }

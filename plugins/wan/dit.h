@@ -17,6 +17,7 @@
 namespace wan {
 
 class Dance;
+class Driving;
 
 // Rows of a prompt; those behind its tokens are zero.
 inline constexpr int64_t kTextRows = 512;
@@ -27,6 +28,9 @@ inline constexpr const char* kImageEmbeds = "image_embeds";
 inline constexpr const char* kGivenClip = "given_clip";
 // In models whose latents begin with a clean frame: that frame.
 inline constexpr const char* kFirstFrame = "first_frame";
+
+class CameraControl;
+class ReferenceFrame;
 
 // What the rows of a pass are made of: patches, texts and time. Weights of `parent`.
 class Embeddings {
@@ -64,8 +68,8 @@ class Dit final : public atelier::Denoiser, public atelier::SharesRows {
   // Reads "prompt_embeds": [L, text_width] of each sample, L at most kTextRows. Where the config
   // has them, "image_embeds", [L, image_width], and "given_clip", [given_channels, T, H, W]. The
   // first frame of latents with a "first_frame" is clean, and its tokens are told noise level 0.
-  // "motion_rows", [6 width], are added to a sample's projected time. Of a model that dances also
-  // what dancer.h names.
+  // "motion_rows", [6 width], are added to a sample's projected time. Of Wan-Fun also what fun.h
+  // and camera.h name, of a model that dances what dancer.h names.
   at::Tensor denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) override;
 
   int64_t channels() const override { return config_.channels; }
@@ -74,6 +78,9 @@ class Dit final : public atelier::Denoiser, public atelier::SharesRows {
   std::vector<atelier::ConditioningEntry> entries() const override;
   int64_t heads() const override { return config_.heads; }
   int64_t key_heads() const override { return config_.heads; }
+
+  // Of Wan2.2-Animate-2; null elsewhere.
+  Driving* driving() const { return driving_.get(); }
 
   // Runs with `addition` for as long as this lives, behind those of its own.
   class With {
@@ -98,8 +105,11 @@ class Dit final : public atelier::Denoiser, public atelier::SharesRows {
   DitConfig config_;
   Embeddings embeddings_;
   std::unique_ptr<ImageEmbedding> image_embedding_;  // null: no images are read
+  std::unique_ptr<ReferenceFrame> reference_;        // null: no frame stands in front
+  std::unique_ptr<CameraControl> camera_;            // null: no camera is followed
   std::vector<std::unique_ptr<DitBlock>> blocks_;
   Head head_;
+  std::unique_ptr<Driving> driving_;
   std::unique_ptr<Dance> dance_;      // null: it does not dance
   std::vector<Addition*> additions_;  // that run now
   // By sizes of the latents, and how many rows stand around them.

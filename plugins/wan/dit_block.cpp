@@ -44,14 +44,13 @@ at::Tensor Attention::heads(const at::Tensor& x) const {
   return x.view({x.size(0), x.size(1) / head_dim_, head_dim_});
 }
 
-at::Tensor Attention::forward(const at::Tensor& x, const Segments& rows, const at::Tensor& cos,
-                              const at::Tensor& sin) const {
+Tensors Attention::project(const at::Tensor& x, const at::Tensor& cos,
+                           const at::Tensor& sin) const {
   const auto turn = [&](const at::Tensor& t) {
     return ops::norm_rope(heads(t), {}, cos, sin, ops::RopeLayout::kInterleaved);
   };
   const Tensors qkv = atelier::nn::forward_all({&q_, &k_, &v_}, x);
-  return o_.forward(ops::attention(turn(norm_q_.forward(qkv[0])), turn(norm_k_.forward(qkv[1])),
-                                   heads(qkv[2]), rows));
+  return {turn(norm_q_.forward(qkv[0])), turn(norm_k_.forward(qkv[1])), heads(qkv[2])};
 }
 
 at::Tensor Attention::across(const at::Tensor& x, const Segments& rows, const at::Tensor& text,
@@ -122,20 +121,35 @@ DitBlock::DitBlock(Module* parent, std::string name, const DitConfig& c)
 DitBlock::~DitBlock() = default;
 
 Tensors DitBlock::forward(const Tensors& in) {
+  const std::vector<at::Tensor> m = modulation(in);
+  const Tensors qkv = project(in, m);
+  return {
+      finish(in, m, ops::attention(qkv[0], qkv[1], qkv[2], Segments::from_tensor(in[kOffsets])))};
+}
+
+std::vector<at::Tensor> DitBlock::modulation(const Tensors& in) const {
+  const int64_t levels = Segments::from_tensor(in[kLevelOffsets]).count();
+  return (modulation_->draw() + in[kTime].view({levels, 6, -1})).unbind(1);
+}
+
+Tensors DitBlock::project(const Tensors& in, const std::vector<at::Tensor>& m) const {
+  const Segments levels = Segments::from_tensor(in[kLevelOffsets]);
+  return self_attn_.project(ops::norm_modulate(in[kRows], m[0], m[1], levels, eps_), in[kCos],
+                            in[kSin]);
+}
+
+at::Tensor DitBlock::finish(const Tensors& in, const std::vector<at::Tensor>& m,
+                            const at::Tensor& seen) const {
   const Segments rows = Segments::from_tensor(in[kOffsets]);
   const Segments levels = Segments::from_tensor(in[kLevelOffsets]);
   const bool has_images = in.size() > kImage;
-  const std::vector<at::Tensor> m =
-      (modulation_->draw() + in[kTime].view({levels.count(), 6, -1})).unbind(1);
-  const at::Tensor attended = self_attn_.forward(
-      ops::norm_modulate(in[kRows], m[0], m[1], levels, eps_), rows, in[kCos], in[kSin]);
-  at::Tensor x = ops::gate_residual(in[kRows], attended, m[2], levels);
+  at::Tensor x = ops::gate_residual(in[kRows], self_attn_.finish(seen), m[2], levels);
   x = x + cross_attn_.across(norm3_.forward(x), rows, in[kText], in[kTextOffsets],
                              has_images ? in[kImage] : at::Tensor(),
                              has_images ? in[kImageOffsets] : at::Tensor());
   const at::Tensor normed = ops::norm_modulate(x, m[3], m[4], levels, eps_);
   const at::Tensor mlp = down_.forward(ops::gelu_tanh(up_.forward(normed)));
-  return {ops::gate_residual(x, mlp, m[5], levels)};
+  return ops::gate_residual(x, mlp, m[5], levels);
 }
 
 }  // namespace wan

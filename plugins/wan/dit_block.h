@@ -13,7 +13,7 @@
 
 namespace wan {
 
-// Weights of modulation, time and layer norms, whatever the rest is computed in.
+// Modulation, time and layer norms have it, whatever the rest is computed in.
 inline constexpr atelier::WeightOptions kFloat32 = {.keeps_float32 = true};
 
 // q, k and v of one attention, with norms over all heads of q and k, and what comes behind it.
@@ -23,9 +23,10 @@ class Attention final : public atelier::nn::Module {
   Attention(Module* parent, std::string name, const DitConfig& c, bool sees_images = false);
   ~Attention() override;
 
-  // Among the rows of a clip, whose places turn q and k.
-  at::Tensor forward(const at::Tensor& x, const atelier::Segments& rows, const at::Tensor& cos,
-                     const at::Tensor& sin) const;
+  // q, k and v of the rows of a clip, whose places turn q and k: [N, H, d] each.
+  atelier::Tensors project(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) const;
+  // What follows behind attention: of what the rows saw, [N, D].
+  at::Tensor finish(const at::Tensor& seen) const { return o_.forward(seen); }
 
   // From the rows of a clip to those of its prompt and, where `image` is defined, to those of its
   // images, and the sum of both.
@@ -98,6 +99,16 @@ class DitBlock : public atelier::Block {
 
   std::string_view kind() const override { return "dit"; }
   atelier::Tensors forward(const atelier::Tensors& in) override;
+
+ protected:
+  // The shifts, scales and gates of the rows' levels.
+  std::vector<at::Tensor> modulation(const atelier::Tensors& in) const;
+  // q, k and v of the rows, see Attention::project().
+  atelier::Tensors project(const atelier::Tensors& in,
+                           const std::vector<at::Tensor>& modulation) const;
+  // The rows, which saw `seen` among themselves and beside.
+  at::Tensor finish(const atelier::Tensors& in, const std::vector<at::Tensor>& modulation,
+                    const at::Tensor& seen) const;
 
  private:
   double eps_;

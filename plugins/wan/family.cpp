@@ -9,9 +9,11 @@
 
 #include "config.h"
 #include "dit.h"
+#include "fun.h"
 #include "model.h"
 #include "motion.h"
 #include "tables.h"
+#include "vace.h"
 
 namespace wan {
 namespace {
@@ -26,6 +28,7 @@ using atelier::Role;
 using atelier::ScheduleDefaults;
 using atelier::parts::CausalVae;
 using atelier::parts::CausalVaeConfig;
+using atelier::parts::make_brief_part;
 
 constexpr std::string_view kTextEncoders[] = {"umt5"};
 constexpr atelier::parts::T5Use kTextEncoder = {.model_types = kTextEncoders};
@@ -48,21 +51,30 @@ Detection tiny_vae() {
 
 // An expert: those are two denoisers.
 Detection tiny_dit() {
-  Detection part = detection_of("dit", "original",
-                                DitConfig{.layers = 2,
-                                          .width = 256,
-                                          .heads = 2,
-                                          .mlp_width = 192,
-                                          .text_width = 48,
-                                          .image_width = 0,
-                                          .image_rows = 0,
-                                          .time_width = 64,
-                                          .channels = 16,
-                                          .given_channels = 0,
-                                          .patch = 2,
-                                          .norm_eps = 1e-6});
+  Detection part = atelier::parts::brief_detection_of("dit", "original",
+                                                      DitConfig{.layers = 2,
+                                                                .width = 256,
+                                                                .heads = 2,
+                                                                .mlp_width = 192,
+                                                                .text_width = 48,
+                                                                .image_width = 0,
+                                                                .image_rows = 0,
+                                                                .time_width = 64,
+                                                                .channels = 16,
+                                                                .given_channels = 0,
+                                                                .patch = 2,
+                                                                .norm_eps = 1e-6});
   part.variant = kTextExperts;
   return part;
+}
+
+constexpr ComponentRow vace_row(atelier::ComponentSpec spec) {
+  return {.spec = spec,
+          .detect = detect_vace,
+          .config_fields = vace_fields,
+          .weight_map = vace_map,
+          .make = make_part<Vace, VaceConfig>,
+          .spellings = {"original", "diffusers"}};
 }
 
 constexpr ComponentRow kRows[] = {
@@ -73,10 +85,11 @@ constexpr ComponentRow kRows[] = {
     atelier::parts::t5_row<kTextEncoder>(
         "umT5-XXL: text_encoder/*.safetensors, models_t5_umt5-xxl-enc-bf16.pth or "
         "umt5_xxl_fp16.safetensors"),
-    atelier::parts::clip_vision_row<kImageEncoder>("CLIP ViT-H/14 of image to video of Wan 2.1 and "
-                                                   "of Wan-Dancer: image_encoder/*.safetensors, "
-                                                   "models_clip_*.pth or clip_vision_h.safetensors",
-                                                   /*required=*/false, "wan2.1-i2v-*|wan-dancer-*"),
+    atelier::parts::clip_vision_row<kImageEncoder>(
+        "CLIP ViT-H/14 of image to video of Wan 2.1 and of Wan-Dancer: "
+        "image_encoder/*.safetensors, "
+        "models_clip_*.pth or clip_vision_h.safetensors",
+        /*required=*/false, "wan2.1-i2v-*|wan2.1-fun-*|*-animate2-*|wan-dancer-*"),
     {.spec = {.name = "vae",
               .role = Role::kVae,
               .help = "vae/*.safetensors, Wan2.1_VAE.pth or wan_2.1_vae.safetensors; of "
@@ -94,7 +107,7 @@ constexpr ComponentRow kRows[] = {
      .detect = detect_dit,
      .config_fields = dit_fields,
      .weight_map = dit_map,
-     .make = make_part<Dit, DitConfig>,
+     .make = make_brief_part<Dit, DitConfig>,
      .tiny = tiny_dit,
      .spellings = {"original", "diffusers"}},
     {.spec = {.name = "dit2",
@@ -107,7 +120,7 @@ constexpr ComponentRow kRows[] = {
      .detect = detect_dit,
      .config_fields = dit_fields,
      .weight_map = dit_map,
-     .make = make_part<Dit, DitConfig>,
+     .make = make_brief_part<Dit, DitConfig>,
      .tiny = tiny_dit,
      .spellings = {"original", "diffusers"}},
     {.spec = {.name = "motion_controller",
@@ -121,7 +134,26 @@ constexpr ComponentRow kRows[] = {
      .config_fields = motion_fields,
      .weight_map = motion_map,
      .make = make_part<MotionController, MotionConfig>},
+    vace_row({.name = "vace",
+              .role = Role::kControl,
+              .required = false,
+              .help = "the VACE in the DiT's file, or one that was trained: vace_blocks.*",
+              .variants = "*-vace-*",
+              .paths = {"*high_noise*", "transformer"},
+              .beside = "dit"}),
+    vace_row({.name = "vace2",
+              .role = Role::kControl,
+              .required = false,
+              .help = "that of the expert of little noise of Wan 2.2",
+              .variants = kVaceExperts,
+              .paths = {"*low_noise*", "transformer_2"},
+              .beside = "dit2"}),
 };
+
+// The first layers of a block that published LoRAs of a driven clip train: q, k and v.
+constexpr size_t kDrivenTargets = 3;
+// Of the scores of keys of the clip's first frame, in the distilled form.
+constexpr double kDistilledBias = -1.3;
 
 // ---- Experts ----
 
@@ -141,8 +173,14 @@ bool is_dancer(const Detection& part) {
   return part.variant == kDancerGlobal || part.variant == kDancerLocal;
 }
 
+bool is_driven(const Detection& part) {
+  return atelier::parts::whole_config_of<DitConfig>(part).is_driven;
+}
+
 bool is_expert(const Detection& part) {
-  return part.variant == kTextExperts || part.variant == kImageExperts;
+  constexpr std::string_view kExperts[] = {kTextExperts, kImageExperts, kVaceExperts,
+                                           kControlExperts, kCameraExperts};
+  return std::ranges::find(kExperts, part.variant) != std::ranges::end(kExperts);
 }
 
 // The variant that encoders work for where it tells how, and no denoiser is there to say it.
@@ -166,7 +204,20 @@ bool may_be_expert(const Detection& part) {
 }
 
 std::string experts_of(const FoundPart& found) {
+  if (const auto fun = fun_variant(atelier::parts::whole_config_of<DitConfig>(found.part)))
+    return std::string(*fun);
   return std::string(found.part.integer("given_channels") > 0 ? kImageExperts : kTextExperts);
+}
+
+// The variant of a denoiser of texts that has a VACE beside it.
+std::string_view beside_vace(std::string_view variant) {
+  if (variant == kSmallText) return kSmallVace;
+  if (variant == kText) return kVace;
+  return variant == kTextExperts ? kVaceExperts : variant;
+}
+
+bool is_vace(const FoundPart& found) {
+  return found.part.component.starts_with("vace");
 }
 
 bool says(std::string path, std::initializer_list<std::string_view> words) {
@@ -191,13 +242,15 @@ class Family final : public atelier::ComponentFamily {
     if (denoiser.variant == kWide) return {.target = {121, 704, 1280}, .fps = 24};
     if (denoiser.variant == kDancerGlobal) return {.target = {38, 1280, 720}, .fps = 7.5};
     if (denoiser.variant == kDancerLocal) return {.target = {149, 1280, 720}, .fps = 30};
+    if (is_driven(denoiser)) return {.target = {81, 800, 640}, .fps = 24};
     return {.target = {81, 480, 832}, .fps = 16};
   }
 
   // The first of two experts is for levels from the boundary on. One alone whose path does not say
   // which it is covers all.
   atelier::SigmaRange sigma_range(const Detection& denoiser) const override {
-    const double boundary = denoiser.variant == kImageExperts ? 0.9 : 0.875;
+    const bool is_early = denoiser.variant == kTextExperts || denoiser.variant == kVaceExperts;
+    const double boundary = is_early ? 0.875 : 0.9;
     const auto alone = denoiser.config.find(kAlone);
     const auto is_alone = [&](const char* which) {
       return alone != denoiser.config.end() && alone->second == ConfigValue(which);
@@ -219,10 +272,12 @@ class Family final : public atelier::ComponentFamily {
         experts.push_back(&found);
       } else {
         found.part.component = "dit";
+        if (is_driven(found.part)) assign_driven(found);
       }
     }
     if (experts.size() == 1) assign_alone(*experts.front());
     if (experts.size() == 2) assign_pair(*experts.front(), *experts.back());
+    if (std::ranges::any_of(parts, is_vace)) assign_vaces(parts);
     // Encoders alone are told by a hint whom they encode for.
     for (FoundPart& found : parts) {
       if (found.hint.variant == kDancerGlobal) found.part.config[kBeside] = found.hint.variant;
@@ -238,6 +293,7 @@ class Family final : public atelier::ComponentFamily {
          {"self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "cross_attn.q",
           "cross_attn.k", "cross_attn.v", "cross_attn.o", "ffn.0", "ffn.2"})
       targets.include.push_back(std::string("blocks.*.") + layer);
+    if (is_driven(denoiser)) targets.include.resize(kDrivenTargets);
     return targets;
   }
 
@@ -264,6 +320,14 @@ class Family final : public atelier::ComponentFamily {
     return named ? named->name : std::string_view();
   }
 
+  // The distilled form is told by a hint, or by its path.
+  static void assign_driven(FoundPart& found) {
+    if (found.hint.variant.empty() && says(found.path, {"distill"}))
+      found.part.variant = kDrivenDistilled;
+    if (found.part.variant == kDrivenDistilled)
+      found.part.config["first_frame_bias"] = kDistilledBias;
+  }
+
   void assign_alone(FoundPart& found) const {
     const std::string_view component = told(found);
     const bool is_low = component == "dit2";
@@ -273,6 +337,35 @@ class Family final : public atelier::ComponentFamily {
     if (!is_expert(found.part)) return;
     if (is_low) found.part.config[kAlone] = std::string(kLow);
     if (component.empty()) found.part.config[kAlone] = std::string(kEither);
+  }
+
+  // A VACE stands beside the denoiser whose file it lies in. Files of their own are told by their
+  // paths, else by their order.
+  void assign_vaces(std::span<FoundPart> parts) const {
+    const auto find_dit = [&](const auto& is_it) {
+      const auto found = std::ranges::find_if(parts, [&](const FoundPart& other) {
+        return other.part.component.starts_with("dit") && is_it(other);
+      });
+      return found == parts.end() ? nullptr : &*found;
+    };
+    const bool are_two =
+        find_dit([](const FoundPart& dit) { return dit.part.component == "dit2"; }) != nullptr;
+    int64_t alone = 0;
+    for (FoundPart& found : parts) {
+      if (!is_vace(found)) {
+        found.part.variant = beside_vace(found.part.variant);
+        continue;
+      }
+      const FoundPart* dit = find_dit([&](const FoundPart& one) { return one.path == found.path; });
+      const std::string_view named = told(found);
+      if (dit != nullptr) {
+        found.part.component = dit->part.component == "dit2" ? "vace2" : "vace";
+        found.part.variant = beside_vace(dit->part.variant);
+      } else if (!are_two || named.empty()) {
+        found.part.component = are_two && alone > 0 ? "vace2" : "vace";
+      }
+      if (dit == nullptr && named.empty()) ++alone;
+    }
   }
 
   void assign_pair(FoundPart& one, FoundPart& other) const {

@@ -1,7 +1,9 @@
 // What the variants are given, and the stages that encode it.
 #include "atelier/component_family.h"
 
+#include "camera.h"
 #include "config.h"
+#include "fun.h"
 #include "music.h"
 #include "tables.h"
 
@@ -11,6 +13,11 @@ namespace {
 using atelier::InputKind;
 using atelier::InputSpec;
 using atelier::InputUse;
+
+constexpr std::string_view kVaces = "*-vace-*";
+// V1.1 of Wan-Fun Control, and the models behind it.
+constexpr std::string_view kTakesReference = "*-fun-control-v1.1-*|wan2.2-fun-control-*",
+                           kTakesCamera = "*-fun-camera-*";
 
 constexpr InputSpec kInputs[] = {
     {.name = "prompt",
@@ -24,8 +31,8 @@ constexpr InputSpec kInputs[] = {
     {.name = "input_image",
      .kind = InputKind::kImage,
      .required = true,
-     .required_by = "*-i2v-*",
-     .variants = "*i2v-*",
+     .required_by = "*-i2v-*|*-fun-camera-*",
+     .variants = "*i2v-*|*-fun-*",
      .help = "the first frame, stretched to the size of the clip",
      .fit = atelier::InputFit::kStretch,
      .when_absent = atelier::WhenAbsent::kFirstFrame},
@@ -33,10 +40,36 @@ constexpr InputSpec kInputs[] = {
      .kind = InputKind::kImage,
      .required = true,
      .required_by = "*-flf2v",
-     .variants = "*-i2v-*",
+     .variants = "*-i2v-*|wan2.2-fun-*",
      .help = "the last frame, stretched to the size of the clip",
      .fit = atelier::InputFit::kStretch,
      .when_absent = atelier::WhenAbsent::kLastFrame},
+    {.name = "control_video",
+     .kind = InputKind::kVideo,
+     .variants = "*-fun-control-*",
+     .help = "the clip to follow, such as one of poses, depths or edges, of as many frames",
+     .along_clip = true},
+    {.name = "reference_image",
+     .kind = InputKind::kImage,
+     .variants = kTakesReference,
+     .help = "who or what is seen, stretched to the size of the clip",
+     .fit = atelier::InputFit::kStretch},
+    {.name = "camera_control_direction",
+     .kind = InputKind::kText,
+     .required = true,
+     .variants = kTakesCamera,
+     .help = "where the camera goes",
+     .choices = kDirections},
+    {.name = "camera_control_speed",
+     .kind = InputKind::kReal,
+     .variants = kTakesCamera,
+     .help = "how far it goes with each frame (default 1/54)"},
+    {.name = "camera_control_origin",
+     .kind = InputKind::kReal,
+     .variants = kTakesCamera,
+     .help = "the pose of the first frame, of which the lens counts; the published one when empty",
+     .min_count = kPoseNumbers,
+     .max_count = kPoseNumbers},
     {.name = "motion_bucket_id",
      .kind = InputKind::kReal,
      .variants = kSmallText,
@@ -83,6 +116,50 @@ constexpr InputSpec kInputs[] = {
      .kind = InputKind::kFlag,
      .variants = kDancerGlobal,
      .help = "each picture goes through the VAE alone, which is always so"},
+    {.name = "vace_video",
+     .kind = InputKind::kVideo,
+     .variants = kVaces,
+     .help = "a clip to follow: edges, depth, poses, or what is changed where the mask is white",
+     .along_clip = true},
+    {.name = "vace_video_mask",
+     .kind = InputKind::kVideoMask,
+     .variants = kVaces,
+     .help = "a clip or a picture, white where vace_video is made anew; everywhere without it",
+     .along_clip = true,
+     .tail = atelier::Tail::kRepeat},
+    {.name = "vace_reference_image",
+     .kind = InputKind::kImage,
+     .variants = kVaces,
+     .help = "pictures of what is in the clip, scaled to fit in it, white beside them",
+     .max_count = 16,
+     .fit = atelier::InputFit::kAsIs},
+    {.name = "vace_scale",
+     .kind = InputKind::kReal,
+     .use = InputUse::kGenerate,
+     .variants = kVaces,
+     .help = "how much vace_video and the others count, 1 where nothing is said: one number, or "
+             "one for each block of the VACE",
+     .max_count = 64},
+    {.name = "animate2_reference_image",
+     .kind = InputKind::kImage,
+     .required = true,
+     .variants = kAnyDriven,
+     .help = "who acts, and where; scaled until it lies within the clip, with black bars beside it",
+     .fit = atelier::InputFit::kPad,
+     .filter = atelier::ResizeFilter::kBicubic},
+    {.name = "animate2_reference_video",
+     .kind = InputKind::kVideo,
+     .required = true,
+     .variants = kAnyDriven,
+     .help = "the clip that is followed, at 24 frames per second, scaled in the same way",
+     .fit = atelier::InputFit::kPad,
+     .fps = 24.0,
+     .along_clip = true,
+     .tail = atelier::Tail::kMirror},
+    {.name = "animate2_prompt_ref",
+     .kind = InputKind::kText,
+     .variants = kAnyDriven,
+     .help = "what is seen in the clip that is followed; the published one when empty"},
     {.name = "input_video",
      .kind = InputKind::kVideo,
      .use = InputUse::kGenerate,
@@ -101,12 +178,32 @@ constexpr std::string_view kImagesInputs[] = {"input_image", "end_image"};
 constexpr std::string_view kFirstImageInputs[] = {"input_image"};
 constexpr std::string_view kKeyframesComponents[] = {"image_encoder", "vae"};
 constexpr std::string_view kMusicInputs[] = {"wantodance_music_path", "wantodance_fps"};
-constexpr std::string_view kReferenceInputs[] = {"wantodance_reference_image"};
+constexpr std::string_view kDancedInputs[] = {"wantodance_reference_image"};
 constexpr std::string_view kKeyframesInputs[] = {
     "wantodance_keyframes", "wantodance_keyframes_mask", "wantodance_reference_image",
     "framewise_decoding"};
+constexpr std::string_view kVaceComponents[] = {"vae", "vace", "vace2"};
+constexpr std::string_view kVaceInputs[] = {"vace_video", "vace_video_mask", "vace_reference_image",
+                                            "vace_scale"};
+// What is learnt has the pictures in front.
+constexpr std::string_view kControlInputs[] = {"control_video"};
+constexpr std::string_view kReferenceInputs[] = {"reference_image"};
+constexpr std::string_view kShownInputs[] = {"reference_image", "input_image"};
+constexpr std::string_view kCameraInputs[] = {"camera_control_direction", "camera_control_speed",
+                                              "camera_control_origin"};
 constexpr std::string_view kMotionComponents[] = {"motion_controller"};
 constexpr std::string_view kMotionInputs[] = {"motion_bucket_id"};
+
+constexpr std::string_view kDrivenImageInputs[] = {"animate2_reference_image"};
+constexpr std::string_view kDrivingInputs[] = {"animate2_reference_video"};
+constexpr std::string_view kDrivenInputs[] = {"animate2_reference_image",
+                                              "animate2_reference_video"};
+// The text has one of its own where none is given: its stage runs where there is an image.
+constexpr std::string_view kDrivingTextInputs[] = {"animate2_prompt_ref",
+                                                   "animate2_reference_image"};
+// What training learns, and what stands in front of it.
+constexpr std::string_view kTargetInputs[] = {"video", "vace_reference_image",
+                                              "animate2_reference_image"};
 
 constexpr atelier::EncodeStage kStages[] = {
     atelier::kTextStage,
@@ -124,7 +221,31 @@ constexpr atelier::EncodeStage kStages[] = {
      .components = atelier::kLatentsComponents,
      .inputs = kImagesInputs,
      .sees_target = true,
-     .variants = "*-i2v-*"},
+     .variants = "*-i2v-*|wan2.2-fun-*"},
+    {.name = kShownStage,
+     .components = kImagesComponents,
+     .inputs = kShownInputs,
+     .variants = "wan2.1-fun-*"},
+    {.name = kControlStage,
+     .components = atelier::kLatentsComponents,
+     .inputs = kControlInputs,
+     .sees_target = true,
+     .variants = "*-fun-control-*"},
+    {.name = kReferenceStage,
+     .components = atelier::kLatentsComponents,
+     .inputs = kReferenceInputs,
+     .sees_target = true,
+     .variants = kTakesReference},
+    {.name = kStartStage,
+     .components = atelier::kLatentsComponents,
+     .inputs = kFirstImageInputs,
+     .sees_target = true,
+     .variants = "wan2.1-fun-*"},
+    {.name = kCameraStage,
+     .components = {},
+     .inputs = kCameraInputs,
+     .sees_target = true,
+     .variants = kTakesCamera},
     {.name = "first_frame",
      .components = atelier::kLatentsComponents,
      .inputs = kFirstImageInputs,
@@ -140,9 +261,9 @@ constexpr atelier::EncodeStage kStages[] = {
      .sees_target = true,
      .variants = kDancers,
      .per_piece = true},
-    {.name = "reference",
+    {.name = "dancer",
      .components = kImagesComponents,
-     .inputs = kReferenceInputs,
+     .inputs = kDancedInputs,
      .variants = kDancers},
     {.name = "keyframes",
      .components = kKeyframesComponents,
@@ -150,7 +271,32 @@ constexpr atelier::EncodeStage kStages[] = {
      .sees_target = true,
      .variants = kDancers,
      .per_piece = true},
-    atelier::kVideoStage,
+    {.name = "vace",
+     .components = kVaceComponents,
+     .inputs = kVaceInputs,
+     .sees_target = true,
+     .variants = kVaces},
+    {.name = "driving_text",
+     .components = atelier::kTextComponents,
+     .inputs = kDrivingTextInputs,
+     .variants = kAnyDriven,
+     .per_branch = true},
+    {.name = "driven_image",
+     .components = kImagesComponents,
+     .inputs = kDrivenImageInputs,
+     .variants = kAnyDriven},
+    {.name = "driving_frame",
+     .components = kImagesComponents,
+     .inputs = kDrivingInputs,
+     .variants = kAnyDriven,
+     .per_piece = true},
+    {.name = "driving",
+     .components = atelier::kLatentsComponents,
+     .inputs = kDrivenInputs,
+     .sees_target = true,
+     .variants = kAnyDriven,
+     .per_piece = true},
+    {.name = "latents", .components = atelier::kLatentsComponents, .inputs = kTargetInputs},
 };
 
 }  // namespace

@@ -8,10 +8,12 @@
 #include "atelier/named_inputs.h"
 #include "atelier/parts/clip.h"
 
+#include "animate2.h"
 #include "dancer.h"
 #include "dit.h"
 #include "motion.h"
 #include "prompt.h"
+#include "vace.h"
 
 namespace wan {
 
@@ -33,20 +35,23 @@ constexpr std::string_view kNegativePrompt =
     "畸形的肢体，"
     "手指融合，静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走";
 
+// Frames of the latents that are no part of the clip, in front of it.
+int64_t leading_frames(const atelier::Conditioning& cond) {
+  const auto pictures = cond.find(kVaceReferences);
+  if (pictures != cond.end()) return pictures->second.size(1);
+  return cond.contains(kDrivingClip) || cond.contains(kLeadingFrames) ? 1 : 0;
+}
+
 }  // namespace
 
 Wan::Wan(std::span<const atelier::ComponentRow> rows, std::span<const atelier::Detection> parts,
          const atelier::ModelOptions& options, const atelier::LatentSpec& latents,
          std::string variant)
-    : ComponentModel(rows, parts, options, latents), variant_(std::move(variant)) {}
+    : ComponentModel(rows, parts, options, latents),
+      variant_(std::move(variant)),
+      vace_blocks_(check_vace(parts)) {}
 
 Wan::~Wan() = default;
-
-atelier::MediaTarget Wan::target(const atelier::Inputs& inputs,
-                                 const atelier::MediaTarget& asked) const {
-  if (is_dancer()) check_dance(inputs, asked);
-  return asked;
-}
 
 std::vector<int64_t> Wan::ids_of(const atelier::EncodeInputs& in) const {
   const std::string& given = atelier::text_input(in.values, "prompt");
@@ -55,16 +60,20 @@ std::vector<int64_t> Wan::ids_of(const atelier::EncodeInputs& in) const {
 
 atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::BlockRunner& runner) {
   if (in.stage == "latents" && variant_ == kDancerGlobal) return encode_pictures(in, runner);
-  if (in.stage == "latents") return encode_latents(in.values, "video", runner);
+  if (in.stage == "latents") return encode_target(in, runner);
   if (in.stage == "images" || in.stage == "first_image") return encode_images(in, runner);
   if (in.stage == "given_clip") return encode_given(in, runner);
   if (in.stage == "first_frame") return encode_first(in, runner);
+  if (in.stage == "vace") return encode_vace(in, runner);
+  if (in.stage == "driven_image" || in.stage.starts_with("driving"))
+    return encode_animate2(in, runner);
+  if (auto encoded = encode_fun(in, runner)) return *std::move(encoded);
   if (in.stage == "motion") {
     const auto* motion = atelier::find_input<double>(in.values, kMotionInput);
     return {{kMotion, at::tensor({static_cast<float>(*motion)})}};
   }
   if (in.stage == "music") return encode_music(in);
-  if (in.stage == "reference") return encode_reference(in, runner);
+  if (in.stage == "dancer") return encode_dancer(in, runner);
   if (in.stage == "keyframes") return encode_keyframes(in, runner);
   atelier::Conditioning made = encode_text(in, runner);
   if (in.is_negative && is_dancer()) made[kSkipsBlock] = at::ones({1});
@@ -90,13 +99,17 @@ atelier::Conditioning Wan::encode_images(const atelier::EncodeInputs& in,
 
 atelier::Conditioning Wan::encode_given(const atelier::EncodeInputs& in,
                                         atelier::BlockRunner& runner) {
-  const at::Tensor first = atelier::clip_input(in.values, kFirstImage);  // [3, 1, H, W]
+  const bool has_first = in.values.contains(kFirstImage);
+  const at::Tensor some =
+      atelier::clip_input(in.values, has_first ? kFirstImage : kLastImage);  // [3, 1, H, W]
   const int64_t frames = in.target.frames, T = latent_frames(in.target);
-  at::Tensor clip = at::zeros({3, frames, first.size(2), first.size(3)}, first.options());
+  at::Tensor clip = at::zeros({3, frames, some.size(2), some.size(3)}, some.options());
   // Whether a frame is known; the first one counts as many as a latent frame has.
-  at::Tensor known = at::zeros({T * kFrameStride}, first.options());
-  clip.narrow(1, 0, 1).copy_(first);
-  known.narrow(0, 0, kFrameStride).fill_(1);
+  at::Tensor known = at::zeros({T * kFrameStride}, some.options());
+  if (has_first) {
+    clip.narrow(1, 0, 1).copy_(some);
+    known.narrow(0, 0, kFrameStride).fill_(1);
+  }
   if (in.values.contains(kLastImage) && frames > 1) {
     clip.narrow(1, frames - 1, 1).copy_(atelier::clip_input(in.values, kLastImage));
     known.narrow(0, known.size(0) - 1, 1).fill_(1);
@@ -121,7 +134,44 @@ atelier::Conditioning Wan::encode_first(const atelier::EncodeInputs& in,
   return {{kFirstFrame, first}, {kFreeFrames, free}};
 }
 
+// Latents of pictures stand in front of those of the clip that is learnt.
+atelier::Conditioning Wan::encode_target(const atelier::EncodeInputs& in,
+                                         atelier::BlockRunner& runner) {
+  const at::Tensor clip = atelier::clip_input(in.values, "video");
+  atelier::Conditioning made = encode_references(in.values, clip.size(2), clip.size(3), runner);
+  at::Tensor leading = made.empty() ? at::Tensor() : made.at(kVaceReferences);
+  if (in.values.contains("animate2_reference_image")) {
+    leading = leading_image(in.values, runner);
+    made[kLeadingFrames] = at::ones({1}, at::kLong);
+  }
+  at::Tensor latents = encode_latents(in.values, "video", runner).at("latents");
+  if (leading.defined()) latents = at::cat({leading, latents}, 1);
+  made.emplace("latents", latents);
+  return made;
+}
+
+atelier::MediaTarget Wan::target(const atelier::Inputs& inputs,
+                                 const atelier::MediaTarget& asked) const {
+  if (is_dancer()) check_dance(inputs, asked);
+  return driven_target(inputs, vace_target(inputs, asked));
+}
+
+std::vector<int64_t> Wan::latent_shape(const atelier::MediaTarget& target,
+                                       const atelier::Conditioning& cond) const {
+  std::vector<int64_t> shape = ComponentModel::latent_shape(target, cond);
+  shape[1] += leading_frames(cond);
+  return shape;
+}
+
+atelier::FinishedLatents Wan::to_decode(const at::Tensor& latents_BCTHW,
+                                        const atelier::Conditioning& cond) const {
+  const int64_t leading = leading_frames(cond);
+  return {.latents_BCTHW = latents_BCTHW.narrow(2, leading, latents_BCTHW.size(2) - leading)};
+}
+
 at::Tensor Wan::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
+  const auto follows = [](const atelier::Conditioning* cond) { return cond->contains(kVaceClip); };
+  if (std::ranges::any_of(in.cond, follows)) return denoise_beside_vace(in, runner);
   const auto moves = [](const atelier::Conditioning* cond) { return cond->contains(kMotion); };
   if (std::ranges::none_of(in.cond, moves)) return ComponentModel::denoise(in, runner);
   const auto& controller = loaded<MotionController>("motion_controller");
@@ -153,10 +203,14 @@ std::optional<atelier::GivenLatents> Wan::given(const atelier::Conditioning& con
 
 atelier::Conditioning Wan::encode_text(const atelier::EncodeInputs& in,
                                        atelier::BlockRunner& runner) {
-  std::vector<int64_t> ids = ids_of(in);
+  return {{atelier::kPromptEmbeds, encode_cut(ids_of(in), runner)}};
+}
+
+// [L, text_width] of a text's tokens, of which those behind the limit are cut off.
+at::Tensor Wan::encode_cut(std::vector<int64_t> ids, atelier::BlockRunner& runner) {
   cut_to_limit(ids, {.tokens = std::ssize(ids), .limit = kMaxPromptTokens});
   ids.back() = end_token(tokenizer());
-  return {{atelier::kPromptEmbeds, encode_ids("text_encoder", ids, runner)}};
+  return encode_ids("text_encoder", ids, runner);
 }
 
 atelier::NamedTensors Wan::probe(std::string_view component, const atelier::NamedTensors& inputs,
@@ -166,6 +220,7 @@ atelier::NamedTensors Wan::probe(std::string_view component, const atelier::Name
     const at::Tensor& motion = atelier::named_tensor(inputs, kMotion, 1);
     return {{kMotionRows, loaded<MotionController>(component).forward(motion)}};
   }
+  if (component.starts_with("vace")) return loaded<Vace>(component).probe(inputs, runner);
   if (component != "image_encoder") return ComponentModel::probe(component, inputs, runner);
   const auto& clip = loaded<ClipVision>(component);
   atelier::allow_only(inputs, {"image"});
@@ -183,7 +238,8 @@ std::vector<int64_t> Wan::tokenize(std::string_view text) const {
 }
 
 atelier::TextLength Wan::text_length(const atelier::EncodeInputs& in) const {
-  return {.tokens = std::ssize(ids_of(in)), .limit = kMaxPromptTokens};
+  const auto ids = in.stage == "driving_text" ? driving_ids(in) : ids_of(in);
+  return {.tokens = std::ssize(ids), .limit = kMaxPromptTokens};
 }
 
 }  // namespace wan

@@ -8,6 +8,8 @@
 
 namespace wan {
 
+class Driving;
+
 class Wan final : public atelier::ComponentModel {
  public:
   // `variant`: that of the denoiser. See ComponentModel for the others.
@@ -16,16 +18,32 @@ class Wan final : public atelier::ComponentModel {
       std::string variant);
   ~Wan() override;
 
-  // Checks what one that dances is given.
+  // Where a VACE follows a clip, what is made has that clip's size. Throws where it is told how
+  // much counts, and there is nothing to follow. With a driving clip it is as long as that, in the
+  // shape of the reference image; see animate2.h. Checks what one that dances is given.
   atelier::MediaTarget target(const atelier::Inputs& inputs,
                               const atelier::MediaTarget& asked) const override;
+  // With pictures in front: those of a VACE, or the reference image of a driving clip.
+  std::vector<int64_t> latent_shape(const atelier::MediaTarget& target,
+                                    const atelier::Conditioning& cond) const override;
+  // Without them.
+  atelier::FinishedLatents to_decode(const at::Tensor& latents_BCTHW,
+                                     const atelier::Conditioning& cond) const override;
 
   // Stage text gives "prompt_embeds": [L, text_width], in compute dtype; an empty negative prompt
   // is the published one. Stages images and first_image give "image_embeds": [L, image_width], the
   // rows of each image, first the first frame's. Stage given_clip gives "given_clip": [4 + C, T, H,
   // W], which frames are known and the latents of a clip of them that is grey elsewhere. Stage
   // first_frame gives "first_frame", [C, 1, H, W], and "free_frames", [T], which the others are.
-  // Stage motion gives "motion": [1] float32. Stages music, reference and keyframes give what
+  // Stage motion gives "motion": [1] float32. Stage vace gives "vace_clip", "vace_references" and
+  // "vace_scale", see vace.h; stage latents the second of them beside "latents".
+  // Stages driven_image, driving_text, driving_frame and
+  // driving give the entries of animate2.h, "image_embeds" and "given_clip".
+  // Stages of Wan-Fun: shown_image gives "image_embeds"
+  // of the reference, or else of the first frame; control_clip "control_clip", [C, T, H, W], the
+  // latents of the control video; reference "reference_latents", [C, H, W]; start_image
+  // "given_clip", [C, T, H, W], the latents of the first frame alone and zeros; camera "camera",
+  // see camera.h. Stages music, dancer and keyframes give what
   // dancer.h names, and the last one "image_embeds" and "given_clip".
   atelier::Conditioning encode(const atelier::EncodeInputs& in,
                                atelier::BlockRunner& runner) override;
@@ -33,7 +51,8 @@ class Wan final : public atelier::ComponentModel {
   // Cleaned, with the end token, and cut to what is encoded.
   std::vector<int64_t> tokenize(std::string_view text) const override;
 
-  // Where a sample says how much moves, the motion controller makes "motion_rows" of it.
+  // Where a sample says how much moves, the motion controller makes "motion_rows" of it; where it
+  // has a "vace_clip", the VACE beside the denoiser runs.
   at::Tensor denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) override;
 
   // The first frame, where the latents begin with it; it is clean.
@@ -43,30 +62,38 @@ class Wan final : public atelier::ComponentModel {
   // A long dance is made in pieces, each between key frames of its own.
   std::vector<atelier::Piece> pieces(const atelier::Inputs& inputs,
                                      const atelier::MediaTarget& target) const override;
+  void prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
+                      atelier::BlockRunner& runner) override;
+  void forget_levels() override;
   // Pictures that stand alone are decoded one by one.
   void decode(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner,
               const atelier::FrameSink& sink) override;
 
   // In the image encoder "image" [B, 3, H, W] becomes "image_embeds" [B, L, image_width], and in
-  // the motion controller "motion" [B] "motion_rows" [B, 6 width].
+  // the motion controller "motion" [B] "motion_rows" [B, 6 width]. See Vace::probe(), too.
   atelier::NamedTensors probe(std::string_view component, const atelier::NamedTensors& inputs,
                               atelier::BlockRunner& runner) override;
 
  private:
   std::vector<int64_t> ids_of(const atelier::EncodeInputs& in) const;
+  std::vector<int64_t> driving_ids(const atelier::EncodeInputs& in) const;
+  at::Tensor encode_cut(std::vector<int64_t> ids, atelier::BlockRunner& runner);
   atelier::Conditioning encode_text(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
   atelier::Conditioning encode_images(const atelier::EncodeInputs& in,
                                       atelier::BlockRunner& runner);
   atelier::Conditioning encode_given(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
+  // Nothing: it is no stage of Wan-Fun.
+  std::optional<atelier::Conditioning> encode_fun(const atelier::EncodeInputs& in,
+                                                  atelier::BlockRunner& runner);
   atelier::Conditioning encode_first(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
 
   // What a model that dances is given, see dancer_stages.cpp.
   bool is_dancer() const;
+  std::vector<atelier::Piece> danced_pieces(const atelier::MediaTarget& target) const;
   void check_dance(const atelier::Inputs& inputs, const atelier::MediaTarget& target) const;
-  at::Tensor look_at(const at::Tensor& image, atelier::BlockRunner& runner);
   atelier::Conditioning encode_music(const atelier::EncodeInputs& in) const;
-  atelier::Conditioning encode_reference(const atelier::EncodeInputs& in,
-                                         atelier::BlockRunner& runner);
+  atelier::Conditioning encode_dancer(const atelier::EncodeInputs& in,
+                                      atelier::BlockRunner& runner);
   atelier::Conditioning encode_keyframes(const atelier::EncodeInputs& in,
                                          atelier::BlockRunner& runner);
   atelier::Conditioning encode_pictures(const atelier::EncodeInputs& in,
@@ -74,7 +101,32 @@ class Wan final : public atelier::ComponentModel {
   void decode_pictures(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner,
                        const atelier::FrameSink& sink);
 
-  std::string variant_;
+  atelier::Conditioning encode_vace(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
+  atelier::Conditioning encode_target(const atelier::EncodeInputs& in,
+                                      atelier::BlockRunner& runner);
+  atelier::Conditioning encode_references(const atelier::Inputs& values, int64_t height,
+                                          int64_t width, atelier::BlockRunner& runner);
+  at::Tensor denoise_beside_vace(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner);
+  void check_vace_scale(const atelier::Inputs& inputs) const;
+
+  atelier::MediaTarget vace_target(const atelier::Inputs& inputs,
+                                   const atelier::MediaTarget& asked) const;
+  atelier::Conditioning encode_animate2(const atelier::EncodeInputs& in,
+                                        atelier::BlockRunner& runner);
+  atelier::Conditioning encode_driving_text(const atelier::EncodeInputs& in,
+                                            atelier::BlockRunner& runner);
+  atelier::Conditioning encode_squeezed(const at::Tensor& image_CHW, const char* entry,
+                                        atelier::BlockRunner& runner);
+  atelier::Conditioning encode_driving(const atelier::EncodeInputs& in,
+                                       atelier::BlockRunner& runner);
+
+  at::Tensor leading_image(const atelier::Inputs& values, atelier::BlockRunner& runner);
+  atelier::MediaTarget driven_target(const atelier::Inputs& inputs,
+                                     const atelier::MediaTarget& asked) const;
+
+  std::string variant_;       // of the denoiser
+  int64_t vace_blocks_;       // 0: there is no VACE
+  Driving* keeps_ = nullptr;  // keeps keys and values until forget_levels()
 };
 
 }  // namespace wan

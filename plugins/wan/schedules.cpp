@@ -32,12 +32,14 @@ constexpr ScheduleDefaults kSmallImages = [] {
   schedule.help = "the same of Wan2.1-I2V-14B-480P";
   return schedule;
 }();
-// Wan2.1-Fun-InP and Wan2.2-Fun-A14B-InP have the tensors of other models of image to video.
-constexpr ScheduleDefaults of_fun(std::string_view name, std::string_view variants, double by) {
+// As VideoX-Fun samples its models. Wan2.1-Fun-InP and Wan2.2-Fun-A14B-InP have the tensors of
+// other models of image to video.
+constexpr ScheduleDefaults of_fun(std::string_view name, std::string_view variants, double by,
+                                  double cfg_scale = 6.0) {
   return {.name = name,
           .variants = variants,
           .num_inference_steps = 50,
-          .cfg_scale = 6.0,
+          .cfg_scale = cfg_scale,
           .shift = shift(by),
           .help = "straight steps, with the shift and guidance of VideoX-Fun"};
 }
@@ -79,9 +81,18 @@ constexpr ScheduleDefaults of_dancer(std::string_view variant, int steps) {
           .help = "straight steps, as the original repository samples"};
 }
 
+constexpr ScheduleDefaults driven(std::string_view variants, int steps, double cfg_scale) {
+  ScheduleDefaults schedule = published(variants, steps, 5, cfg_scale);
+  schedule.solver = "dpm++";
+  schedule.grid = {};
+  return schedule;
+}
+
 constexpr ScheduleDefaults kSchedules[] = {
     of_dancer(kDancerGlobal, 48),
     of_dancer(kDancerLocal, 24),
+    driven(kDriven, 40, 3),
+    driven(kDrivenDistilled, 10, 1),
     {.name = "default",
      .variants = kKrea,
      .num_inference_steps = 6,
@@ -89,9 +100,13 @@ constexpr ScheduleDefaults kSchedules[] = {
      .shift = shift(20),
      .help = "6 straight steps without guidance, as DiffSynth-Studio samples krea-realtime-video"},
     published("wan2.1-t2v-*b", 50, 5, 5),
+    published("wan2.1-vace-*", 50, 16, 5),
+    of_fun("default", kVaceExperts, 12, 5),
     published("*-flf2v", 50, 16, 5),
     published("*-i2v-14b", 40, 5, 5),
     of_fun("default", "*-i2v-1.3b", 3),
+    of_fun("default", "wan2.1-fun-*", 3),
+    of_fun("default", "wan2.2-fun-*", 5),
     kSmallImages,
     kTwoScales,
     published("wan2.2-i2v-*", 40, 5, 3.5),

@@ -13,6 +13,8 @@ namespace wan {
 inline constexpr std::string_view kTextExperts = "wan2.2-t2v-a14b",
                                   kImageExperts = "wan2.2-i2v-a14b", kSmallText = "wan2.1-t2v-1.3b",
                                   kText = "wan2.1-t2v-14b", kKrea = "wan2.1-t2v-14b-krea",
+                                  kSmallVace = "wan2.1-vace-1.3b", kVace = "wan2.1-vace-14b",
+                                  kVaceExperts = "wan2.2-vace-a14b", kAnyDriven = "*-animate2-*",
                                   kDancers = "wan-dancer-*";
 
 std::span<const atelier::InputSpec> input_table();

@@ -4,6 +4,7 @@
 #include "config.h"
 #include "dancer.h"
 #include "dit.h"
+#include "vace.h"
 
 namespace wan {
 
@@ -31,6 +32,8 @@ constexpr Renamed kOutsideBlocks[] = {
 
 // Only the norm in front of the cross attention has weights.
 constexpr Renamed kInBlocks[] = {
+    {".before_proj.", ".proj_in."},
+    {".after_proj.", ".proj_out."},
     {".modulation", ".scale_shift_table"},
     {".norm3.", ".norm2."},
     {".ffn.0.", ".ffn.net.0.proj."},
@@ -46,17 +49,40 @@ constexpr Renamed kInBlocks[] = {
     {".cross_attn.", ".attn2."},
 };
 
+// Of Wan2.2-Animate-2.
+constexpr Renamed kInDrivenBlocks[] = {
+    {".block.", ""},
+    {".k_img.", ".add_k_proj."},
+    {".v_img.", ".add_v_proj."},
+    {".norm_k_img.", ".norm_added_k."},
+    {".q.", ".to_q."},
+    {".k.", ".to_k."},
+    {".v.", ".to_v."},
+    {".o.", ".to_out.0."},
+};
+
+std::string driven_name(const std::string& path) {
+  return path.starts_with("blocks.") ? atelier::renamed(path, kInDrivenBlocks) : path;
+}
+
 std::string diffusers_name(const std::string& path) {
-  return path.starts_with("blocks.") ? atelier::renamed(path, kInBlocks)
-                                     : atelier::renamed(path, kOutsideBlocks);
+  const bool is_in_block = path.starts_with("blocks.") || path.starts_with("vace_blocks.");
+  return is_in_block ? atelier::renamed(path, kInBlocks) : atelier::renamed(path, kOutsideBlocks);
 }
 
 }  // namespace
 
 WeightMap dit_map(const Detection& part) {
-  Dit dit(atelier::config_of<DitConfig>(part));
+  const auto config = atelier::parts::whole_config_of<DitConfig>(part);
+  Dit dit(config);
   if (part.spelling == "original") return atelier::named_weights(dit, dance_name);
-  return atelier::named_weights(dit, diffusers_name);
+  return atelier::named_weights(dit, config.is_driven ? driven_name : diffusers_name);
+}
+
+WeightMap vace_map(const Detection& part) {
+  Vace vace(atelier::config_of<VaceConfig>(part));
+  if (part.spelling == "original") return atelier::named_weights(vace);
+  return atelier::named_weights(vace, diffusers_name);
 }
 
 }  // namespace wan

@@ -22,9 +22,9 @@ at::Tensor per_channel(const double (&values)[3], const at::Tensor& like) {
   return at::tensor(at::ArrayRef<double>(values), at::kDouble).to(like.options()).view({3, 1, 1});
 }
 
-// [3, side, side], normalised, in float32. Pixels are whole levels of 255 behind the scaling, as in
-// the published pipeline, which scales stored images.
-at::Tensor prepared(const at::Tensor& image, int64_t side) {
+// [3, side, side] in [0, 1], float32. Pixels are whole levels of 255 behind the scaling, as in the
+// published pipeline, which scales stored images.
+at::Tensor scaled_to(const at::Tensor& image, int64_t side) {
   const at::Tensor x = image.to(at::kFloat);
   const int64_t H = x.size(1), W = x.size(2);
   const int64_t height = H <= W ? side : side * H / W, width = H <= W ? side * W / H : side;
@@ -32,8 +32,7 @@ at::Tensor prepared(const at::Tensor& image, int64_t side) {
       at::_upsample_bicubic2d_aa(x.unsqueeze(0), {height, width}, /*align_corners=*/false)[0];
   const at::Tensor cut =
       scaled.narrow(1, (height - side) / 2, side).narrow(2, (width - side) / 2, side);
-  const at::Tensor levels = at::round(at::clamp(cut * 127.5 + 127.5, 0, 255)) / 255;
-  return (levels - per_channel(kClipMean, levels)) / per_channel(kClipStd, levels);
+  return at::round(at::clamp(cut * 127.5 + 127.5, 0, 255)) / 255;
 }
 
 }  // namespace
@@ -101,8 +100,18 @@ ClipVision::ClipVision(const ClipVisionConfig& c)
 ClipVision::~ClipVision() = default;
 
 at::Tensor ClipVision::forward(const at::Tensor& image, BlockRunner& runner) const {
+  return look_at(scaled_to(image, side()), runner);
+}
+
+at::Tensor ClipVision::look(const at::Tensor& pixels, BlockRunner& runner) const {
+  return look_at(pixels.to(at::kFloat) * 0.5 + 0.5, runner);
+}
+
+at::Tensor ClipVision::look_at(const at::Tensor& levels, BlockRunner& runner) const {
   const at::Tensor positions = pos_embedding_->draw().view({config_.rows, config_.width});
-  const at::Tensor pixels = prepared(image, config_.image_side()).to(positions.options());
+  const at::Tensor normed =
+      (levels - per_channel(kClipMean, levels)) / per_channel(kClipStd, levels);
+  const at::Tensor pixels = normed.to(positions.options());
   const at::Tensor patches =
       ops::conv2d(pixels.unsqueeze(0), patch_embedding_, nullptr, {.stride = config_.patch});
   const at::Tensor rows =

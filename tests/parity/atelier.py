@@ -145,14 +145,16 @@ def read_pictures(files):
 
 
 def generate(model_paths, latents, input_image=None, plugin="qwen_image", **flags):
-    """Generates from the noise `latents` and returns the images, uint8 [H, W, 3], in order."""
+    """Generates from the noise `latents`, None: that of the seed, and returns the images, uint8 [H, W, 3],
+    in order."""
     with call_folder("generate") as folder:
-        save_file({"latents": latents.contiguous()}, folder / "noise.safetensors")
         arguments = [
             "generate", "--plugin", plugin, "--model_paths",
-            paths_argument(model_paths), "--latents", folder / "noise.safetensors", "--output",
-            folder / "out.png"
+            paths_argument(model_paths), "--output", folder / "out.png"
         ]
+        if latents is not None:
+            save_file({"latents": latents.contiguous()}, folder / "noise.safetensors")
+            arguments += ["--latents", folder / "noise.safetensors"]
         if input_image is not None:
             Image.fromarray(input_image).save(folder / "input.png")
             arguments += ["--input_image", folder / "input.png"]

@@ -38,8 +38,9 @@ def write_latents(path, latents):
     save_file({"latents": latents}, path, {**metadata, "atelier.content": content_hash(data)})
 
 
-def make(folder, plugin, model, prompts, frames, height, width, *flags):
-    """Returns the folder of a cache with a clip for each prompt, in float32."""
+def make(folder, plugin, model, prompts, frames, height, width, *flags, columns={}):
+    """Returns the folder of a cache with a clip for each prompt, in float32. `columns`: a cell for each of
+    them, by name; the frames of clip N are files N/*.png."""
     folder.mkdir(parents=True)
     rows = []
     for number, prompt in enumerate(prompts):
@@ -48,7 +49,8 @@ def make(folder, plugin, model, prompts, frames, height, width, *flags):
         pixels = np.random.default_rng(number).integers(0, 256, (frames, height, width, 3), np.uint8)
         for i, frame in enumerate(pixels):
             Image.fromarray(frame).save(clip / f"{i}.png")
-        rows.append(json.dumps({"video": clip.name, "prompt": prompt}))
+        more = {name: cells[number] for name, cells in columns.items()}
+        rows.append(json.dumps({"video": clip.name, "prompt": prompt, **more}))
     (folder / "rows.jsonl").write_text("\n".join(rows) + "\n")
     atelier.run([
         "cache", "--plugin", plugin, "--model_paths",

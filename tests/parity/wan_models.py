@@ -312,6 +312,17 @@ def velocity(transformer, latents, sigma, prompt_embeds, lengths=None, image_emb
                        return_dict=False)[0]
 
 
+def vace_hints(model, rows, control, time, text):
+    """What the blocks of diffusers' VACE give, [blocks, B, L, D], for the tensors of `atelier probe`."""
+    rotary = model.rope(control)
+    x = model.vace_patch_embedding(control).flatten(2).transpose(1, 2)
+    hints = []
+    for block in model.vace_blocks:
+        hint, x = block(rows, text, x, time.unflatten(1, (6, -1)), rotary)
+        hints.append(hint)
+    return torch.stack(hints)
+
+
 def constants(vae, like):
     shape = (1, -1, 1, 1, 1)
     return [

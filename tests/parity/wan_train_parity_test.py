@@ -85,6 +85,9 @@ class Steps(wan_checks.FolderTest):
 
     # --- the reference side ---
 
+    def velocity(self, transformer, samples, noisy, sigma, embeds, lengths, first):
+        return wan_models.velocity(transformer, noisy, sigma, embeds, lengths, first_frame=first)
+
     def loss(self, transformer, batch, seed, step, part):
         """The sum over the samples of weight * mean(error^2)."""
         samples = [self.samples[row] for row, _ in batch]
@@ -105,10 +108,12 @@ class Steps(wan_checks.FolderTest):
         embeds = torch.nn.utils.rnn.pad_sequence([sample.prompt_embeds for sample in samples],
                                                  batch_first=True)
         lengths = torch.tensor([len(sample.prompt_embeds) for sample in samples])
-        velocity = wan_models.velocity(transformer, noisy, sigma, embeds, lengths,
-                                       first_frame=first)
+        velocity = self.velocity(transformer, samples, noisy, sigma, embeds, lengths, first)
         error = (velocity - (noise - clean)).square()[:, :, 0 if first is None else 1:]
         return (weight * error.flatten(1).mean(dim=1)).sum()
+
+    def velocity(self, transformer, samples, noisy, sigma, embeds, lengths, first):
+        return wan_models.velocity(transformer, noisy, sigma, embeds, lengths, first_frame=first)
 
     def reference(self, transformers, parts, steps, seed, shape):
         """Trains; returns the losses, the denoisers of the steps, and the first step's gradients."""

@@ -20,20 +20,20 @@ TAKEN = {
     "wan22_ti2v_5b": "wan2.2-ti2v-5b",
     "wan_fun_1_3b_inp_original": "wan2.1-i2v-1.3b",
     "wan_dancer_14b": "wan-dancer-14b-local",
+    "wan_vace_1_3b": "wan2.1-vace-1.3b",
+    "wan_vace_1_3b_original": "wan2.1-vace-1.3b",
+    "wan_vace_14b": "wan2.1-vace-14b",
+    "wan_vace_14b_original": "wan2.1-vace-14b",
+    "wan_fun_1_3b_control_original": "wan2.1-fun-control-1.3b",
+    "wan_fun_14b_control_original": "wan2.1-fun-control-14b",
+    "wan_fun_v11_1_3b_control_original": "wan2.1-fun-control-v1.1-1.3b",
+    "wan_fun_v11_14b_control_original": "wan2.1-fun-control-v1.1-14b",
+    "wan22_fun_a14b_control_original": "wan2.2-fun-control-a14b",
+    "wan_fun_v11_1_3b_camera_original": "wan2.1-fun-camera-1.3b",
+    "wan_fun_v11_14b_camera_original": "wan2.1-fun-camera-14b",
+    "wan22_fun_a14b_camera_original": "wan2.2-fun-camera-a14b",
 }
 CALLED = {
-    "wan_vace_1_3b": "a VACE of Wan",
-    "wan_vace_1_3b_original": "a VACE of Wan",
-    "wan_vace_14b": "a VACE of Wan",
-    "wan_vace_14b_original": "a VACE of Wan",
-    "wan_fun_1_3b_control_original": "a Wan-Fun DiT with a control video",
-    "wan_fun_14b_control_original": "a Wan-Fun DiT with a control video",
-    "wan_fun_v11_1_3b_control_original": "a Wan-Fun DiT with a reference",
-    "wan_fun_v11_14b_control_original": "a Wan-Fun DiT with a reference",
-    "wan22_fun_a14b_control_original": "a Wan-Fun DiT with a reference",
-    "wan_fun_v11_1_3b_camera_original": "a Wan-Fun DiT with a camera",
-    "wan_fun_v11_14b_camera_original": "a Wan-Fun DiT with a camera",
-    "wan22_fun_a14b_camera_original": "a Wan-Fun DiT with a camera",
     "wan22_s2v_original": "Wan2.2-S2V",
     "wan22_animate": "Wan2.2-Animate",
     "wan22_animate_original": "Wan2.2-Animate",
@@ -58,6 +58,8 @@ class WanInspect(unittest.TestCase):
                 self.assertNotIn("refused", told)
                 taken = told["taken_by"]
                 self.assertEqual(("wan", "dit", variant), (taken["family"], taken["component"], taken["variant"]))
+                others = ["vace"] if "vace" in variant else []
+                self.assertEqual(others, [other["component"] for other in taken.get("others", [])])
 
     def test_the_motion_controller_is_taken(self):
         (told, component), = self.inspect({"wan_speed_controller": "motion_controller"}, code=0)

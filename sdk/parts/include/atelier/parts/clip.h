@@ -188,11 +188,16 @@ class ClipVision final : public nn::Module {
   // image: RGB [3, H, W] in [-1, 1], of any size: it is scaled until its shorter side fits, and the
   // middle is cut out. Returns [rows(), width()] in compute dtype.
   at::Tensor forward(const at::Tensor& image, BlockRunner& runner) const;
+  // pixels: RGB [3, side(), side()] in [-1, 1], which are looked at as they are.
+  at::Tensor look(const at::Tensor& pixels, BlockRunner& runner) const;
 
+  int64_t side() const { return config_.image_side(); }
   int64_t rows() const { return config_.rows; }
   int64_t width() const { return config_.width * std::ssize(config_.states); }
 
  private:
+  at::Tensor look_at(const at::Tensor& levels, BlockRunner& runner) const;
+
   ClipVisionConfig config_;
   WeightPtr cls_embedding_, pos_embedding_, patch_embedding_;
   nn::LayerNorm pre_norm_;

@@ -1,0 +1,89 @@
+// Wan2.2-Animate-2: the clip that is made follows a driving clip. Both go through the same blocks,
+// the driving clip clean and with a text and an image of its own. In each block all rows that are
+// made see each other, and those of a frame the driving clip's rows of the same frame, under one
+// softmax. In front of the clip stands the reference image, which is denoised with it:
+//
+//   made      ref 0 1 2
+//               \  \ \ \.
+//   driving        0 1 2
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "atelier/nn/waves.h"
+
+#include "addition.h"
+#include "dit_block.h"
+
+namespace wan {
+
+class Embeddings;
+
+// Conditioning: latents of the driving clip, [C, T, H, W], where the latents that are denoised have
+// T + 1 frames; and rows of its text and of its first frame.
+inline constexpr const char *kDrivingClip = "driving_clip", *kDrivingEmbeds = "driving_embeds",
+                            *kDrivingImage = "driving_image_embeds";
+
+// Beside latents that are learnt: how many of their frames are not those of the clip, by its
+// length.
+inline constexpr const char* kLeadingFrames = "leading_frames";
+
+// Inputs: rows of a driving clip, as those of DitBlock, kImageOffsets the last of them. Outputs:
+// its keys and values, and its rows. In the last block, whose rows nothing reads, the inputs end in
+// front of kText, and there are no rows among the outputs.
+//
+// Or rows that are made, and behind them keys and values of a driving clip, or the inputs of its
+// rows; then offsets of each frame of each sample, of both clips. Outputs: rows, and those of the
+// driving clip where it runs beside.
+class DrivenBlock final : public DitBlock {
+ public:
+  DrivenBlock(Module* parent, std::string name, const DitConfig& c)
+      : DitBlock(parent, std::move(name), c), first_frame_bias_(c.first_frame_bias) {}
+  ~DrivenBlock() override;
+
+  std::string_view kind() const override { return "driven"; }
+  atelier::Tensors forward(const atelier::Tensors& in) override;
+
+ private:
+  atelier::Tensors drive(const atelier::Tensors& in) const;
+
+  double first_frame_bias_;
+};
+
+// Runs the driving clip beside the one that is made. Its rows depend neither on noise nor on the
+// prompt: keys and values of a clip may be kept for all steps.
+class Driving final : public Addition {
+ public:
+  // All of one denoiser.
+  Driving(const DitConfig& config, const Embeddings& embeddings, const ImageEmbedding& images,
+          const std::vector<std::unique_ptr<DitBlock>>& blocks)
+      : config_(config), embeddings_(embeddings), images_(images), blocks_(blocks) {}
+  ~Driving() override;
+
+  void begin(Pass& pass) override;
+  bool replace(int64_t index, DitBlock& block, Pass& pass) override;
+
+  // From here on keys and values are kept, those of the clips of the last call, until forget().
+  void keep() { keeps_ = true; }
+  void forget();
+
+ private:
+  atelier::Tensors inputs_of(const Pass& pass);
+  void reach(int64_t index);
+  const atelier::nn::Waves& waves(const Pass& pass);
+  bool has_kept(const Pass& pass) const;
+
+  const DitConfig& config_;
+  const Embeddings& embeddings_;
+  const ImageEmbedding& images_;
+  const std::vector<std::unique_ptr<DitBlock>>& blocks_;
+  atelier::Tensors driving_;            // inputs of the next block; empty: its keys are kept
+  at::Tensor frames_, driving_frames_;  // offsets
+  bool keeps_ = false;
+  std::vector<at::Tensor> kept_of_;     // driving clips, by sample
+  std::vector<atelier::Tensors> kept_;  // keys and values, by block
+  atelier::nn::RecentTables<std::pair<std::vector<int64_t>, at::Device>, atelier::nn::Waves> waves_;
+};
+
+}  // namespace wan

@@ -1,0 +1,162 @@
+"""Wan2.2-Animate-2 beside diffusers: the denoiser with its driving clip, on both branches and in the distilled form,
+whole clips, in pieces too, and training."""
+
+import sys
+import unittest
+from unittest import mock
+
+import torch
+from diffusers import DPMSolverMultistepScheduler
+from diffusers.modular_pipelines import WanAnimate2Blocks
+from diffusers.modular_pipelines.wan_animate_2 import denoise
+from PIL import Image
+
+import compare
+import references
+import training
+import wan_animate2_models as animate2
+import wan_checks
+import wan_models
+from wan_checks import probe
+
+
+def inputs_of(batch=2, frames=2, height=4, width=6, seed=3):
+    """Of the denoiser, `frames` of the driving clip."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn((batch, *shape), generator=generator)
+
+    return {
+        "latents": draw(16, frames + 1, height, width),
+        "sigma": torch.linspace(0.9, 0.3, batch),
+        "prompt_embeds": draw(7, wan_models.TEXT_WIDTH),
+        "image_embeds": draw(5, animate2.IMAGE_WIDTH),
+        "given_clip": draw(20, frames + 1, height, width),
+        "driving_clip": draw(16, frames, height, width),
+        "driving_embeds": draw(4, wan_models.TEXT_WIDTH),
+        "driving_image_embeds": draw(5, animate2.IMAGE_WIDTH)
+    }
+
+
+class WanAnimate2DitTest(wan_checks.FolderTest):
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.transformer = animate2.make_transformer()
+        cls.folder, cls.file = animate2.save_spellings(cls.transformer, cls.dir / "dit")
+
+    def check(self, what, paths, skips, bias=0.0, gradients=False, **sizes):
+        inputs = inputs_of(**sizes)
+        floating = wan_checks.with_gradients(inputs)
+        with animate2.on_cpu(bias):
+            expected = animate2.velocity(self.transformer, floating, skips)
+        if skips:
+            inputs["skips_block"] = torch.ones((inputs["latents"].shape[0], 1), dtype=torch.int64)
+        options = dict(gradients=True, trainable="*") if gradients else {}
+        got = probe("dit", paths, inputs, **options)
+        compare.assert_close(f"wan, animate 2, {what}", got["velocity"], expected)
+        if gradients:
+            wanted = references.gradients(expected, floating, dict(self.transformer.named_parameters()))
+            compare.assert_gradients(f"wan, animate 2, gradients, {what}", got, wanted)
+        return expected.detach()
+
+    def test_the_driving_clip_is_seen_frame_by_frame(self):
+        with_all = self.check("denoiser", self.folder, skips=False, gradients=True)
+        without = self.check("negative branch", self.folder, skips=True, gradients=True)
+        self.assertGreater(float((with_all - without).abs().max()), 1e-2, "the block that is skipped proves nothing")
+
+    def test_the_original_spelling_gives_the_same_at_every_size(self):
+        """diffusers' offset of columns is that of each size; DiffSynth-Studio's stays that of the first."""
+        for sizes in (dict(frames=3, height=6, width=4), dict(batch=1, frames=1, height=4, width=10)):
+            self.check("denoiser, original", self.file, skips=False, **sizes)
+
+    def test_the_distilled_form_leans_away_from_its_first_frame(self):
+        folder, file = animate2.save_spellings(self.transformer, self.dir / "distilled")
+        plain = self.check("denoiser", self.file, skips=False)
+        self.check("distilled", file, skips=False, bias=animate2.BIAS)
+        biased = self.check("distilled", folder, skips=False, bias=animate2.BIAS, gradients=True)
+        self.assertGreater(float((plain - biased).abs().max()), 1e-2, "the bias proves nothing")
+
+
+PROMPT, NEGATIVE, OF_CLIP = "a red kite over a harbour", "blurry", "a cat walks along a wall"
+
+
+class WanAnimate2ClipTest(wan_checks.FolderTest):
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.models = wan_models.get()
+        cls.transformer = animate2.make_transformer()
+        cls.image_encoder = animate2.make_image_encoder()
+        cls.folder = cls.models.folder_with(cls.dir / "model", transformer=cls.transformer,
+                                            image_encoder=cls.image_encoder)
+
+    def reference(self, image, clip, seed, bias=0.0, cfg_scale=3.0, steps=3, **options):
+        """The frames that diffusers makes, bars cut off. Each piece has the noise of its number."""
+        scheduler = DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True,
+                                                flow_shift=5.0)
+        pipeline = WanAnimate2Blocks().init_pipeline()
+        pipeline.update_components(text_encoder=self.models.text_encoder, tokenizer=self.models.tokenizer,
+                                   vae=self.models.vae, transformer=self.transformer,
+                                   image_encoder=self.image_encoder, scheduler=scheduler)
+        pipeline.guider.guidance_scale = cfg_scale
+        seeds = iter(range(seed, seed + 9))
+
+        def noise(shape, **_):
+            return training.normal_noise(next(seeds), 0, 0, shape)
+
+        with animate2.on_cpu(bias), mock.patch.object(denoise, "randn_tensor", noise):
+            videos = pipeline(image=image, driving_video=clip, prompt=PROMPT, negative_prompt=NEGATIVE,
+                              prompt_ref=OF_CLIP, num_inference_steps=steps, output="videos", **options)
+        return wan_models.rounded(videos[0])
+
+    def ours(self, image, clip, seed, paths=None, cfg_scale=3.0, steps=3, **flags):
+        image.save(self.dir / "reference.png")
+        return wan_checks.generate(paths or self.folder, None, prompt=PROMPT, negative_prompt=NEGATIVE,
+                                   animate2_reference_image=self.dir / "reference.png",
+                                   animate2_reference_video=clip, animate2_prompt_ref=OF_CLIP, seed=seed,
+                                   num_inference_steps=steps, cfg_scale=cfg_scale, flow_shift=5, solver="dpm++", **flags)
+
+    def test_clips_are_those_of_diffusers(self):
+        """The distilled form runs without guidance, and leans away from the clip's first frame."""
+        image = Image.fromarray(wan_checks.picture(64, 48, 5))
+        sizes = dict(height=64, width=48)
+        paths = [self.models.model / part for part in ("text_encoder", "vae", "tokenizer")]
+        paths += [self.folder / "image_encoder",
+                  animate2.save_spellings(self.transformer, self.dir / "distilled",
+                                          "wan_animate_2_bf16_distillation")[1]]
+        with wan_models.clip_folder(9, 40, 56) as (folder, clip):
+            for what, ours, theirs in (("clips", dict(), dict()),
+                                       ("distilled clips", dict(paths=paths, cfg_scale=1.0),
+                                        dict(bias=animate2.BIAS, cfg_scale=1.0))):
+                expected = self.reference(image, clip, seed=3, segment_frame_length=9, **sizes, **theirs)
+                got = self.ours(image, folder, seed=3, **sizes, **ours)
+                compare.assert_images(f"wan, animate 2, {what}", got, expected)
+
+    def test_pictures_of_other_shapes_have_bars(self):
+        """diffusers cuts off those of the reference image, whose sides are multiples of 16 there."""
+        image = Image.fromarray(wan_checks.picture(80, 48, 6))
+        with wan_models.clip_folder(5, 40, 56) as (folder, clip):
+            expected = self.reference(image, clip, seed=4, height=64, width=48, segment_frame_length=5)
+            got = self.ours(image, folder, seed=4, height=64, width=32)
+        self.assertEqual((53, 32, 3), expected[0].shape)
+        compare.assert_images("wan, animate 2, clips with bars", [frame[5:58] for frame in got], expected)
+
+    def test_long_clips_are_made_in_pieces(self):
+        """The second of two begins with the last frame of the first; what is missing at its end is mirrored."""
+        image = Image.fromarray(wan_checks.picture(32, 32, 7))
+        with wan_models.clip_folder(90, 32, 32) as (folder, clip):
+            clip[80] = clip[0]  # the image encoder of diffusers sees the first frame of all, here that of a piece
+            clip[80].save(f"{folder}/80.png")
+            mirrored = clip + clip[-2:-2 - 71:-1]
+            expected = self.reference(image, mirrored, seed=5, steps=2, height=32, width=32)[:90]
+            got = self.ours(image, folder, seed=5, steps=2, height=32, width=32)
+        self.assertEqual(161, len(mirrored))
+        compare.assert_images("wan, animate 2, clips in pieces", got, expected)
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())
