@@ -15,6 +15,7 @@
 
 #include "addition.h"
 #include "dit_block.h"
+#include "variant.h"
 
 namespace wan {
 
@@ -84,6 +85,36 @@ class Driving final : public Addition {
   std::vector<at::Tensor> kept_of_;     // driving clips, by sample
   std::vector<atelier::Tensors> kept_;  // keys and values, by block
   atelier::nn::RecentTables<std::pair<std::vector<int64_t>, at::Device>, atelier::nn::Waves> waves_;
+};
+
+// What it is given.
+class DrivenInputs final : public Variant {
+ public:
+  using Variant::Variant;
+  ~DrivenInputs() override = default;
+
+  std::optional<atelier::Conditioning> encode(const atelier::EncodeInputs& in,
+                                              atelier::BlockRunner& runner) override;
+  std::optional<std::vector<int64_t>> ids(const atelier::EncodeInputs& in) const override;
+  // In the shape of the reference image, and as long as the driving clip.
+  atelier::MediaTarget target(const atelier::Inputs& inputs,
+                              const atelier::MediaTarget& asked) const override;
+  std::vector<atelier::Piece> pieces(const atelier::Inputs& inputs,
+                                     const atelier::MediaTarget& target) const override;
+  void prepare_levels(std::string_view denoiser) override;
+  void forget_levels() override;
+  at::Tensor encode_leading(const atelier::Inputs& values, atelier::Conditioning& made,
+                            atelier::BlockRunner& runner) override;
+  int64_t leading_frames(const atelier::Conditioning& cond) const override;
+
+ private:
+  std::vector<int64_t> driving_ids(const atelier::EncodeInputs& in) const;
+  atelier::Conditioning encode_driving_text(const atelier::EncodeInputs& in,
+                                            atelier::BlockRunner& runner);
+  atelier::Conditioning encode_driving(const atelier::EncodeInputs& in,
+                                       atelier::BlockRunner& runner);
+
+  Driving* keeps_ = nullptr;  // keeps keys and values until forget_levels()
 };
 
 }  // namespace wan

@@ -7,7 +7,6 @@
 
 #include "atelier/error.h"
 #include "atelier/named_inputs.h"
-#include "atelier/parts/clip.h"
 
 #include "animate2.h"
 #include "config.h"
@@ -18,7 +17,6 @@
 namespace wan {
 
 using atelier::Piece;
-using atelier::parts::ClipVision;
 
 namespace {
 
@@ -44,34 +42,26 @@ at::Tensor with_mask(const at::Tensor& latents_CTHW, bool is_first_known) {
 
 }  // namespace
 
-std::vector<int64_t> Wan::driving_ids(const atelier::EncodeInputs& in) const {
+std::vector<int64_t> DrivenInputs::driving_ids(const atelier::EncodeInputs& in) const {
   const auto* given = atelier::find_input<std::string>(in.values, kDrivingText);
-  return prompt_ids(tokenizer(), given != nullptr && !given->empty() ? *given : kUsualText);
+  return prompt_ids(model_.tokenizer(), given != nullptr && !given->empty() ? *given : kUsualText);
 }
 
 // The text of the driving clip, and what the negative branch leaves out.
-atelier::Conditioning Wan::encode_driving_text(const atelier::EncodeInputs& in,
-                                               atelier::BlockRunner& runner) {
-  atelier::Conditioning made = {{kDrivingEmbeds, encode_cut(driving_ids(in), runner)}};
+atelier::Conditioning DrivenInputs::encode_driving_text(const atelier::EncodeInputs& in,
+                                                        atelier::BlockRunner& runner) {
+  atelier::Conditioning made = {{kDrivingEmbeds, model_.encode_cut(driving_ids(in), runner)}};
   if (in.is_negative) made[kSkipsBlock] = at::ones({1}, at::kLong);
   return made;
 }
 
 // The image encoder sees the whole picture, bars and all, squeezed to its square.
-atelier::Conditioning Wan::encode_squeezed(const at::Tensor& image_CHW, const char* entry,
-                                           atelier::BlockRunner& runner) {
-  const auto& clip = loaded<ClipVision>("image_encoder");
-  const at::Tensor square = at::upsample_bicubic2d(image_CHW.to(at::kFloat).unsqueeze(0),
-                                                   {clip.side(), clip.side()}, false)[0];
-  return {{entry, clip.look(square, runner)}};
-}
-
 // Latents of the driving clip; and what is known beside those that are made: the reference image,
 // and the frame that the piece before ended with.
-atelier::Conditioning Wan::encode_driving(const atelier::EncodeInputs& in,
-                                          atelier::BlockRunner& runner) {
+atelier::Conditioning DrivenInputs::encode_driving(const atelier::EncodeInputs& in,
+                                                   atelier::BlockRunner& runner) {
   const auto latents_of = [&](const at::Tensor& clip) {
-    return encode_latents({{"clip", clip}}, "clip", runner).at("latents");
+    return model_.encode_latents({{"clip", clip}}, "clip", runner).at("latents");
   };
   const at::Tensor clip = atelier::clip_input(in.values, kDrivingVideo);
   const at::Tensor reference = latents_of(atelier::clip_input(in.values, kReferenceImage));
@@ -83,26 +73,39 @@ atelier::Conditioning Wan::encode_driving(const atelier::EncodeInputs& in,
   return {{kDrivingClip, latents_of(clip)}, {kGivenClip, given}};
 }
 
-atelier::Conditioning Wan::encode_animate2(const atelier::EncodeInputs& in,
-                                           atelier::BlockRunner& runner) {
+std::optional<atelier::Conditioning> DrivenInputs::encode(const atelier::EncodeInputs& in,
+                                                          atelier::BlockRunner& runner) {
   if (in.stage == "driving_text") return encode_driving_text(in, runner);
   if (in.stage == "driving") return encode_driving(in, runner);
   if (in.stage == "driving_frame") {
     const at::Tensor clip = atelier::clip_input(in.values, kDrivingVideo);
-    return encode_squeezed(clip.select(1, 0), kDrivingImage, runner);
+    return atelier::Conditioning{{kDrivingImage, model_.look_squeezed(clip.select(1, 0), runner)}};
   }
-  return encode_squeezed(atelier::clip_input(in.values, kReferenceImage).select(1, 0), kImageEmbeds,
-                         runner);
+  if (in.stage != "driven_image") return std::nullopt;
+  const at::Tensor image = atelier::clip_input(in.values, kReferenceImage).select(1, 0);
+  return atelier::Conditioning{{kImageEmbeds, model_.look_squeezed(image, runner)}};
 }
 
-// The latents of the reference image, which stand in front of those that are learnt.
-at::Tensor Wan::leading_image(const atelier::Inputs& values, atelier::BlockRunner& runner) {
-  return encode_latents(values, kReferenceImage, runner).at("latents");
+std::optional<std::vector<int64_t>> DrivenInputs::ids(const atelier::EncodeInputs& in) const {
+  if (in.stage != "driving_text") return std::nullopt;
+  return driving_ids(in);
+}
+
+// The reference image stands in front of the clip.
+at::Tensor DrivenInputs::encode_leading(const atelier::Inputs& values, atelier::Conditioning& made,
+                                        atelier::BlockRunner& runner) {
+  if (!values.contains(kReferenceImage)) return {};
+  made[kLeadingFrames] = at::ones({1}, at::kLong);
+  return model_.encode_latents(values, kReferenceImage, runner).at("latents");
+}
+
+int64_t DrivenInputs::leading_frames(const atelier::Conditioning& cond) const {
+  return cond.contains(kDrivingClip) || cond.contains(kLeadingFrames) ? 1 : 0;
 }
 
 // As many frames as the driving clip has, in the shape of the reference image.
-atelier::MediaTarget Wan::driven_target(const atelier::Inputs& inputs,
-                                        const atelier::MediaTarget& asked) const {
+atelier::MediaTarget DrivenInputs::target(const atelier::Inputs& inputs,
+                                          const atelier::MediaTarget& asked) const {
   atelier::MediaTarget made = asked;
   if (inputs.contains(kDrivingVideo) && made.frames == 0)
     made.frames = atelier::clip_input(inputs, kDrivingVideo).size(1);
@@ -124,10 +127,10 @@ atelier::MediaTarget Wan::driven_target(const atelier::Inputs& inputs,
 
 // Pieces of 81 frames, each of which begins with the last frame of the one before. A shorter clip
 // is one piece where its frames are not those of whole latent frames.
-std::vector<Piece> Wan::pieces(const atelier::Inputs& inputs,
-                               const atelier::MediaTarget& target) const {
+std::vector<Piece> DrivenInputs::pieces(const atelier::Inputs& inputs,
+                                        const atelier::MediaTarget& target) const {
   std::vector<Piece> pieces;
-  if (!inputs.contains(kDrivingVideo)) return danced_pieces(target);
+  if (!inputs.contains(kDrivingVideo)) return pieces;
   const int64_t whole = (target.frames + kFrameStride - 2) / kFrameStride * kFrameStride + 1;
   if (whole <= kPieceFrames) {
     if (whole != target.frames) pieces.push_back({0, whole, 0});
@@ -140,15 +143,12 @@ std::vector<Piece> Wan::pieces(const atelier::Inputs& inputs,
 }
 
 // Keys and values of the driving clip are kept from step to step.
-void Wan::prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
-                         atelier::BlockRunner& runner) {
-  ComponentModel::prepare_levels(denoiser, sigmas, runner);
-  keeps_ = loaded<Dit>(denoiser).driving();
+void DrivenInputs::prepare_levels(std::string_view denoiser) {
+  keeps_ = model_.loaded<Dit>(denoiser).driving();
   if (keeps_ != nullptr) keeps_->keep();
 }
 
-void Wan::forget_levels() {
-  ComponentModel::forget_levels();
+void DrivenInputs::forget_levels() {
   if (keeps_ != nullptr) keeps_->forget();
   keeps_ = nullptr;
 }

@@ -13,6 +13,7 @@
 #include "addition.h"
 #include "config.h"
 #include "dit_block.h"
+#include "variant.h"
 
 namespace wan {
 
@@ -72,6 +73,29 @@ class Dance final : public Addition {
   std::vector<std::pair<int64_t, std::unique_ptr<MusicInjector>>> injectors_;  // behind which block
   atelier::nn::RecentTables<std::pair<std::vector<int64_t>, at::Device>, Spread> spreads_;
   at::Tensor music_;  // of the pass that runs, [B beats, D]
+};
+
+// What it is given. Of models whose latent frames are pictures of their own it is the global one,
+// else the local one, which makes a long dance in pieces, each between key frames of its own.
+class DancerInputs final : public Variant {
+ public:
+  using Variant::Variant;
+  ~DancerInputs() override = default;
+
+  std::optional<atelier::Conditioning> encode(const atelier::EncodeInputs& in,
+                                              atelier::BlockRunner& runner) override;
+  // As asked for. Throws Error{kInvalidArgument} where the inputs do not fit.
+  atelier::MediaTarget target(const atelier::Inputs& inputs,
+                              const atelier::MediaTarget& asked) const override;
+  std::vector<atelier::Piece> pieces(const atelier::Inputs& inputs,
+                                     const atelier::MediaTarget& target) const override;
+
+ private:
+  bool makes_pictures() const;
+  int64_t latent_frames(const atelier::MediaTarget& target) const;
+  atelier::Conditioning encode_music(const atelier::EncodeInputs& in) const;
+  atelier::Conditioning encode_keyframes(const atelier::EncodeInputs& in,
+                                         atelier::BlockRunner& runner);
 };
 
 // Whether a DiT of original names dances, and the numbers that its tensors tell of it.

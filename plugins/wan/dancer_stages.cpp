@@ -55,6 +55,13 @@ void check_keyed(const char* name, const char* what, int64_t count, int64_t want
                   " 4 (n - 1) + 1 for n pictures");
 }
 
+void check_keys(const Inputs& inputs, int64_t frames) {
+  if (const auto* keys = atelier::find_input<at::Tensor>(inputs, kKeyframes))
+    check_keyed(kKeyframes, "frames", keys->size(1), frames);
+  if (const auto* mask = atelier::find_input<std::vector<int64_t>>(inputs, kKeyframesMask))
+    check_keyed(kKeyframesMask, "numbers", std::ssize(*mask), frames);
+}
+
 double fps_of(const Inputs& inputs, int64_t rows, bool is_global) {
   if (const auto* said = atelier::find_input<double>(inputs, kFpsInput)) return *said;
   if (!is_global) return static_cast<double>(kMusicRate);
@@ -97,12 +104,27 @@ Keys part_of(const Keys& keys, const atelier::Piece& piece) {
 
 }  // namespace
 
-bool Wan::is_dancer() const {
-  return variant_ == kDancerGlobal || variant_ == kDancerLocal;
+bool DancerInputs::makes_pictures() const {
+  return model_.latent_spec().temporal_stride == 1;
 }
 
-void Wan::check_dance(const Inputs& inputs, const atelier::MediaTarget& target) const {
-  if (target.height > 0 && target.width > 0) check_beats(target);
+int64_t DancerInputs::latent_frames(const atelier::MediaTarget& target) const {
+  return model_.latent_shape(target, {})[1];
+}
+
+std::optional<Conditioning> DancerInputs::encode(const EncodeInputs& in,
+                                                 atelier::BlockRunner& runner) {
+  if (in.stage == "music") return encode_music(in);
+  if (in.stage == "keyframes") return encode_keyframes(in, runner);
+  if (in.stage != "dancer") return std::nullopt;
+  const at::Tensor image = atelier::clip_input(in.values, kReferenceInput).select(1, 0);
+  return Conditioning{{kReferenceEmbeds, model_.look_squeezed(image, runner)}};
+}
+
+atelier::MediaTarget DancerInputs::target(const Inputs& inputs,
+                                          const atelier::MediaTarget& asked) const {
+  if (!inputs.contains(kMusicInput)) return asked;
+  if (asked.height > 0 && asked.width > 0) check_beats(asked);
   if (const auto* alone = atelier::find_input<bool>(inputs, kFramewise); alone && !*alone) {
     throw Error(ErrorCode::kInvalidArgument,
                 std::string(kFramewise) + " is off, and pictures of this model stand alone",
@@ -112,23 +134,21 @@ void Wan::check_dance(const Inputs& inputs, const atelier::MediaTarget& target) 
     throw Error(ErrorCode::kInvalidArgument, std::string(kFpsInput) + " is not above 0",
                 "use 7.5, or 30 of the local model");
   }
-  if (target.frames < 1) return;
-  const int64_t frames = keyed_frames(latent_shape(target, {})[1]);
-  if (const auto* keys = atelier::find_input<at::Tensor>(inputs, kKeyframes))
-    check_keyed(kKeyframes, "frames", keys->size(1), frames);
-  if (const auto* mask = atelier::find_input<std::vector<int64_t>>(inputs, kKeyframesMask))
-    check_keyed(kKeyframesMask, "numbers", std::ssize(*mask), frames);
+  if (asked.frames > 0) check_keys(inputs, keyed_frames(latent_frames(asked)));
+  return asked;
 }
 
-std::vector<atelier::Piece> Wan::danced_pieces(const atelier::MediaTarget& target) const {
+std::vector<atelier::Piece> DancerInputs::pieces(const Inputs& inputs,
+                                                 const atelier::MediaTarget& target) const {
   std::vector<atelier::Piece> pieces;
-  if (variant_ != kDancerLocal || target.frames <= kPublishedFrames) return pieces;
+  if (!inputs.contains(kMusicInput) || makes_pictures() || target.frames <= kPublishedFrames)
+    return pieces;
   for (int64_t first = 0; first < target.frames; first += kPublishedFrames)
     pieces.push_back({.first = first, .frames = kPublishedFrames});
   return pieces;
 }
 
-Conditioning Wan::encode_music(const EncodeInputs& in) const {
+Conditioning DancerInputs::encode_music(const EncodeInputs& in) const {
   at::Tensor sound = *atelier::find_input<at::Tensor>(in.values, kMusicInput);  // [1, N]
   if (in.piece) sound = part_of(sound, *in.piece);
   const int64_t rows = music::rows_of(sound.size(1));
@@ -136,22 +156,18 @@ Conditioning Wan::encode_music(const EncodeInputs& in) const {
                                   ? at::empty({rows, kMusicChannels}, sound.options())
                                   : music::features_of(sound[0].to(at::kCPU)).to(sound.device());
   Conditioning made = {{kMusic, features}};
-  const double fps = fps_of(in.values, rows, variant_ == kDancerGlobal);
-  if (const auto places = frame_places(latent_shape(in.target, {})[1], fps))
+  const double fps = fps_of(in.values, rows, makes_pictures());
+  if (const auto places = frame_places(latent_frames(in.target), fps))
     made[kFramePlaces] = places->to(sound.device());
+  if (in.is_negative) made[kSkipsBlock] = at::ones({1}, at::kLong);
   return made;
-}
-
-Conditioning Wan::encode_dancer(const EncodeInputs& in, atelier::BlockRunner& runner) {
-  return encode_squeezed(atelier::clip_input(in.values, kReferenceInput).select(1, 0),
-                         kReferenceEmbeds, runner);
 }
 
 // Which frames are known, and the latents of a clip of them that is black elsewhere. Without key
 // frames the reference image is the first one, and the only one.
-Conditioning Wan::encode_keyframes(const EncodeInputs& in, atelier::BlockRunner& runner) {
-  if (!in.piece) check_dance(in.values, in.target);
-  const int64_t T = latent_shape(in.target, {})[1], frames = keyed_frames(T);
+Conditioning DancerInputs::encode_keyframes(const EncodeInputs& in, atelier::BlockRunner& runner) {
+  const int64_t T = latent_frames(in.target), frames = keyed_frames(T);
+  if (!in.piece) check_keys(in.values, frames);
   const bool has_clip = in.values.contains(kKeyframes);
   Keys keys = {.shown = atelier::clip_input(in.values, has_clip ? kKeyframes : kReferenceInput),
                .are_known = {}};
@@ -167,26 +183,10 @@ Conditioning Wan::encode_keyframes(const EncodeInputs& in, atelier::BlockRunner&
   // The first frame counts as many times as a latent frame has frames.
   const at::Tensor known =
       at::cat({is_known.narrow(0, 0, 1).expand({kFrameStride - 1}), is_known}).view({T, -1, 1, 1});
-  const at::Tensor latents = encode_latents({{"clip", clip}}, "clip", runner).at("latents");
+  const at::Tensor latents = model_.encode_latents({{"clip", clip}}, "clip", runner).at("latents");
   const at::Tensor mask = known.transpose(0, 1).expand({-1, -1, latents.size(2), latents.size(3)});
-  Conditioning made = encode_squeezed(clip.select(1, 0), kImageEmbeds, runner);
-  made[kGivenClip] = at::cat({mask.to(latents.options()), latents});
-  return made;
-}
-
-// Each frame of a clip alone.
-Conditioning Wan::encode_pictures(const EncodeInputs& in, atelier::BlockRunner& runner) {
-  const at::Tensor clip = atelier::clip_input(in.values, "video");
-  std::vector<at::Tensor> pictures;
-  for (const at::Tensor& frame : clip.split(1, 1))
-    pictures.push_back(encode_latents({{"picture", frame}}, "picture", runner).at("latents"));
-  return {{"latents", at::cat(pictures, 1)}};
-}
-
-void Wan::decode_pictures(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner,
-                          const atelier::FrameSink& sink) {
-  for (const at::Tensor& picture : latents_BCTHW.split(1, 2))
-    ComponentModel::decode(picture, runner, sink);
+  return {{kImageEmbeds, model_.look_squeezed(clip.select(1, 0), runner)},
+          {kGivenClip, at::cat({mask.to(latents.options()), latents})}};
 }
 
 }  // namespace wan

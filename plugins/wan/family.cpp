@@ -307,9 +307,8 @@ class Family final : public atelier::ComponentFamily {
                  .pixel_multiple = 32,
                  .token_stride = 32,
                  .takes_clips = true};
-    const std::string variant = variant_of(parts);
-    if (variant == kDancerGlobal) latents.temporal_stride = 1;
-    return std::make_unique<Wan>(rows(), parts, options, latents, variant);
+    if (variant_of(parts) == kDancerGlobal) latents.temporal_stride = 1;
+    return std::make_unique<Wan>(rows(), parts, options, latents);
   }
 
  private:

@@ -11,6 +11,7 @@
 
 #include "addition.h"
 #include "config.h"
+#include "variant.h"
 
 namespace wan {
 
@@ -51,6 +52,16 @@ class ReferenceFrame final : public Addition {
  private:
   int64_t head_dim_;
   atelier::nn::Conv2d patches_;
+};
+
+// What it is given.
+class FunInputs final : public Variant {
+ public:
+  using Variant::Variant;
+  ~FunInputs() override = default;
+
+  std::optional<atelier::Conditioning> encode(const atelier::EncodeInputs& in,
+                                              atelier::BlockRunner& runner) override;
 };
 
 }  // namespace wan

@@ -33,10 +33,10 @@ at::Tensor given_clip(const at::Tensor& first, int64_t latent_frames) {
 
 }  // namespace
 
-std::optional<Conditioning> Wan::encode_fun(const atelier::EncodeInputs& in,
-                                            atelier::BlockRunner& runner) {
+std::optional<Conditioning> FunInputs::encode(const atelier::EncodeInputs& in,
+                                              atelier::BlockRunner& runner) {
   const auto latents = [&](const char* name) {
-    return encode_latents(in.values, name, runner).at("latents");
+    return model_.encode_latents(in.values, name, runner).at("latents");
   };
   if (in.stage == kShownStage) {
     const bool has_reference = in.values.contains(kReferenceImage);
@@ -44,7 +44,7 @@ std::optional<Conditioning> Wan::encode_fun(const atelier::EncodeInputs& in,
         atelier::find_input<at::Tensor>(in.values, has_reference ? kReferenceImage : kStartImage);
     return Conditioning{
         {kImageEmbeds,
-         loaded<atelier::parts::ClipVision>("image_encoder").forward(*image, runner)}};
+         model_.loaded<atelier::parts::ClipVision>("image_encoder").forward(*image, runner)}};
   }
   if (in.stage == kControlStage) return Conditioning{{kControlClip, latents("control_video")}};
   if (in.stage == kReferenceStage)

@@ -260,6 +260,7 @@ constexpr atelier::EncodeStage kStages[] = {
      .inputs = kMusicInputs,
      .sees_target = true,
      .variants = kDancers,
+     .per_branch = true,
      .per_piece = true},
     {.name = "dancer",
      .components = kImagesComponents,

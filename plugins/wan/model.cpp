@@ -11,6 +11,7 @@
 #include "animate2.h"
 #include "dancer.h"
 #include "dit.h"
+#include "fun.h"
 #include "motion.h"
 #include "prompt.h"
 #include "vace.h"
@@ -35,21 +36,16 @@ constexpr std::string_view kNegativePrompt =
     "畸形的肢体，"
     "手指融合，静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走";
 
-// Frames of the latents that are no part of the clip, in front of it.
-int64_t leading_frames(const atelier::Conditioning& cond) {
-  const auto pictures = cond.find(kVaceReferences);
-  if (pictures != cond.end()) return pictures->second.size(1);
-  return cond.contains(kDrivingClip) || cond.contains(kLeadingFrames) ? 1 : 0;
-}
-
 }  // namespace
 
 Wan::Wan(std::span<const atelier::ComponentRow> rows, std::span<const atelier::Detection> parts,
-         const atelier::ModelOptions& options, const atelier::LatentSpec& latents,
-         std::string variant)
-    : ComponentModel(rows, parts, options, latents),
-      variant_(std::move(variant)),
-      vace_blocks_(check_vace(parts)) {}
+         const atelier::ModelOptions& options, const atelier::LatentSpec& latents)
+    : ComponentModel(rows, parts, options, latents) {
+  variants_.push_back(std::make_unique<FunInputs>(*this));
+  variants_.push_back(std::make_unique<VaceInputs>(*this, parts));
+  variants_.push_back(std::make_unique<DrivenInputs>(*this));
+  variants_.push_back(std::make_unique<DancerInputs>(*this));
+}
 
 Wan::~Wan() = default;
 
@@ -59,31 +55,18 @@ std::vector<int64_t> Wan::ids_of(const atelier::EncodeInputs& in) const {
 }
 
 atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::BlockRunner& runner) {
-  if (in.stage == "latents" && variant_ == kDancerGlobal) return encode_pictures(in, runner);
   if (in.stage == "latents") return encode_target(in, runner);
   if (in.stage == "images" || in.stage == "first_image") return encode_images(in, runner);
   if (in.stage == "given_clip") return encode_given(in, runner);
   if (in.stage == "first_frame") return encode_first(in, runner);
-  if (in.stage == "vace") return encode_vace(in, runner);
-  if (in.stage == "driven_image" || in.stage.starts_with("driving"))
-    return encode_animate2(in, runner);
-  if (auto encoded = encode_fun(in, runner)) return *std::move(encoded);
+  for (const auto& variant : variants_) {
+    if (auto encoded = variant->encode(in, runner)) return *std::move(encoded);
+  }
   if (in.stage == "motion") {
     const auto* motion = atelier::find_input<double>(in.values, kMotionInput);
     return {{kMotion, at::tensor({static_cast<float>(*motion)})}};
   }
-  if (in.stage == "music") return encode_music(in);
-  if (in.stage == "dancer") return encode_dancer(in, runner);
-  if (in.stage == "keyframes") return encode_keyframes(in, runner);
-  atelier::Conditioning made = encode_text(in, runner);
-  if (in.is_negative && is_dancer()) made[kSkipsBlock] = at::ones({1});
-  return made;
-}
-
-void Wan::decode(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner,
-                 const atelier::FrameSink& sink) {
-  if (variant_ == kDancerGlobal) return decode_pictures(latents_BCTHW, runner, sink);
-  ComponentModel::decode(latents_BCTHW, runner, sink);
+  return encode_text(in, runner);
 }
 
 atelier::Conditioning Wan::encode_images(const atelier::EncodeInputs& in,
@@ -134,26 +117,52 @@ atelier::Conditioning Wan::encode_first(const atelier::EncodeInputs& in,
   return {{kFirstFrame, first}, {kFreeFrames, free}};
 }
 
-// Latents of pictures stand in front of those of the clip that is learnt.
+// What stands in front of the clip is learnt with it.
 atelier::Conditioning Wan::encode_target(const atelier::EncodeInputs& in,
                                          atelier::BlockRunner& runner) {
-  const at::Tensor clip = atelier::clip_input(in.values, "video");
-  atelier::Conditioning made = encode_references(in.values, clip.size(2), clip.size(3), runner);
-  at::Tensor leading = made.empty() ? at::Tensor() : made.at(kVaceReferences);
-  if (in.values.contains("animate2_reference_image")) {
-    leading = leading_image(in.values, runner);
-    made[kLeadingFrames] = at::ones({1}, at::kLong);
+  atelier::Conditioning made;
+  std::vector<at::Tensor> latents;
+  for (const auto& variant : variants_) {
+    const at::Tensor leading = variant->encode_leading(in.values, made, runner);
+    if (leading.defined()) latents.push_back(leading);
   }
-  at::Tensor latents = encode_latents(in.values, "video", runner).at("latents");
-  if (leading.defined()) latents = at::cat({leading, latents}, 1);
-  made.emplace("latents", latents);
+  const at::Tensor clip = atelier::clip_input(in.values, "video");
+  for (const at::Tensor& part : clip.split(makes_pictures() ? 1 : clip.size(1), 1))
+    latents.push_back(encode_latents({{"clip", part}}, "clip", runner).at("latents"));
+  made.emplace("latents", latents.size() == 1 ? latents.front() : at::cat(latents, 1));
   return made;
+}
+
+int64_t Wan::leading_frames(const atelier::Conditioning& cond) const {
+  int64_t frames = 0;
+  for (const auto& variant : variants_) frames += variant->leading_frames(cond);
+  return frames;
 }
 
 atelier::MediaTarget Wan::target(const atelier::Inputs& inputs,
                                  const atelier::MediaTarget& asked) const {
-  if (is_dancer()) check_dance(inputs, asked);
-  return driven_target(inputs, vace_target(inputs, asked));
+  atelier::MediaTarget target = asked;
+  for (const auto& variant : variants_) target = variant->target(inputs, target);
+  return target;
+}
+
+std::vector<atelier::Piece> Wan::pieces(const atelier::Inputs& inputs,
+                                        const atelier::MediaTarget& target) const {
+  for (const auto& variant : variants_) {
+    if (auto pieces = variant->pieces(inputs, target); !pieces.empty()) return pieces;
+  }
+  return {};
+}
+
+void Wan::prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
+                         atelier::BlockRunner& runner) {
+  ComponentModel::prepare_levels(denoiser, sigmas, runner);
+  for (const auto& variant : variants_) variant->prepare_levels(denoiser);
+}
+
+void Wan::forget_levels() {
+  ComponentModel::forget_levels();
+  for (const auto& variant : variants_) variant->forget_levels();
 }
 
 std::vector<int64_t> Wan::latent_shape(const atelier::MediaTarget& target,
@@ -169,9 +178,28 @@ atelier::FinishedLatents Wan::to_decode(const at::Tensor& latents_BCTHW,
   return {.latents_BCTHW = latents_BCTHW.narrow(2, leading, latents_BCTHW.size(2) - leading)};
 }
 
+void Wan::decode(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner,
+                 const atelier::FrameSink& sink) {
+  for (const at::Tensor& part :
+       latents_BCTHW.split(makes_pictures() ? 1 : latents_BCTHW.size(2), 2))
+    ComponentModel::decode(part, runner, sink);
+}
+
+at::Tensor Wan::look_squeezed(const at::Tensor& image_CHW, atelier::BlockRunner& runner) {
+  const auto& clip = loaded<ClipVision>("image_encoder");
+  const at::Tensor square = at::upsample_bicubic2d(image_CHW.to(at::kFloat).unsqueeze(0),
+                                                   {clip.side(), clip.side()}, false)[0];
+  return clip.look(square, runner);
+}
+
+at::Tensor Wan::denoise_alone(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
+  return ComponentModel::denoise(in, runner);
+}
+
 at::Tensor Wan::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
-  const auto follows = [](const atelier::Conditioning* cond) { return cond->contains(kVaceClip); };
-  if (std::ranges::any_of(in.cond, follows)) return denoise_beside_vace(in, runner);
+  for (const auto& variant : variants_) {
+    if (auto velocity = variant->denoise(in, runner)) return *std::move(velocity);
+  }
   const auto moves = [](const atelier::Conditioning* cond) { return cond->contains(kMotion); };
   if (std::ranges::none_of(in.cond, moves)) return ComponentModel::denoise(in, runner);
   const auto& controller = loaded<MotionController>("motion_controller");
@@ -206,7 +234,6 @@ atelier::Conditioning Wan::encode_text(const atelier::EncodeInputs& in,
   return {{atelier::kPromptEmbeds, encode_cut(ids_of(in), runner)}};
 }
 
-// [L, text_width] of a text's tokens, of which those behind the limit are cut off.
 at::Tensor Wan::encode_cut(std::vector<int64_t> ids, atelier::BlockRunner& runner) {
   cut_to_limit(ids, {.tokens = std::ssize(ids), .limit = kMaxPromptTokens});
   ids.back() = end_token(tokenizer());
@@ -238,8 +265,11 @@ std::vector<int64_t> Wan::tokenize(std::string_view text) const {
 }
 
 atelier::TextLength Wan::text_length(const atelier::EncodeInputs& in) const {
-  const auto ids = in.stage == "driving_text" ? driving_ids(in) : ids_of(in);
-  return {.tokens = std::ssize(ids), .limit = kMaxPromptTokens};
+  for (const auto& variant : variants_) {
+    if (const auto ids = variant->ids(in))
+      return {.tokens = std::ssize(*ids), .limit = kMaxPromptTokens};
+  }
+  return {.tokens = std::ssize(ids_of(in)), .limit = kMaxPromptTokens};
 }
 
 }  // namespace wan

@@ -1,26 +1,37 @@
 // One loaded Wan: how prompts and images are encoded.
 #pragma once
 
-#include <string>
+#include <memory>
 #include <vector>
 
 #include "atelier/component_model.h"
 
-namespace wan {
+#include "variant.h"
 
-class Driving;
+namespace wan {
 
 class Wan final : public atelier::ComponentModel {
  public:
-  // `variant`: that of the denoiser. See ComponentModel for the others.
+  // See ComponentModel.
   Wan(std::span<const atelier::ComponentRow> rows, std::span<const atelier::Detection> parts,
-      const atelier::ModelOptions& options, const atelier::LatentSpec& latents,
-      std::string variant);
+      const atelier::ModelOptions& options, const atelier::LatentSpec& latents);
   ~Wan() override;
+
+  // For variants.
+  using ComponentModel::encode_latents;
+  using ComponentModel::loaded;
+  using ComponentModel::tokenizer;
+  // [L, text_width] of a text's tokens, of which those behind the limit are cut off.
+  at::Tensor encode_cut(std::vector<int64_t> ids, atelier::BlockRunner& runner);
+  // Rows of the image encoder, [L, image_width], of an image [3, H, W] that is brought to a square,
+  // whatever its shape is.
+  at::Tensor look_squeezed(const at::Tensor& image_CHW, atelier::BlockRunner& runner);
+  // As the denoiser does by itself.
+  at::Tensor denoise_alone(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner);
 
   // Where a VACE follows a clip, what is made has that clip's size. Throws where it is told how
   // much counts, and there is nothing to follow. With a driving clip it is as long as that, in the
-  // shape of the reference image; see animate2.h. Checks what one that dances is given.
+  // shape of the reference image; see animate2.h.
   atelier::MediaTarget target(const atelier::Inputs& inputs,
                               const atelier::MediaTarget& asked) const override;
   // With pictures in front: those of a VACE, or the reference image of a driving clip.
@@ -43,8 +54,8 @@ class Wan final : public atelier::ComponentModel {
   // of the reference, or else of the first frame; control_clip "control_clip", [C, T, H, W], the
   // latents of the control video; reference "reference_latents", [C, H, W]; start_image
   // "given_clip", [C, T, H, W], the latents of the first frame alone and zeros; camera "camera",
-  // see camera.h. Stages music, dancer and keyframes give what
-  // dancer.h names, and the last one "image_embeds" and "given_clip".
+  // see camera.h. Stages music, dancer and keyframes give what dancer.h names, and the last one
+  // "image_embeds" and "given_clip".
   atelier::Conditioning encode(const atelier::EncodeInputs& in,
                                atelier::BlockRunner& runner) override;
   atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;
@@ -59,12 +70,12 @@ class Wan final : public atelier::ComponentModel {
   std::optional<atelier::GivenLatents> given(const atelier::Conditioning& cond,
                                              at::IntArrayRef latents_CTHW) const override;
 
-  // A long dance is made in pieces, each between key frames of its own.
   std::vector<atelier::Piece> pieces(const atelier::Inputs& inputs,
                                      const atelier::MediaTarget& target) const override;
   void prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
                       atelier::BlockRunner& runner) override;
   void forget_levels() override;
+
   // Pictures that stand alone are decoded one by one.
   void decode(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner,
               const atelier::FrameSink& sink) override;
@@ -76,57 +87,18 @@ class Wan final : public atelier::ComponentModel {
 
  private:
   std::vector<int64_t> ids_of(const atelier::EncodeInputs& in) const;
-  std::vector<int64_t> driving_ids(const atelier::EncodeInputs& in) const;
-  at::Tensor encode_cut(std::vector<int64_t> ids, atelier::BlockRunner& runner);
+  atelier::Conditioning encode_target(const atelier::EncodeInputs& in,
+                                      atelier::BlockRunner& runner);
   atelier::Conditioning encode_text(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
   atelier::Conditioning encode_images(const atelier::EncodeInputs& in,
                                       atelier::BlockRunner& runner);
   atelier::Conditioning encode_given(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
-  // Nothing: it is no stage of Wan-Fun.
-  std::optional<atelier::Conditioning> encode_fun(const atelier::EncodeInputs& in,
-                                                  atelier::BlockRunner& runner);
   atelier::Conditioning encode_first(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
+  int64_t leading_frames(const atelier::Conditioning& cond) const;
+  // Each latent frame is a picture of its own.
+  bool makes_pictures() const { return latent_spec().temporal_stride == 1; }
 
-  // What a model that dances is given, see dancer_stages.cpp.
-  bool is_dancer() const;
-  std::vector<atelier::Piece> danced_pieces(const atelier::MediaTarget& target) const;
-  void check_dance(const atelier::Inputs& inputs, const atelier::MediaTarget& target) const;
-  atelier::Conditioning encode_music(const atelier::EncodeInputs& in) const;
-  atelier::Conditioning encode_dancer(const atelier::EncodeInputs& in,
-                                      atelier::BlockRunner& runner);
-  atelier::Conditioning encode_keyframes(const atelier::EncodeInputs& in,
-                                         atelier::BlockRunner& runner);
-  atelier::Conditioning encode_pictures(const atelier::EncodeInputs& in,
-                                        atelier::BlockRunner& runner);
-  void decode_pictures(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner,
-                       const atelier::FrameSink& sink);
-
-  atelier::Conditioning encode_vace(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
-  atelier::Conditioning encode_target(const atelier::EncodeInputs& in,
-                                      atelier::BlockRunner& runner);
-  atelier::Conditioning encode_references(const atelier::Inputs& values, int64_t height,
-                                          int64_t width, atelier::BlockRunner& runner);
-  at::Tensor denoise_beside_vace(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner);
-  void check_vace_scale(const atelier::Inputs& inputs) const;
-
-  atelier::MediaTarget vace_target(const atelier::Inputs& inputs,
-                                   const atelier::MediaTarget& asked) const;
-  atelier::Conditioning encode_animate2(const atelier::EncodeInputs& in,
-                                        atelier::BlockRunner& runner);
-  atelier::Conditioning encode_driving_text(const atelier::EncodeInputs& in,
-                                            atelier::BlockRunner& runner);
-  atelier::Conditioning encode_squeezed(const at::Tensor& image_CHW, const char* entry,
-                                        atelier::BlockRunner& runner);
-  atelier::Conditioning encode_driving(const atelier::EncodeInputs& in,
-                                       atelier::BlockRunner& runner);
-
-  at::Tensor leading_image(const atelier::Inputs& values, atelier::BlockRunner& runner);
-  atelier::MediaTarget driven_target(const atelier::Inputs& inputs,
-                                     const atelier::MediaTarget& asked) const;
-
-  std::string variant_;       // of the denoiser
-  int64_t vace_blocks_;       // 0: there is no VACE
-  Driving* keeps_ = nullptr;  // keeps keys and values until forget_levels()
+  std::vector<std::unique_ptr<Variant>> variants_;
 };
 
 }  // namespace wan

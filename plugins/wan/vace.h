@@ -11,6 +11,7 @@
 
 #include "addition.h"
 #include "dit_block.h"
+#include "variant.h"
 
 namespace wan {
 
@@ -101,5 +102,32 @@ atelier::WeightMap vace_map(const atelier::Detection& part);
 // Returns how many blocks the VACE among the parts of a model has, 0 without one. Throws
 // Error{kInvalidArgument} where it is not made for the denoiser that it stands beside.
 int64_t check_vace(std::span<const atelier::Detection> parts);
+
+// What it is given.
+class VaceInputs final : public Variant {
+ public:
+  VaceInputs(Wan& model, std::span<const atelier::Detection> parts)
+      : Variant(model), blocks_(check_vace(parts)) {}
+  ~VaceInputs() override = default;
+
+  std::optional<atelier::Conditioning> encode(const atelier::EncodeInputs& in,
+                                              atelier::BlockRunner& runner) override;
+  // Where it follows a clip, what is made has that clip's size. Throws where it is told how much
+  // counts, and there is nothing to follow.
+  atelier::MediaTarget target(const atelier::Inputs& inputs,
+                              const atelier::MediaTarget& asked) const override;
+  at::Tensor encode_leading(const atelier::Inputs& values, atelier::Conditioning& made,
+                            atelier::BlockRunner& runner) override;
+  int64_t leading_frames(const atelier::Conditioning& cond) const override;
+  std::optional<at::Tensor> denoise(const atelier::DenoiseInputs& in,
+                                    atelier::BlockRunner& runner) override;
+
+ private:
+  void check_scale(const atelier::Inputs& inputs) const;
+  atelier::Conditioning encode_references(const atelier::Inputs& values, int64_t height,
+                                          int64_t width, atelier::BlockRunner& runner);
+
+  int64_t blocks_;  // 0: there is no VACE
+};
 
 }  // namespace wan

@@ -72,7 +72,7 @@ at::TensorOptions options_of(const Inputs& values) {
 
 }  // namespace
 
-void Wan::check_vace_scale(const Inputs& inputs) const {
+void VaceInputs::check_scale(const Inputs& inputs) const {
   const auto* scale = atelier::find_input<std::vector<double>>(inputs, kScale);
   if (scale == nullptr) return;
   const auto refuse = [](const std::string& message, const std::string& hint) {
@@ -81,14 +81,14 @@ void Wan::check_vace_scale(const Inputs& inputs) const {
   if (!is_followed(inputs))
     refuse("there is nothing to follow",
            "give vace_video, vace_video_mask or vace_reference_image, or leave it out");
-  if (vace_blocks_ > 0 && scale->size() > 1 && std::ssize(*scale) != vace_blocks_)
-    refuse(std::to_string(scale->size()) + " numbers, and the VACE has " +
-               std::to_string(vace_blocks_) + " blocks",
+  if (blocks_ > 0 && scale->size() > 1 && std::ssize(*scale) != blocks_)
+    refuse(std::to_string(scale->size()) + " numbers, and the VACE has " + std::to_string(blocks_) +
+               " blocks",
            "give one number, or one for each block");
 }
 
-MediaTarget Wan::vace_target(const Inputs& inputs, const MediaTarget& asked) const {
-  check_vace_scale(inputs);
+MediaTarget VaceInputs::target(const Inputs& inputs, const MediaTarget& asked) const {
+  check_scale(inputs);
   const auto* video = atelier::find_input<at::Tensor>(inputs, kVideo);
   if (video == nullptr) return asked;
   const at::Tensor clip = atelier::clip_input(inputs, kVideo);
@@ -98,7 +98,7 @@ MediaTarget Wan::vace_target(const Inputs& inputs, const MediaTarget& asked) con
   if (target.height != 0 || target.width != 0) return target;
   const int64_t height = clip.size(2), width = clip.size(3);
   const double scale = std::min(1.0, std::sqrt(kMostPixels / static_cast<double>(height * width)));
-  const int64_t multiple = latent_spec().pixel_multiple;
+  const int64_t multiple = model_.latent_spec().pixel_multiple;
   const auto side = [&](int64_t length) {
     const auto scaled = static_cast<int64_t>(static_cast<double>(length) * scale);
     return std::max<int64_t>(scaled / multiple, 1) * multiple;
@@ -109,25 +109,40 @@ MediaTarget Wan::vace_target(const Inputs& inputs, const MediaTarget& asked) con
 }
 
 // Each picture alone: together they would be the frames of a clip.
-Conditioning Wan::encode_references(const Inputs& values, int64_t height, int64_t width,
-                                    atelier::BlockRunner& runner) {
+Conditioning VaceInputs::encode_references(const Inputs& values, int64_t height, int64_t width,
+                                           atelier::BlockRunner& runner) {
   const auto* pictures = atelier::find_input<Pictures>(values, kReferences);
   if (pictures == nullptr) return {};
   std::vector<at::Tensor> latents;
   for (const at::Tensor& picture : *pictures) {
     const Inputs one = {{"picture", within(picture, height, width)}};
-    latents.push_back(encode_latents(one, "picture", runner).at("latents"));
+    latents.push_back(model_.encode_latents(one, "picture", runner).at("latents"));
   }
   return {{kVaceReferences, at::cat(latents, 1)}};
 }
 
-Conditioning Wan::encode_vace(const atelier::EncodeInputs& in, atelier::BlockRunner& runner) {
+at::Tensor VaceInputs::encode_leading(const Inputs& values, Conditioning& made,
+                                      atelier::BlockRunner& runner) {
+  const at::Tensor clip = atelier::clip_input(values, "video");
+  made.merge(encode_references(values, clip.size(2), clip.size(3), runner));
+  const auto pictures = made.find(kVaceReferences);
+  return pictures == made.end() ? at::Tensor() : pictures->second;
+}
+
+int64_t VaceInputs::leading_frames(const Conditioning& cond) const {
+  const auto pictures = cond.find(kVaceReferences);
+  return pictures == cond.end() ? 0 : pictures->second.size(1);
+}
+
+std::optional<Conditioning> VaceInputs::encode(const atelier::EncodeInputs& in,
+                                               atelier::BlockRunner& runner) {
+  if (in.stage != "vace") return std::nullopt;
   const int64_t F = in.target.frames, H = in.target.height, W = in.target.width;
   Conditioning made = encode_references(in.values, H, W, runner);
   const at::TensorOptions options = options_of(in.values);
   const bool has_video = in.values.contains(kVideo), has_mask = in.values.contains(kMask);
   const auto latents_of = [&](const at::Tensor& clip) {
-    return encode_latents({{"clip", clip}}, "clip", runner).at("latents");
+    return model_.encode_latents({{"clip", clip}}, "clip", runner).at("latents");
   };
   const at::Tensor mask =
       has_mask ? atelier::clip_input(in.values, kMask, 1) : at::ones({1, F, H, W}, options);
@@ -142,11 +157,13 @@ Conditioning Wan::encode_vace(const atelier::EncodeInputs& in, atelier::BlockRun
   return made;
 }
 
-at::Tensor Wan::denoise_beside_vace(const atelier::DenoiseInputs& in,
-                                    atelier::BlockRunner& runner) {
-  VaceHints hints(loaded<Vace>(in.denoiser == "dit2" ? "vace2" : "vace"), in);
-  const Dit::With with(loaded<Dit>(in.denoiser), hints);
-  return ComponentModel::denoise(in, runner);
+std::optional<at::Tensor> VaceInputs::denoise(const atelier::DenoiseInputs& in,
+                                              atelier::BlockRunner& runner) {
+  const auto follows = [](const Conditioning* cond) { return cond->contains(kVaceClip); };
+  if (std::ranges::none_of(in.cond, follows)) return std::nullopt;
+  VaceHints hints(model_.loaded<Vace>(in.denoiser == "dit2" ? "vace2" : "vace"), in);
+  const Dit::With with(model_.loaded<Dit>(in.denoiser), hints);
+  return model_.denoise_alone(in, runner);
 }
 
 }  // namespace wan

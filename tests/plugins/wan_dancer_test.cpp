@@ -93,7 +93,10 @@ TEST_CASE("A long dance is made in pieces of 149 frames", "[pieces]") {
     const Detection part = at_path(path);
     std::vector<std::pair<int64_t, int64_t>> pieces;
     for (const Piece& piece :
-         wan_family().make_model({&part, 1}, {})->pieces({}, {frames, 1280, 720})) {
+         wan_family()
+             .make_model({&part, 1}, {})
+             ->pieces({{"wantodance_music_path", at::empty({1, 22050}, at::kMeta)}},
+                      {frames, 1280, 720})) {
       CHECK(piece.shared == 0);
       pieces.emplace_back(piece.first, piece.frames);
     }
@@ -109,8 +112,8 @@ TEST_CASE("A long dance is made in pieces of 149 frames", "[pieces]") {
 TEST_CASE("What Wan-Dancer cannot dance to is refused", "[inputs]") {
   const Detection global = at_path("global_model.safetensors"),
                   local = at_path("local.safetensors");
-  const auto target_of = [](const Detection& part, const Inputs& inputs,
-                            const MediaTarget& target) {
+  const auto target_of = [](const Detection& part, Inputs inputs, const MediaTarget& target) {
+    inputs["wantodance_music_path"] = at::empty({1, 22050}, at::kMeta);
     return wan_family().make_model({&part, 1}, {})->target(inputs, target);
   };
   const auto refused = [&](const Detection& part, const Inputs& inputs, const MediaTarget& target,
