@@ -394,7 +394,6 @@ constexpr CompatRow kRows[] = {
     {kStudio, "processor_path=", kIdle, "the numbers of processors are built in", "",
      "tokenizer_path"},
     {kStudio, "audio_processor_path=", kIdle, "sounds need none"},
-    {kStudio, "framewise_decoding", kLost, "no family has models that are trained so"},
     {kStudio, "initialize_model_on_cpu", kIdle, "weights are read into the memory of --device"},
     {kStudio, "offload_models=", kIdle,
      "components that a stage does not need are not loaded anyway"},

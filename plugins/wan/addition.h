@@ -14,6 +14,11 @@ namespace wan {
 
 class DitBlock;
 
+// Conditioning: says by being there that the sample runs without block kSkippedBlock, as the
+// negative branch of some models does.
+inline constexpr const char* kSkipsBlock = "skips_block";
+inline constexpr int64_t kSkippedBlock = 9;
+
 // Rows of a sample that are not those of its latents.
 struct Stretch {
   at::Tensor rows_LD;  // as the embedding of patches gives them

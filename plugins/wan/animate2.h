@@ -20,14 +20,11 @@ namespace wan {
 class Embeddings;
 
 // Conditioning: latents of the driving clip, [C, T, H, W], where the latents that are denoised have
-// T + 1 frames; rows of its text and of its first frame. Two entries say something by being there:
-// the sample runs without block kSkippedBlock, as the negative branch does; and nothing of the
-// driving clip is kept from step to step.
+// T + 1 frames; rows of its text and of its first frame; and what says by being there that nothing
+// of the driving clip is kept from step to step.
 inline constexpr const char *kDrivingClip = "driving_clip", *kDrivingEmbeds = "driving_embeds",
-                            *kDrivingImage = "driving_image_embeds", *kSkipsBlock = "skips_block",
+                            *kDrivingImage = "driving_image_embeds",
                             *kKeepsNothing = "keeps_nothing";
-
-inline constexpr int64_t kSkippedBlock = 9;
 
 // Beside latents that are learnt: how many of their frames are not those of the clip, by its
 // length.
@@ -112,8 +109,6 @@ class DrivenInputs final : public Variant {
   std::vector<int64_t> driving_ids(const atelier::EncodeInputs& in) const;
   atelier::Conditioning encode_driving_text(const atelier::EncodeInputs& in,
                                             atelier::BlockRunner& runner);
-  atelier::Conditioning encode_squeezed(const at::Tensor& image_CHW, const char* entry,
-                                        atelier::BlockRunner& runner);
   atelier::Conditioning encode_driving(const atelier::EncodeInputs& in,
                                        atelier::BlockRunner& runner);
 

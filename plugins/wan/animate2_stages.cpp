@@ -7,7 +7,6 @@
 
 #include "atelier/error.h"
 #include "atelier/named_inputs.h"
-#include "atelier/parts/clip.h"
 
 #include "animate2.h"
 #include "config.h"
@@ -18,7 +17,6 @@
 namespace wan {
 
 using atelier::Piece;
-using atelier::parts::ClipVision;
 
 namespace {
 
@@ -60,14 +58,6 @@ atelier::Conditioning DrivenInputs::encode_driving_text(const atelier::EncodeInp
 }
 
 // The image encoder sees the whole picture, bars and all, squeezed to its square.
-atelier::Conditioning DrivenInputs::encode_squeezed(const at::Tensor& image_CHW, const char* entry,
-                                                    atelier::BlockRunner& runner) {
-  const auto& clip = model_.loaded<ClipVision>("image_encoder");
-  const at::Tensor square = at::upsample_bicubic2d(image_CHW.to(at::kFloat).unsqueeze(0),
-                                                   {clip.side(), clip.side()}, false)[0];
-  return {{entry, clip.look(square, runner)}};
-}
-
 // Latents of the driving clip; and what is known beside those that are made: the reference image,
 // and the frame that the piece before ended with.
 atelier::Conditioning DrivenInputs::encode_driving(const atelier::EncodeInputs& in,
@@ -91,11 +81,11 @@ std::optional<atelier::Conditioning> DrivenInputs::encode(const atelier::EncodeI
   if (in.stage == "driving") return encode_driving(in, runner);
   if (in.stage == "driving_frame") {
     const at::Tensor clip = atelier::clip_input(in.values, kDrivingVideo);
-    return encode_squeezed(clip.select(1, 0), kDrivingImage, runner);
+    return atelier::Conditioning{{kDrivingImage, model_.look_squeezed(clip.select(1, 0), runner)}};
   }
   if (in.stage != "driven_image") return std::nullopt;
-  return encode_squeezed(atelier::clip_input(in.values, kReferenceImage).select(1, 0), kImageEmbeds,
-                         runner);
+  const at::Tensor image = atelier::clip_input(in.values, kReferenceImage).select(1, 0);
+  return atelier::Conditioning{{kImageEmbeds, model_.look_squeezed(image, runner)}};
 }
 
 std::optional<std::vector<int64_t>> DrivenInputs::ids(const atelier::EncodeInputs& in) const {

@@ -6,6 +6,7 @@
 #include "atelier/part_view.h"
 #include "atelier/parts/causal_vae.h"
 
+#include "dancer.h"
 #include "fun.h"
 #include "longcat.h"
 #include "vap.h"
@@ -45,7 +46,7 @@ void read_images(const PartView& view, const PartSpelling& names, DitConfig& c) 
       names.of("img_emb.emb_pos", "condition_embedder.image_embedder.pos_embed");
   c.image_width = view.contains(norm) ? view.dim(norm, 0) : 0;
   c.image_rows = view.contains(positions) ? view.dim(positions, 1) : 0;
-  read_fun(view, c);
+  if (!dances(view)) read_fun(view, c);
   const bool is_given = c.given_channels == c.channels + kFrameStride;
   if (is_given || fun_variant(c) || (c.given_channels == 0 && c.image_width == 0)) return;
   refuse_kind("a Wan DiT with " + to_string(c.channels + c.given_channels) + " input and " +
@@ -94,6 +95,7 @@ DitConfig read_dit(const PartView& view, const PartSpelling& names, const std::s
   c.given_channels = view.dim("patch_embedding.weight", 1) - c.channels;
   read_images(view, names, c);
   read_audio(view, c);
+  if (dances(view)) read_dance(view, c);
   if (view.dim("patch_embedding.weight", 2) != 1 || c.time_width % 2 != 0)
     view.refuse("has patches of several frames, or an odd width of time");
   view.require_config(
@@ -105,6 +107,7 @@ DitConfig read_dit(const PartView& view, const PartSpelling& names, const std::s
 }
 
 std::string_view variant_of(const DitConfig& c) {
+  if (c.music_channels > 0) return kDancerLocal;
   if (const auto fun = fun_variant(c)) return *fun;
   if (c.image_rows > 0) return "wan2.1-i2v-14b-flf2v";
   if (c.image_width > 0) return c.width < 5120 ? "wan2.1-i2v-1.3b" : "wan2.1-i2v-14b";

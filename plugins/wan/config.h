@@ -12,6 +12,10 @@
 namespace wan {
 
 inline constexpr const char* kAnimate = "wan2.2-animate-14b";
+// Two files of the same tensors, told by their paths. The first makes pictures that lie far apart
+// in time, each alone in its latent frame; the second what happens between them.
+inline constexpr std::string_view kDancerGlobal = "wan-dancer-14b-global",
+                                  kDancerLocal = "wan-dancer-14b-local";
 
 // Each expert of wan2.2-t2v-a14b has the tensors of wan2.1-t2v-14b.
 inline constexpr std::string_view kVariants[] = {"wan2.1-t2v-1.3b",
@@ -38,7 +42,9 @@ inline constexpr std::string_view kVariants[] = {"wan2.1-t2v-1.3b",
                                                  "wan2.2-s2v-14b",
                                                  "wan2.2-animate2-14b",
                                                  "wan2.2-animate2-14b-distill",
-                                                 "longcat-video"};
+                                                 "longcat-video",
+                                                 kDancerGlobal,
+                                                 kDancerLocal};
 
 // A driving clip runs beside. The distilled form has the same tensors: its path tells it, or a
 // hint.
@@ -69,15 +75,18 @@ struct DitConfig {
   bool has_reference = false, has_camera = false;
   bool is_driven = false;         // a driving clip runs beside, see animate2.h
   double first_frame_bias = 0.0;  // of the scores of keys of the clip's first frame, where it does
+  // Features of music and its encoder, in a model that dances; 0: it does not.
+  int64_t music_channels = 0, music_width = 0, music_mlp_width = 0, music_layers = 0;
 
   // What is known of sound that is heard; 0: none is.
   int64_t audio_states = 0, audio_width = 0;  // that an audio encoder gives of a moment
   int64_t audio_tokens = 0;                   // of a latent frame, beside a constant one
   std::vector<int64_t> audio_blocks = {};     // behind which it is heard
 
-  static constexpr std::array kLater = {"control_channels", "has_reference",    "has_camera",
-                                        "is_driven",        "first_frame_bias", "audio_states",
-                                        "audio_width",      "audio_tokens",     "audio_blocks"};
+  static constexpr std::array kLater = {
+      "control_channels", "has_reference",   "has_camera",   "is_driven",    "first_frame_bias",
+      "audio_states",     "audio_width",     "audio_tokens", "audio_blocks", "music_channels",
+      "music_width",      "music_mlp_width", "music_layers"};
 
   int64_t head_dim() const { return width / heads; }
 
@@ -94,6 +103,8 @@ struct DitConfig {
     fields("is_driven", is_driven), fields("first_frame_bias", first_frame_bias);
     fields("audio_states", audio_states), fields("audio_width", audio_width);
     fields("audio_tokens", audio_tokens), fields("audio_blocks", audio_blocks);
+    fields("music_channels", music_channels), fields("music_width", music_width);
+    fields("music_mlp_width", music_mlp_width), fields("music_layers", music_layers);
   }
 };
 

@@ -13,6 +13,7 @@
 
 #include "animate2.h"
 #include "camera.h"
+#include "dancer.h"
 #include "fun.h"
 #include "motion.h"
 #include "s2v.h"
@@ -89,11 +90,7 @@ Embeddings::Embeddings(Module* parent, const DitConfig& c)
 }
 
 Dit::Dit(const DitConfig& c)
-    : Denoiser(nullptr, "dit"),
-      config_(c),
-      embeddings_(this, c),
-      head_modulation_(declare("head.modulation", {1, 2, c.width}, kFloat32)),
-      head_(this, "head.head", c.width, c.channels * c.patch * c.patch) {
+    : Denoiser(nullptr, "dit"), config_(c), embeddings_(this, c), head_(this, "head", c) {
   if (c.image_width > 0) image_embedding_ = std::make_unique<ImageEmbedding>(this, "img_emb", c);
   if (c.has_reference) reference_ = std::make_unique<ReferenceFrame>(this, c);
   if (c.has_camera) camera_ = std::make_unique<CameraControl>(this, c);
@@ -101,6 +98,10 @@ Dit::Dit(const DitConfig& c)
   if (camera_) additions_.push_back(camera_.get());
   if (c.audio_states > 0) speech_ = std::make_unique<Speech>(this, c);
   if (speech_) additions_.push_back(speech_.get());
+  if (c.music_channels > 0) {
+    dance_ = std::make_unique<Dance>(this, c);
+    additions_.push_back(dance_.get());
+  }
   for (int64_t i = 0; i < c.layers; ++i) {
     const std::string name = "blocks." + std::to_string(i);
     if (c.is_driven) {
@@ -109,6 +110,7 @@ Dit::Dit(const DitConfig& c)
       blocks_.push_back(std::make_unique<DitBlock>(this, name, c));
     }
     if (speech_) speech_->add_injector(i);
+    if (dance_) dance_->declare_behind(i);
   }
   if (!c.is_driven) return;
   driving_ = std::make_unique<Driving>(config_, embeddings_, *image_embedding_, blocks_);
@@ -143,6 +145,18 @@ std::vector<atelier::ConditioningEntry> Dit::entries() const {
     entries.push_back({.name = kDrivingClip});
     entries.push_back({.name = kSkipsBlock});
     entries.push_back({.name = kKeepsNothing});
+  }
+  if (dance_) {
+    entries.push_back({.name = kReferenceEmbeds,
+                       .width = config_.image_width,
+                       .lengths = "reference_lengths",
+                       .encoder = ""});
+    entries.push_back({.name = kMusic,
+                       .width = config_.music_channels,
+                       .lengths = "music_lengths",
+                       .encoder = ""});
+    entries.push_back({.name = kFramePlaces});
+    entries.push_back({.name = kSkipsBlock});
   }
   return entries;
 }
@@ -360,7 +374,9 @@ at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& 
     context.push_back(images.rows.tensor());
   }
 
-  const at::Tensor tokens = embeddings_.patches(with_given(in));
+  const bool is_slow = dance_ && Dance::is_slow(in);
+  const at::Tensor tokens =
+      is_slow ? dance_->patches(with_given(in)) : embeddings_.patches(with_given(in));
   const at::Tensor all = in_order(
       around, [&](int64_t b) { return tokens.narrow(0, b * T * H * W, T * H * W); },
       [](const Stretch& stretch) { return stretch.rows_LD; });
@@ -377,10 +393,9 @@ at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& 
   for (Addition* addition : additions_) addition->begin(pass);
   for (int64_t i = 0; i < std::ssize(blocks_); ++i) run_block(i, pass);
 
-  const std::vector<at::Tensor> m = (head_modulation_->draw() + time.unsqueeze(1)).unbind(1);
+  const Head& head = is_slow ? dance_->head() : head_;
   // Values of a token: its rows, its columns, then channels.
-  return tokens_of(pass, head_.forward(
-                             ops::norm_modulate(pass.x, m[0], m[1], level_rows, config_.norm_eps)))
+  return tokens_of(pass, head.forward(pass.x, time, level_rows))
       .view({B, T, H, W, p, p, C})
       .permute({0, 6, 1, 2, 4, 3, 5})
       .reshape({B, C, T, H * p, W * p});

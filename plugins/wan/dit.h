@@ -16,6 +16,7 @@
 
 namespace wan {
 
+class Dance;
 class Driving;
 
 // Rows of a prompt; those behind its tokens are zero.
@@ -69,7 +70,7 @@ class Dit final : public atelier::Denoiser, public atelier::SharesRows {
   // has them, "image_embeds", [L, image_width], and "given_clip", [given_channels, T, H, W]. The
   // first frame of latents with a "first_frame" is clean, and its tokens are told noise level 0.
   // "motion_rows", [6 width], are added to a sample's projected time. Of Wan-Fun also what fun.h
-  // and camera.h name, and where it hears what s2v.h says.
+  // and camera.h name, where it hears what s2v.h says, of a model that dances what dancer.h names.
   at::Tensor denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) override;
 
   int64_t channels() const override { return config_.channels; }
@@ -109,9 +110,9 @@ class Dit final : public atelier::Denoiser, public atelier::SharesRows {
   std::unique_ptr<CameraControl> camera_;            // null: no camera is followed
   std::unique_ptr<Speech> speech_;                   // null: no sound is heard
   std::vector<std::unique_ptr<DitBlock>> blocks_;
-  atelier::WeightPtr head_modulation_;
-  atelier::nn::Linear head_;
+  Head head_;
   std::unique_ptr<Driving> driving_;
+  std::unique_ptr<Dance> dance_;      // null: it does not dance
   std::vector<Addition*> additions_;  // that run now
   // By sizes of the latents, and how many rows stand around them.
   atelier::nn::RecentTables<std::pair<std::vector<int64_t>, at::Device>, atelier::nn::Waves> waves_;

@@ -94,6 +94,20 @@ at::Tensor ImageEmbedding::forward(const atelier::PackedRows& images, at::Scalar
   return norm_out_.forward(out_.forward(at::gelu(in_.forward(norm_in_.forward(x)))));
 }
 
+Head::Head(Module* parent, std::string name, const DitConfig& c)
+    : Module(parent, std::move(name)),
+      eps_(c.norm_eps),
+      modulation_(declare("modulation", {1, 2, c.width}, kFloat32)),
+      head_(this, "head", c.width, c.channels * c.patch * c.patch) {}
+
+Head::~Head() = default;
+
+at::Tensor Head::forward(const at::Tensor& x, const at::Tensor& time_SD,
+                         const Segments& levels) const {
+  const std::vector<at::Tensor> m = (modulation_->draw() + time_SD.unsqueeze(1)).unbind(1);
+  return head_.forward(ops::norm_modulate(x, m[0], m[1], levels, eps_));
+}
+
 DitBlock::DitBlock(Module* parent, std::string name, const DitConfig& c)
     : Block(parent, std::move(name)),
       eps_(c.norm_eps),

@@ -60,6 +60,22 @@ class ImageEmbedding final : public atelier::nn::Module {
   atelier::WeightPtr positions_;
 };
 
+// What makes values of the cells of their patches of rows.
+class Head final : public atelier::nn::Module {
+ public:
+  Head(Module* parent, std::string name, const DitConfig& c);
+  ~Head() override;
+
+  // time_SD: float32, of the stretches of rows `levels`. Returns [N, values of a patch].
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& time_SD,
+                     const atelier::Segments& levels) const;
+
+ private:
+  double eps_;
+  atelier::WeightPtr modulation_;
+  atelier::nn::Linear head_;
+};
+
 // Inputs: rows [N, D], cosines and sines of the rows, offsets of the samples' rows, offsets of
 // those that have one noise level, time [S, 6 D] float32, rows of the prompts [B L, D] and their
 // offsets, and where images are read the same of them. Output: rows.

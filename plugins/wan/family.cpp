@@ -101,7 +101,8 @@ constexpr ComponentRow kRows[] = {
     atelier::parts::clip_vision_row<kImageEncoder>(
         "CLIP ViT-H/14 of variants that are shown images: image_encoder/*.safetensors, "
         "models_clip_*.pth or clip_vision_h.safetensors",
-        /*required=*/false, "wan2.1-i2v-*|wan2.1-fun-*|*-animate2-*|wan2.2-animate-14b"),
+        /*required=*/false,
+        "wan2.1-i2v-*|wan2.1-fun-*|*-animate2-*|wan2.2-animate-14b|wan-dancer-*"),
     atelier::parts::wav2vec2_row<kAudioEncoder>("wav2vec2-large-xlsr-53-english of Wan2.2-S2V: "
                                                 "wav2vec2-large-xlsr-53-english/model.safetensors",
                                                 /*required=*/false, kSpeech),
@@ -205,6 +206,10 @@ bool is_wide(const Detection& part) {
   return has_channels(part, kWideChannels);
 }
 
+bool is_dancer(const Detection& part) {
+  return part.variant == kDancerGlobal || part.variant == kDancerLocal;
+}
+
 // By the variant, which may be all that is known of a denoiser.
 bool is_driven(const Detection& part) {
   return part.variant == kDriven || part.variant == kDrivenDistilled;
@@ -214,6 +219,21 @@ bool is_expert(const Detection& part) {
   constexpr std::string_view kExperts[] = {kTextExperts, kImageExperts, kVaceExperts,
                                            kControlExperts, kCameraExperts};
   return std::ranges::find(kExperts, part.variant) != std::ranges::end(kExperts);
+}
+
+// The variant that encoders work for where it tells how, and no denoiser is there to say it.
+constexpr const char* kBeside = "beside";
+
+// The denoiser's, or what stands in an encoder's numbers.
+std::string variant_of(std::span<const Detection> parts) {
+  for (const Detection& part : parts) {
+    if (part.component.starts_with("dit")) return part.variant;
+  }
+  for (const Detection& part : parts) {
+    const auto found = part.config.find(kBeside);
+    if (found != part.config.end()) return std::get<std::string>(found->second);
+  }
+  return {};
 }
 
 // Whether a denoiser may be one of two experts.
@@ -261,6 +281,8 @@ class Family final : public atelier::ComponentFamily {
     if (denoiser.variant == kAnimate) return {.target = {77, 720, 1280}, .fps = 30};
     if (is_longcat(denoiser)) return {.target = {kLongCatFrames, 480, 832}, .fps = 15};
     if (hears(denoiser)) return {.target = {81, 704, 1024}, .fps = kSpeechFps};
+    if (denoiser.variant == kDancerGlobal) return {.target = {38, 1280, 720}, .fps = 7.5};
+    if (denoiser.variant == kDancerLocal) return {.target = {149, 1280, 720}, .fps = 30};
     if (is_driven(denoiser)) return {.target = {81, 800, 640}, .fps = 24};
     return {.target = {81, 480, 832}, .fps = 16};
   }
@@ -285,6 +307,8 @@ class Family final : public atelier::ComponentFamily {
     std::vector<FoundPart*> experts;
     for (FoundPart& found : parts) {
       if (!found.part.component.starts_with("dit")) continue;
+      if (is_dancer(found.part) && found.hint.variant.empty() && says(found.path, {"global"}))
+        found.part.variant = kDancerGlobal;
       if (may_be_expert(found.part)) {
         experts.push_back(&found);
       } else {
@@ -296,6 +320,10 @@ class Family final : public atelier::ComponentFamily {
     if (experts.size() == 1) assign_alone(*experts.front());
     if (experts.size() == 2) assign_pair(*experts.front(), *experts.back());
     if (std::ranges::any_of(parts, is_vace)) assign_vaces(parts);
+    // Encoders alone are told by a hint whom they encode for.
+    for (FoundPart& found : parts) {
+      if (found.hint.variant == kDancerGlobal) found.part.config[kBeside] = found.hint.variant;
+    }
   }
 
   atelier::LoraTargets lora_targets(const Detection& denoiser) const override {
@@ -328,6 +356,7 @@ class Family final : public atelier::ComponentFamily {
                  .pixel_multiple = 32,
                  .token_stride = 32,
                  .takes_clips = true};
+    if (variant_of(parts) == kDancerGlobal) latents.temporal_stride = 1;
     return std::make_unique<Wan>(rows(), parts, options, latents);
   }
 

@@ -6,6 +6,7 @@
 #include "config.h"
 #include "fun.h"
 #include "longcat.h"
+#include "music.h"
 #include "s2v_stages.h"
 #include "tables.h"
 
@@ -107,6 +108,48 @@ constexpr InputSpec kInputs[] = {
      .kind = InputKind::kReal,
      .variants = kSmallText,
      .help = "how much moves, from 0 to 100; needs the motion controller"},
+    {.name = "wantodance_music_path",
+     .kind = InputKind::kAudio,
+     .required = true,
+     .variants = kDancers,
+     .help = "the music; of the local model as long as the clip",
+     .channels = 1,
+     .sample_rate = music::kSampleRate,
+     .is_soundtrack = true},
+    {.name = "wantodance_reference_image",
+     .kind = InputKind::kImage,
+     .required = true,
+     .variants = kDancers,
+     .help = "who dances, scaled into the size of the clip; gray where it is not covered",
+     .fit = atelier::InputFit::kPad,
+     .pad_level = 127},
+    {.name = "wantodance_keyframes",
+     .kind = InputKind::kVideo,
+     .required = true,
+     .required_by = kDancerLocal,
+     .variants = kDancers,
+     .help =
+         "a clip of key frames in their places; of n pictures of the global model 4 (n - 1) + 1 "
+         "frames, without it the reference image and nothing else",
+     .fit = atelier::InputFit::kPad,
+     .pad_level = 127},
+    {.name = "wantodance_keyframes_mask",
+     .kind = InputKind::kInteger,
+     .required = true,
+     .required_by = kDancerLocal,
+     .variants = kDancers,
+     .help = "for each frame of them 1 if it is one, else 0; without it the first frame is",
+     .max_count = 65'536},
+    {.name = "wantodance_fps",
+     .kind = InputKind::kReal,
+     .variants = kDancers,
+     .help =
+         "frames per second, as the prompt has them behind 帧率是; 30 of the local model, of the "
+         "global one without it 149 frames for the whole music"},
+    {.name = "framewise_decoding",
+     .kind = InputKind::kFlag,
+     .variants = kDancerGlobal,
+     .help = "each picture goes through the VAE alone, which is always so"},
     {.name = "vace_video",
      .kind = InputKind::kVideo,
      .variants = kVaces,
@@ -230,6 +273,12 @@ constexpr std::string_view kImagesInputs[] = {"input_image", "end_image"};
 // What is known of a clip is known of the one that is its prompt, too.
 constexpr std::string_view kGivenInputs[] = {"input_image", "end_image", "vap_video"};
 constexpr std::string_view kFirstImageInputs[] = {"input_image"};
+constexpr std::string_view kKeyframesComponents[] = {"image_encoder", "vae"};
+constexpr std::string_view kMusicInputs[] = {"wantodance_music_path", "wantodance_fps"};
+constexpr std::string_view kDancedInputs[] = {"wantodance_reference_image"};
+constexpr std::string_view kKeyframesInputs[] = {
+    "wantodance_keyframes", "wantodance_keyframes_mask", "wantodance_reference_image",
+    "framewise_decoding"};
 constexpr std::string_view kVaceComponents[] = {"vae", "vace", "vace2"};
 constexpr std::string_view kVaceInputs[] = {"vace_video", "vace_video_mask", "vace_reference_image",
                                             "vace_scale"};
@@ -329,6 +378,23 @@ constexpr atelier::EncodeStage kStages[] = {
      .components = kMotionComponents,
      .inputs = kMotionInputs,
      .variants = kSmallText},
+    {.name = "music",
+     .components = {},
+     .inputs = kMusicInputs,
+     .sees_target = true,
+     .variants = kDancers,
+     .per_branch = true,
+     .per_piece = true},
+    {.name = "dancer",
+     .components = kImagesComponents,
+     .inputs = kDancedInputs,
+     .variants = kDancers},
+    {.name = "keyframes",
+     .components = kKeyframesComponents,
+     .inputs = kKeyframesInputs,
+     .sees_target = true,
+     .variants = kDancers,
+     .per_piece = true},
     {.name = "speaker",
      .components = atelier::kLatentsComponents,
      .inputs = kFirstImageInputs,

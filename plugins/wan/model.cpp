@@ -11,6 +11,7 @@
 
 #include "animate.h"
 #include "animate2.h"
+#include "dancer.h"
 #include "dit.h"
 #include "fun.h"
 #include "longcat.h"
@@ -53,6 +54,7 @@ Wan::Wan(std::span<const atelier::ComponentRow> rows, std::span<const atelier::D
   variants_.push_back(std::make_unique<VapInputs>(*this));
   variants_.push_back(std::make_unique<LongCatInputs>(*this, parts));
   variants_.push_back(std::make_unique<SpeechInputs>(*this, parts));
+  variants_.push_back(std::make_unique<DancerInputs>(*this));
 }
 
 Wan::~Wan() = default;
@@ -142,7 +144,9 @@ atelier::Conditioning Wan::encode_target(const atelier::EncodeInputs& in,
     const at::Tensor leading = variant->encode_leading(in.values, made, runner);
     if (leading.defined()) latents.push_back(leading);
   }
-  latents.push_back(encode_latents(in.values, "video", runner).at("latents"));
+  const at::Tensor clip = atelier::clip_input(in.values, "video");
+  for (const at::Tensor& part : clip.split(makes_pictures() ? 1 : clip.size(1), 1))
+    latents.push_back(encode_latents({{"clip", part}}, "clip", runner).at("latents"));
   made.emplace("latents", latents.size() == 1 ? latents.front() : at::cat(latents, 1));
   return made;
 }
@@ -194,6 +198,20 @@ atelier::FinishedLatents Wan::to_decode(const at::Tensor& latents_BCTHW,
   }
   const int64_t leading = leading_frames(cond);
   return {.latents_BCTHW = latents_BCTHW.narrow(2, leading, latents_BCTHW.size(2) - leading)};
+}
+
+void Wan::decode(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner,
+                 const atelier::FrameSink& sink) {
+  for (const at::Tensor& part :
+       latents_BCTHW.split(makes_pictures() ? 1 : latents_BCTHW.size(2), 2))
+    ComponentModel::decode(part, runner, sink);
+}
+
+at::Tensor Wan::look_squeezed(const at::Tensor& image_CHW, atelier::BlockRunner& runner) {
+  const auto& clip = loaded<ClipVision>("image_encoder");
+  const at::Tensor square = at::upsample_bicubic2d(image_CHW.to(at::kFloat).unsqueeze(0),
+                                                   {clip.side(), clip.side()}, false)[0];
+  return clip.look(square, runner);
 }
 
 at::Tensor Wan::denoise_alone(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {

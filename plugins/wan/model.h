@@ -29,6 +29,9 @@ class Wan final : public atelier::ComponentModel {
   // elsewhere. The first or the last one may be undefined.
   at::Tensor known_clip(const at::Tensor& first_C1HW, const at::Tensor& last_C1HW,
                         const atelier::MediaTarget& target, atelier::BlockRunner& runner);
+  // Rows of the image encoder, [L, image_width], of an image [3, H, W] that is brought to a square,
+  // whatever its shape is.
+  at::Tensor look_squeezed(const at::Tensor& image_CHW, atelier::BlockRunner& runner);
   // As the denoiser does by itself.
   at::Tensor denoise_alone(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner);
 
@@ -51,7 +54,7 @@ class Wan final : public atelier::ComponentModel {
   // W], which frames are known and the latents of a clip of them that is grey elsewhere. Stage
   // first_frame gives "first_frame", [C, 1, H, W], and "free_frames", [T], which the others are.
   // Stage motion gives "motion": [1] float32. What the stages of variants give is told by their
-  // headers: vace.h, fun.h, camera.h, animate.h, animate2.h, vap.h, s2v_stages.h and others.
+  // headers: vace.h, fun.h, camera.h, animate.h, animate2.h, vap.h, s2v_stages.h and dancer.h.
   atelier::Conditioning encode(const atelier::EncodeInputs& in,
                                atelier::BlockRunner& runner) override;
   atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;
@@ -75,6 +78,10 @@ class Wan final : public atelier::ComponentModel {
                       atelier::BlockRunner& runner) override;
   void forget_levels() override;
 
+  // Pictures that stand alone are decoded one by one.
+  void decode(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner,
+              const atelier::FrameSink& sink) override;
+
   // In the image encoder "image" [B, 3, H, W] becomes "image_embeds" [B, L, image_width], in the
   // motion controller "motion" [B] "motion_rows" [B, 6 width], and in the audio encoder "samples"
   // [T] "states" [S, F, width]. See Vace::probe() and AnimateAdapter::probe(), too.
@@ -90,6 +97,8 @@ class Wan final : public atelier::ComponentModel {
                                       atelier::BlockRunner& runner);
   atelier::Conditioning encode_first(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
   int64_t leading_frames(const atelier::Conditioning& cond) const;
+  // Each latent frame is a picture of its own.
+  bool makes_pictures() const { return latent_spec().temporal_stride == 1; }
 
   std::vector<std::unique_ptr<Variant>> variants_;
 };

@@ -73,6 +73,15 @@ constexpr ScheduleDefaults of_diffusers_dpm(std::string_view variants, double by
   return schedule;
 }
 
+constexpr ScheduleDefaults of_dancer(std::string_view variant, int steps) {
+  return {.name = "default",
+          .variants = variant,
+          .num_inference_steps = steps,
+          .cfg_scale = 5.0,
+          .shift = shift(5),
+          .help = "straight steps, as the original repository samples"};
+}
+
 constexpr ScheduleDefaults driven(std::string_view variants, int steps, double cfg_scale) {
   ScheduleDefaults schedule = published(variants, steps, 5, cfg_scale);
   schedule.solver = "dpm++";
@@ -119,6 +128,8 @@ constexpr ScheduleDefaults kSchedules[] = {
     kLongCatDefault,
     kLongCatEuler,
     kLongCatDistill,
+    of_dancer(kDancerGlobal, 48),
+    of_dancer(kDancerLocal, 24),
     driven(kDriven, 40, 3),
     driven(kDrivenDistilled, 10, 1),
     {.name = "default",

@@ -15,7 +15,8 @@ inline constexpr std::string_view kTextExperts = "wan2.2-t2v-a14b",
                                   kText = "wan2.1-t2v-14b", kKrea = "wan2.1-t2v-14b-krea",
                                   kSmallVace = "wan2.1-vace-1.3b", kVace = "wan2.1-vace-14b",
                                   kVaceExperts = "wan2.2-vace-a14b", kAnyDriven = "*-animate2-*",
-                                  kImages = "wan2.1-i2v-14b", kShown = "wan2.1-i2v-*b";
+                                  kImages = "wan2.1-i2v-14b", kShown = "wan2.1-i2v-*b",
+                                  kDancers = "wan-dancer-*";
 
 std::span<const atelier::InputSpec> input_table();
 std::span<const atelier::EncodeStage> stage_table();

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "config.h"
+#include "dancer.h"
 #include "dit.h"
 #include "longcat.h"
 #include "vace.h"
@@ -54,7 +55,7 @@ constexpr Renamed kInBlocks[] = {
 // What hears behind a block is one module here, and there a row in each of two lists.
 std::string original_name(const std::string& path) {
   constexpr std::string_view kInjector = "audio_injector.";
-  if (!path.starts_with(kInjector)) return path;
+  if (!path.starts_with(kInjector)) return dance_name(path);
   const size_t part = path.find('.', kInjector.size()) + 1, layer = path.find('.', part);
   return std::string(kInjector) + path.substr(part, layer - part) + "." +
          path.substr(kInjector.size(), part - kInjector.size()) + path.substr(layer + 1);

@@ -22,6 +22,7 @@ TAKEN = {
     "wan22_animate": "wan2.2-animate-14b",
     "wan22_animate_original": "wan2.2-animate-14b",
     "wan_fun_1_3b_inp_original": "wan2.1-i2v-1.3b",
+    "wan_dancer_14b": "wan-dancer-14b-local",
     "wan_vace_1_3b": "wan2.1-vace-1.3b",
     "wan_vace_1_3b_original": "wan2.1-vace-1.3b",
     "wan_vace_14b": "wan2.1-vace-14b",

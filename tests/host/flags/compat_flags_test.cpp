@@ -74,7 +74,8 @@ TEST_CASE("Flags of DiffSynth-Studio are taken, noted and refused", "[compat_fla
 
 TEST_CASE("What would be missed is refused", "[compat_flags]") {
   report::Problems problems;
-  const std::vector<std::string> words = {"--quant_options", "fp8", "--framewise_decoding"};
+  const std::vector<std::string> words = {"--quant_options", "fp8", "--customized_optimizer",
+                                          "lion_pytorch.Lion"};
   CHECK(note_compat_flags(parse_flags(studio_command(), words), problems).empty());
   CHECK(problems.size() == 2);
 }
