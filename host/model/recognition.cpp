@@ -211,6 +211,9 @@ void assign(const ModelFamily& family, std::span<LoadedPart* const> parts) {
   }
   const std::string where = std::string(family.name()) + ".assign";
   family.assign(found);
+  const bool has_denoiser = std::ranges::any_of(found, [&](const FoundPart& one) {
+    return has_role(family, one.part.component, Role::kDenoiser);
+  });
   for (size_t i = 0; i < parts.size(); ++i) {
     LoadedPart& part = *parts[i];
     const std::string& component = found[i].part.component;
@@ -221,7 +224,10 @@ void assign(const ModelFamily& family, std::span<LoadedPart* const> parts) {
                       formats::quote_and_escape(component) + " of the family has tensors");
     const std::string said = saved_component(family, part);
     if (part.hint.component.empty()) part.detection.component = said.empty() ? component : said;
-    // A hint's variant is the denoiser's.
+    // A hint's variant is the denoiser's. Where there is none, an encoder's path may say it.
+    if (!has_denoiser && part.hint.variant.empty() &&
+        part.detection.variant != found[i].part.variant)
+      part.hint.variant = found[i].part.variant;
     if (part.hint.variant.empty() || spec->role != Role::kDenoiser)
       part.detection.variant = found[i].part.variant;
     part.detection.config = found[i].part.config;

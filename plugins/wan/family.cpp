@@ -254,6 +254,10 @@ std::string_view beside_vace(std::string_view variant) {
   return variant == kTextExperts ? kVaceExperts : variant;
 }
 
+bool is_dit(const FoundPart& found) {
+  return found.part.component.starts_with("dit");
+}
+
 bool is_vace(const FoundPart& found) {
   return found.part.component.starts_with("vace");
 }
@@ -306,7 +310,7 @@ class Family final : public atelier::ComponentFamily {
     ComponentFamily::assign(parts);
     std::vector<FoundPart*> experts;
     for (FoundPart& found : parts) {
-      if (!found.part.component.starts_with("dit")) continue;
+      if (!is_dit(found)) continue;
       if (is_dancer(found.part) && found.hint.variant.empty() && says(found.path, {"global"}))
         found.part.variant = kDancerGlobal;
       if (may_be_expert(found.part)) {
@@ -320,9 +324,19 @@ class Family final : public atelier::ComponentFamily {
     if (experts.size() == 1) assign_alone(*experts.front());
     if (experts.size() == 2) assign_pair(*experts.front(), *experts.back());
     if (std::ranges::any_of(parts, is_vace)) assign_vaces(parts);
+    if (std::ranges::none_of(parts, is_dit)) assign_encoders(parts);
     // Encoders alone are told by a hint whom they encode for.
     for (FoundPart& found : parts) {
       if (found.hint.variant == kDancerGlobal) found.part.config[kBeside] = found.hint.variant;
+    }
+  }
+
+  // Encoders without a denoiser are those of Wan2.2-Animate-2 where a path says so: its scripts
+  // fill caches without it.
+  static void assign_encoders(std::span<FoundPart> parts) {
+    for (FoundPart& found : parts) {
+      if (found.hint.variant.empty() && says(found.path, {"animate-2"}))
+        found.part.variant = kDriven;
     }
   }
 

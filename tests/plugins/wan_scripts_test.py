@@ -7,10 +7,12 @@ checks. The files have no values, and the rows name clips. The tokenizer is wher
 import csv
 import dataclasses
 import json
+import shlex
 import struct
 import unittest
 import wave
 
+import program
 from published_scripts import ScriptTest, write_published
 from tiny_run import write_png
 
@@ -131,12 +133,16 @@ def write_clips(folder, frames=(149, 153)):
         (folder / f"clip_{clip}").mkdir()
         for frame in range(count):
             (folder / f"clip_{clip}" / f"{frame}.png").symlink_to(folder / f"{frame % 4}.png")
+    for name, count in (("pictures", 38), ("before", 13)):
+        (folder / name).mkdir()
+        for frame in range(count):
+            (folder / name / f"{frame}.png").symlink_to(folder / f"{frame % 4}.png")
     write_rows(folder, len(frames))
 
 
 def write_rows(folder, clips, values=None):
     """Tables of the clips, as CSV and as JSON; `values`: what every row has beside, by column."""
-    rows = [{"video": f"clip_{clip}", "prompt": f"a clip of number {clip}", **(values or {})} for clip in range(clips)]
+    rows = [{"video": f"clip_{clip}", "prompt": f"clip number {clip}", **(values or {})} for clip in range(clips)]
     (folder / "metadata.json").write_text(json.dumps(rows))
     with open(folder / "metadata.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
@@ -172,8 +178,12 @@ VALUES = {
                      "wantodance_keyframes"), "clip_0"),
     "animate_face_video": "clip_0", "motion_bucket_id": 50, "camera_control_direction": "Left", "camera_control_speed": 0.01,
     **dict.fromkeys(("reference_image", "vace_reference_image", "wantodance_reference_image"), "0.png"),
-    "input_audio": "sound.wav",
+    **dict.fromkeys(("input_audio", "wantodance_music_path"), "sound.wav"),
+    "wantodance_keyframes_mask": [1] + 148 * [0], "wantodance_fps": 30, "framewise_decoding": True,
+    "animate2_reference_image": "0.png", "animate2_reference_video": "clip_0", "animate2_prompt_ref": "somebody dances",
 }
+# Pictures of the global dancer, which lie far apart in time: a clip of its own, and their rate.
+PICTURES = {"video": "pictures", "wantodance_fps": 7.5}
 # The components that a model's own inputs are encoded by or run beside the denoiser, behind the three that all have.
 OWN = {"motion_bucket_id": "motion_controller", "vace_video": "vace", "animate_pose_video": "animate_adapter",
        "input_audio": "audio_encoder", "vap_video": "vap"}
@@ -207,7 +217,8 @@ class WanScripts(ScriptTest):
             if not path.name.startswith("metadata"):
                 (folder / path.name).symlink_to(path)
         names = {*model.asked, *model.columns} & VALUES.keys()
-        write_rows(folder, 2, {column: VALUES[column] for column in VALUES if column in names})
+        values = {column: VALUES[column] for column in VALUES if column in names}
+        write_rows(folder, 2, values | PICTURES if name.endswith("-global") else values)
 
     @staticmethod
     def files(name, expert=None):
@@ -268,6 +279,81 @@ class WanScripts(ScriptTest):
         for name, model in MODELS.items():
             for expert in ("high_noise_model", "low_noise_model") if model.boundary else ("",):
                 self.check(name, expert)
+
+    def test_encoders_of_one_command_and_the_denoiser_of_another(self):
+        model = "Wan2.2-Animate-2-14B"
+        self.write_driven(model)
+        asked = ("animate2_prompt_ref", "animate2_reference_image", "animate2_reference_video")
+        self.write_data(model, Model("", asked=asked))
+        data = f"data/diffsynth_example_dataset/wanvideo/{model}"
+        cache = f"models/train/{model}_full_splited_cache"
+        common = ["--data_file_keys", "video,animate2_reference_image,animate2_reference_video", "--height", "640", "--width",
+                  "352", "--num_frames", "81", "--learning_rate", "1e-5", "--num_epochs", "2", "--remove_prefix_in_ckpt",
+                  "pipe.dit.", "--extra_inputs", ",".join(asked), "--use_gradient_checkpointing"]
+        files = [f"Wan-AI/{model}:videomodel/Wan-AI/{file}" for file in (TEXT_ENCODER, IMAGE_ENCODER)]
+        start = ["accelerate", "launch", "examples/wanvideo/model_training/train.py", "--dataset_base_path"]
+        plan = self.plan([*start, data, "--dataset_metadata_path", f"{data}/metadata.json", "--dataset_repeat", "1",
+                          "--model_id_with_origin_paths", ",".join([*files, f"Wan-AI/Wan2.1-T2V-14B:{VAE}"]),
+                          "--output_path", f"./{cache}", "--task", "sft:data_process", *common])
+        self.assertEqual({"text_encoder", "image_encoder", "vae"}, {component["name"] for component in plan["components"]})
+        layers = ",".join(f"dit.blocks.{i}.block.self_attn.{name}" for i in range(40) for name in "qkv")
+        for form in ("bf16", "bf16_distillation"):
+            file = f"wan_animate_2/wan_animate_2_{form}.safetensors"
+            for trained in (["--trainable_models", layers],
+                            ["--lora_base_model", "dit", "--lora_target_modules", "self_attn.q,self_attn.k,self_attn.v",
+                             "--lora_rank", "32"]):
+                words = [*start, data, "--dataset_repeat", "100", "--model_id_with_origin_paths", f"Wan-AI/{model}:{file}",
+                         "--output_path", "./trained", "--task", "sft:train", *trained, *common]
+                self.assertIn("--task sft:train", self.run_program(*words).stdout.replace("\\\n", " "))
+
+    def test_special_scripts(self):
+        line = self.line("Wan2.1-I2V-14B-480P", is_lora=True)
+        files = line[line.index("--model_id_with_origin_paths") + 1]
+        dit, _, others = files.partition(",")
+        for words in (["--fp8_models", files], ["--task", "sft:data_process", "--offload_models", dit, "--fp8_models", others],
+                      ["--task", "sft:data_process", "--offload_models", dit], ["--initialize_model_on_cpu"]):
+            with self.subTest(words=words[:2]):
+                self.plan(line + words)
+        name = "Wan2.1-T2V-1.3B"
+        values = {"seed": 1, "rand_device": "cpu", "num_inference_steps": 4, "cfg_scale": 1}
+        write_rows(self.data / name, 2, values)
+        self.plan(self.line(name, is_lora=False) + ["--task", "direct_distill", "--extra_inputs", ",".join(values)])
+        write_rows(self.data / name, 2)
+
+    def test_the_pages_lines_for_each_model_are_planned(self):
+        """Lines of plugins/wan/README.md, on files of the published names that lie where they are downloaded to."""
+        page = (program.REPOSITORY / "plugins/wan/README.md").read_text(encoding="utf-8")
+        block = page.split("## A line for each published model")[1].split("```sh\n")[1].split("```")[0]
+        lines = [shlex.split(line) for line in block.splitlines()]
+        self.write_driven("Wan2.2-Animate-2-14B")
+        for folder in [*(self.root / "models").glob("*/*")]:
+            link = self.root / "models" / folder.name
+            if not link.exists():
+                link.symlink_to(folder)
+        for name, source in (("first.png", "0.png"), ("last.png", "1.png"), ("clip.mp4", "clip_0"), ("before.mp4", "before"),
+                             ("song.wav", "sound.wav")):
+            (self.root / name).symlink_to(self.root / "rows" / source)
+        models = {model for line in lines for path in json.loads(line[line.index("--model_paths") + 1])
+                  for model in [path.split("/")[1]]}
+        self.assertLessEqual({name for name in MODELS if not name.startswith("Wan-Dancer")}, models)
+        for line in lines:
+            with self.subTest(" ".join(line)):
+                said = self.run_program("plan", *line[1:], "--vram", "4000GiB", "--host_memory", "4000GiB",
+                                        "--device_profile", "h200")
+                self.assertRegex(said.stdout + said.stderr, "denoise")
+
+    def write_driven(self, model):
+        """The files of Wan2.2-Animate-2, whose encoders lie in folders of their own."""
+        folder = self.root / "models/Wan-AI" / model
+        for file in (TEXT_ENCODER, IMAGE_ENCODER):
+            if not (folder / "videomodel/Wan-AI" / file).exists():
+                write_published(folder / "videomodel/Wan-AI" / file, KEYS[file])
+        if not (folder / "videomodel/Wan-AI/google").exists():
+            write_tokenizer(folder / "videomodel/Wan-AI/google/umt5-xxl")
+        for form in ("bf16", "bf16_distillation"):
+            path = folder / f"wan_animate_2/wan_animate_2_{form}.safetensors"
+            if not path.exists():
+                write_published(path, "wan22_animate2_original")
 
     def test_the_model_of_five_billion(self):
         model = "Wan2.2-TI2V-5B"
