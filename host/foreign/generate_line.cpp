@@ -193,14 +193,15 @@ class GenerateLine final : public LineWords {
                               : "latents are not written");
   }
 
-  // The family's input of pictures, of which there may be several.
+  // The family's input of pictures, of which there may be several, where it is shown no others.
   void take_pictures(const Given& flag) {
     const auto inputs = family_ == nullptr ? std::span<const InputSpec>() : family_->inputs();
-    const auto input = std::ranges::find_if(inputs, [](const InputSpec& spec) {
-      return spec.kind == InputKind::kImage && spec.role == InputRole::kCondition &&
-             spec.max_count > 1;
-    });
-    if (input == inputs.end()) return lose(flag.shown, "the family has no input of pictures");
+    const auto is_shown = [](const InputSpec& spec) {
+      return spec.kind == InputKind::kImage && spec.role == InputRole::kCondition;
+    };
+    const auto input = std::ranges::find_if(inputs, is_shown);
+    if (std::ranges::count_if(inputs, is_shown) != 1 || input->max_count == 1)
+      return lose(flag.shown, "the family has no input of pictures");
     const std::string name(input->name);
     for (const std::string& value : flag.values) flags_.emplace_back(name, value);
     note(flag.shown + " is --" + name + " here");

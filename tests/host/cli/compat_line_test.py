@@ -262,7 +262,7 @@ class CompatLine(FolderTest):
                 self.assertNotIn("did you mean", self.result.stderr)
                 self.assertIn(trained.split()[0], flags)
         self.paste(f"python {wan} --dataset_base_path data --lora_base_model dit --extra_inputs input_image")
-        self.told("--extra_inputs input_image is taken by variants *i2v-* alone; the files of the model say which")
+        self.told("--extra_inputs input_image is taken by variants *i2v-*|", " alone; the files of the model say which")
         self.paste(f"python {qwen} --dataset_base_path data", code=2)
         self.told("nothing is trained")
 
@@ -467,7 +467,7 @@ num_repeats = 2
         self.told("control_resolution is left out", "no_resize_control is left out")
         (self.dir / "d.toml").write_text(data)
         self.paste(line.replace("FAMILY", "wan").replace("--text_encoder", "--t5") + "--task t2v-14B", code=2)
-        self.told('--control_path: its files may be of "input_image", "end_image", and one input takes them; '
+        self.told('--control_path: its files may be of "input_image", "end_image", "control_video"',
                   "name it with --extra_inputs")
         self.paste(line.replace("FAMILY", "lumina"), code=2)
         self.told("--control_path: this family is trained with no images beside the ones to learn")
