@@ -192,7 +192,7 @@ const InputSpec& control_input(std::span<const InputSpec> inputs,
   std::vector<std::string> names;
   for (const InputSpec* input : from) names.emplace_back(input->name);
   throw Error(ErrorCode::kInvalidArgument,
-              "its files may be of " + report::list_names(names) + ", and one input takes them",
+              "its files may be of " + report::list_names(names, 3) + ", and one input takes them",
               named.empty() ? "name it with --extra_inputs"
                             : "name one of them with --extra_inputs, or all files in a table with "
                               "--dataset_metadata_path");

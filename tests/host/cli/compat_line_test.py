@@ -468,7 +468,7 @@ num_repeats = 2
         (self.dir / "d.toml").write_text(data)
         self.paste(line.replace("FAMILY", "wan").replace("--text_encoder", "--t5") + "--task t2v-14B", code=2)
         self.told('--control_path: its files may be of "input_image", "end_image", "control_video"',
-                  "name it with --extra_inputs")
+                  "and one input takes them; name it with --extra_inputs")
         self.paste(line.replace("FAMILY", "lumina"), code=2)
         self.told("--control_path: this family is trained with no images beside the ones to learn")
 
