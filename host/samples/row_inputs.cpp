@@ -94,7 +94,8 @@ std::string stage_content(const data::Dataset& dataset, size_t index, const Enco
   return hash.hex();
 }
 
-std::string image_content(const data::Dataset& dataset, size_t index, const SourceFiles& files) {
+std::string image_content(const data::Dataset& dataset, size_t index, const EncodeStage& stage,
+                          const SourceFiles& files) {
   const data::Item& item = dataset.items()[index];
   const data::DatasetOptions& options = dataset.options();
   ContentHash hash;
@@ -105,6 +106,12 @@ std::string image_content(const data::Dataset& dataset, size_t index, const Sour
     add_files(hash, paths == item.files.end() ? std::vector<std::string>() : paths->second, files);
   }
   add_frames(hash, item.frames);
+  for (const InputSpec& input : read_inputs(dataset, stage)) {
+    if (input.name == dataset.target_input() || !inputs::is_file(input.kind)) continue;
+    const auto paths = item.files.find(input.name);
+    hash.add(input.name).add(static_cast<int64_t>(input.when_absent));
+    if (paths != item.files.end()) add_files(hash, paths->second, files);
+  }
   return hash.hex();
 }
 

@@ -27,8 +27,10 @@ Inputs value_inputs(const data::Dataset& dataset, size_t index, const EncodeStag
 std::string stage_content(const data::Dataset& dataset, size_t index, const EncodeStage& stage,
                           bool empty_caption, const SourceFiles& files);
 
-// Equal for rows whose target, its size and its mask are equal.
-std::string image_content(const data::Dataset& dataset, size_t index, const SourceFiles& files);
+// Equal for rows whose target, its size and its mask are equal, and the files that the target's
+// stage reads beside it.
+std::string image_content(const data::Dataset& dataset, size_t index, const EncodeStage& stage,
+                          const SourceFiles& files);
 
 // Bytes of a row's decoded target: clips are bytes, images float32.
 int64_t target_bytes(const data::Item& item);

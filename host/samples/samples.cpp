@@ -282,7 +282,7 @@ Samples Samples::of_dataset(std::shared_ptr<const data::Dataset> dataset, const 
             state->is_cached(stage) ? &manifest.encoders.at(name) : nullptr;
         return make_key(manifest.family, encoders,
                         state->stages.is_target(stage)
-                            ? image_content(*dataset, i, manifest.files)
+                            ? image_content(*dataset, i, stage, manifest.files)
                             : stage_content(*dataset, i, stage, empty_caption, manifest.files));
       };
       item.keys[name] = key(/*empty_caption=*/false);

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -84,7 +85,8 @@ class Animation final : public Addition {
 // What it is given.
 class AnimateInputs final : public Variant {
  public:
-  using Variant::Variant;
+  // Throws where the adapter is not made for the denoiser.
+  AnimateInputs(Wan& model, std::span<const atelier::Detection> parts);
   ~AnimateInputs() override = default;
 
   std::optional<atelier::Conditioning> encode(const atelier::EncodeInputs& in,

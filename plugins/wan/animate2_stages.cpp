@@ -57,7 +57,6 @@ atelier::Conditioning DrivenInputs::encode_driving_text(const atelier::EncodeInp
   return made;
 }
 
-// The image encoder sees the whole picture, bars and all, squeezed to its square.
 // Latents of the driving clip; and what is known beside those that are made: the reference image,
 // and the frame that the piece before ended with.
 atelier::Conditioning DrivenInputs::encode_driving(const atelier::EncodeInputs& in,
@@ -84,6 +83,7 @@ std::optional<atelier::Conditioning> DrivenInputs::encode(const atelier::EncodeI
     return atelier::Conditioning{{kDrivingImage, model_.look_squeezed(clip.select(1, 0), runner)}};
   }
   if (in.stage != "driven_image") return std::nullopt;
+  // The image encoder sees the whole picture, bars and all, squeezed to its square.
   const at::Tensor image = atelier::clip_input(in.values, kReferenceImage).select(1, 0);
   return atelier::Conditioning{{kImageEmbeds, model_.look_squeezed(image, runner)}};
 }

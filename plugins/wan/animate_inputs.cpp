@@ -82,6 +82,23 @@ at::Tensor AnimateInputs::latents_of(const at::Tensor& clip, atelier::BlockRunne
   return model_.encode_latents({{"clip", clip}}, "clip", runner).at("latents");
 }
 
+AnimateInputs::AnimateInputs(Wan& model, std::span<const atelier::Detection> parts)
+    : Variant(model) {
+  const auto dit = std::ranges::find(parts, "dit", &atelier::Detection::component);
+  const auto adapter = std::ranges::find(parts, kAnimateAdapter, &atelier::Detection::component);
+  if (dit == parts.end() || adapter == parts.end()) return;
+  const auto d = atelier::parts::whole_config_of<DitConfig>(*dit);
+  const auto a = atelier::config_of<AnimateConfig>(*adapter);
+  const int64_t last = (a.adapters - 1) * a.interval;
+  if (a.width == d.width && a.head_dim == d.head_dim() && a.patch == d.patch &&
+      a.channels == d.channels && last < d.layers)
+    return;
+  refuse("the animate_adapter is not made for the dit: it has " + std::to_string(a.width) +
+             " channels, and adds behind block " + std::to_string(last) + "; the dit has " +
+             std::to_string(d.width) + " and " + std::to_string(d.layers) + " blocks",
+         "pass the adapter that is published with the DiT");
+}
+
 std::optional<atelier::Conditioning> AnimateInputs::encode(const EncodeInputs& in,
                                                            atelier::BlockRunner& runner) {
   if (in.stage == "animate_clip") return encode_clip(in, runner);

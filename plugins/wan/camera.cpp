@@ -17,8 +17,6 @@ namespace {
 
 constexpr double kFocalX = 0.532139961, kFocalY = 0.946026558, kCentre = 0.5;
 constexpr double kPictureRatio = 16.0 / 9;  // of those that focal lengths are parts of
-// Where a pose has its numbers.
-constexpr size_t kFocalXAt = 1, kFocalYAt = 2, kCentreXAt = 3, kCentreYAt = 4;
 
 // Where the camera goes: to the right, down, and ahead.
 std::array<double, 3> step_of(std::string_view direction) {

@@ -35,6 +35,9 @@ inline constexpr double kCameraSpeed = 1.0 / 54;  // by which published clips pa
 // width and height, two zeros, and three rows of the matrix from the world to the camera.
 inline constexpr int64_t kPoseNumbers = 19;
 
+// Places of the lens in the 19 numbers of a pose.
+inline constexpr size_t kFocalXAt = 1, kFocalYAt = 2, kCentreXAt = 3, kCentreYAt = 4;
+
 // kCamera of a clip in which the camera moves by `speed` with each frame. `origin`: the pose of the
 // first frame, for pictures of 16:9; empty: the published one. How it is turned and where it stands
 // are no matter: places count from there.

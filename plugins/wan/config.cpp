@@ -47,7 +47,8 @@ void read_images(const PartView& view, const PartSpelling& names, DitConfig& c) 
   c.image_width = view.contains(norm) ? view.dim(norm, 0) : 0;
   c.image_rows = view.contains(positions) ? view.dim(positions, 1) : 0;
   if (!dances(view)) read_fun(view, c);
-  const bool is_given = c.given_channels == c.channels + kFrameStride;
+  const bool is_given =
+      c.given_channels == c.channels + kFrameStride && c.channels != kWideChannels;
   if (is_given || fun_variant(c) || (c.given_channels == 0 && c.image_width == 0)) return;
   refuse_kind("a Wan DiT with " + to_string(c.channels + c.given_channels) + " input and " +
                   to_string(c.channels) + " output channels" +

@@ -62,6 +62,9 @@ class FunInputs final : public Variant {
 
   std::optional<atelier::Conditioning> encode(const atelier::EncodeInputs& in,
                                               atelier::BlockRunner& runner) override;
+  // What is asked. Throws where a camera has no lens, or is nowhere.
+  atelier::MediaTarget target(const atelier::Inputs& inputs,
+                              const atelier::MediaTarget& asked) const override;
 };
 
 }  // namespace wan

@@ -1,6 +1,10 @@
 // How the inputs of Wan-Fun are encoded.
+#include <algorithm>
+#include <cmath>
+
 #include <ATen/ATen.h>
 
+#include "atelier/error.h"
 #include "atelier/named_inputs.h"
 #include "atelier/parts/clip.h"
 
@@ -17,7 +21,25 @@ namespace {
 
 constexpr const char *kStartImage = "input_image", *kReferenceImage = "reference_image";
 
+// Throws where numbers of the camera are not those of a pose.
+void check_camera(const atelier::Inputs& inputs) {
+  const auto refuse = [](const std::string& what, const std::string& hint) {
+    throw atelier::Error(atelier::ErrorCode::kInvalidArgument, what, hint);
+  };
+  const auto* speed = atelier::find_input<double>(inputs, "camera_control_speed");
+  if (speed != nullptr && !std::isfinite(*speed))
+    refuse("camera_control_speed is no finite number", "the usual one is 0.0185");
+  const auto* origin = atelier::find_input<std::vector<double>>(inputs, "camera_control_origin");
+  if (origin == nullptr) return;
+  if (!std::ranges::all_of(*origin, [](double number) { return std::isfinite(number); }))
+    refuse("camera_control_origin has numbers that are not finite", "give those of a pose");
+  if (!((*origin)[kFocalXAt] > 0 && (*origin)[kFocalYAt] > 0))
+    refuse("camera_control_origin: the focal lengths, its second and third number, are not above 0",
+           "give the numbers of a pose: time, focal lengths, centre, two zeros, and the matrix");
+}
+
 at::Tensor camera_of(const atelier::EncodeInputs& in) {
+  check_camera(in.values);
   const auto* speed = atelier::find_input<double>(in.values, "camera_control_speed");
   const auto* origin = atelier::find_input<std::vector<double>>(in.values, "camera_control_origin");
   return camera_path(atelier::text_input(in.values, "camera_control_direction"),
@@ -32,6 +54,12 @@ at::Tensor given_clip(const at::Tensor& first, int64_t latent_frames) {
 }
 
 }  // namespace
+
+atelier::MediaTarget FunInputs::target(const atelier::Inputs& inputs,
+                                       const atelier::MediaTarget& asked) const {
+  check_camera(inputs);
+  return asked;
+}
 
 std::optional<Conditioning> FunInputs::encode(const atelier::EncodeInputs& in,
                                               atelier::BlockRunner& runner) {

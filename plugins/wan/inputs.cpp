@@ -282,7 +282,6 @@ constexpr std::string_view kKeyframesInputs[] = {
 constexpr std::string_view kVaceComponents[] = {"vae", "vace", "vace2"};
 constexpr std::string_view kVaceInputs[] = {"vace_video", "vace_video_mask", "vace_reference_image",
                                             "vace_scale"};
-// What is learnt has the pictures in front.
 constexpr std::string_view kControlInputs[] = {"control_video"};
 constexpr std::string_view kReferenceInputs[] = {"reference_image"};
 constexpr std::string_view kShownInputs[] = {"reference_image", "input_image"};

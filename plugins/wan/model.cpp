@@ -50,7 +50,7 @@ Wan::Wan(std::span<const atelier::ComponentRow> rows, std::span<const atelier::D
   variants_.push_back(std::make_unique<FunInputs>(*this));
   variants_.push_back(std::make_unique<VaceInputs>(*this, parts));
   variants_.push_back(std::make_unique<DrivenInputs>(*this));
-  variants_.push_back(std::make_unique<AnimateInputs>(*this));
+  variants_.push_back(std::make_unique<AnimateInputs>(*this, parts));
   variants_.push_back(std::make_unique<VapInputs>(*this));
   variants_.push_back(std::make_unique<LongCatInputs>(*this, parts));
   variants_.push_back(std::make_unique<SpeechInputs>(*this, parts));

@@ -39,17 +39,12 @@ std::optional<std::vector<int64_t>> VapInputs::ids(const atelier::EncodeInputs& 
 std::optional<atelier::Conditioning> VapInputs::encode(const atelier::EncodeInputs& in,
                                                        atelier::BlockRunner& runner) {
   using atelier::Conditioning;
-  const bool has_clip = in.values.contains(kVapVideo);
-  if (in.stage == "given_clip" && has_clip) {
+  if (in.stage == "given_clip" && in.values.contains(kVapVideo)) {
     Conditioning made = model_.encode_given(in, runner);
     made[kVapKnown] = known(in, runner);
     return made;
   }
   if (!in.stage.starts_with("vap")) return std::nullopt;
-  if (!has_clip)
-    throw atelier::Error(atelier::ErrorCode::kInvalidArgument,
-                         "vap_prompt: it says what is seen in a clip, and there is none",
-                         "give the clip as vap_video, or leave the text out");
   if (in.stage == "vap_text")
     return Conditioning{{kVapEmbeds, model_.encode_cut(vap_ids(in), runner)}};
   const at::Tensor whole = atelier::clip_input(in.values, kVapVideo);
@@ -72,8 +67,16 @@ at::Tensor VapInputs::known(const atelier::EncodeInputs& in, atelier::BlockRunne
 
 atelier::MediaTarget VapInputs::target(const atelier::Inputs& inputs,
                                        const atelier::MediaTarget& asked) const {
+  const bool has_clip = inputs.contains(kVapVideo);
+  for (const char* text : {kVapPrompt, "negative_vap_prompt"}) {
+    if (!has_clip && inputs.contains(text))
+      throw atelier::Error(
+          atelier::ErrorCode::kInvalidArgument,
+          std::string(text) + ": it says what is seen in a clip, and there is none",
+          "give the clip as vap_video, or leave the text out");
+  }
   atelier::MediaTarget made = asked;
-  if (inputs.contains(kVapVideo) && made.frames == 0) made.frames = kVapFrames;
+  if (has_clip && made.frames == 0) made.frames = kVapFrames;
   return made;
 }
 

@@ -245,4 +245,12 @@ TEST_CASE("A clip that is a prompt asks for 49 frames", "[target]") {
   CHECK((model->target(inputs, {0, 480, 832}) == MediaTarget{49, 480, 832}));
   CHECK((model->target(inputs, {17, 480, 832}) == MediaTarget{17, 480, 832}));
   CHECK(model->pieces(inputs, {161, 480, 832}).empty());
+
+  // A text about a clip that is not there is told before a weight is read.
+  for (const char* text : {"vap_prompt", "negative_vap_prompt"}) {
+    const Inputs alone = {{text, std::string("a candle melts")}};
+    const Error error = test::error_of([&] { model->target(alone, {0, 480, 832}); });
+    CHECK(error.message().find(std::string(text) + ": it says what is seen in a clip") !=
+          std::string::npos);
+  }
 }
