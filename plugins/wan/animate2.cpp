@@ -23,6 +23,9 @@ namespace {
 
 constexpr int64_t kInputs = DitBlock::kImageOffsets + 1;
 
+// Entries that keys and values of a driving clip are made of.
+constexpr const char* kKeptOf[] = {kDrivingClip, kDrivingEmbeds, kDrivingImage};
+
 // Frames `from` to `to` of each sample, of rows that are packed sample by sample, frame by frame.
 class FrameRange {
  public:
@@ -140,11 +143,13 @@ Tensors Driving::first_inputs(const Pass& pass) const {
 }
 
 bool Driving::has_kept(const Pass& pass) const {
-  return std::ranges::equal(kept_of_, pass.in.cond,
-                            [](const at::Tensor& kept, const atelier::Conditioning* cond) {
-                              const auto clip = cond->find(kDrivingClip);
-                              return clip != cond->end() && clip->second.is_same(kept);
-                            });
+  const auto is_same = [](const Tensors& kept, const atelier::Conditioning* cond) {
+    return std::ranges::equal(kept, kKeptOf, [&](const at::Tensor& tensor, const char* name) {
+      const auto entry = cond->find(name);
+      return entry != cond->end() && entry->second.is_same(tensor);
+    });
+  };
+  return std::ranges::equal(kept_of_, pass.in.cond, is_same);
 }
 
 void Driving::begin(Pass& pass) {
@@ -166,8 +171,10 @@ void Driving::begin(Pass& pass) {
     if (made.size() > 2) driving_.front() = std::move(made[2]);
   }
   driving_.clear();
-  for (const atelier::Conditioning* cond : pass.in.cond)
-    kept_of_.push_back(cond->find(kDrivingClip)->second);
+  for (const atelier::Conditioning* cond : pass.in.cond) {
+    Tensors& kept_of = kept_of_.emplace_back();
+    for (const char* name : kKeptOf) kept_of.push_back(cond->find(name)->second);
+  }
 }
 
 // The last block computes keys and values of the driving clip, and no rows.

@@ -81,8 +81,8 @@ class Driving final : public Addition {
   atelier::Tensors driving_;            // inputs of the next block; empty: its keys are kept
   at::Tensor frames_, driving_frames_;  // offsets
   bool keeps_ = false;
-  std::vector<at::Tensor> kept_of_;     // driving clips, by sample
-  std::vector<atelier::Tensors> kept_;  // keys and values, by block
+  std::vector<atelier::Tensors> kept_of_;  // what they were made of, by sample
+  std::vector<atelier::Tensors> kept_;     // keys and values, by block
 };
 
 // What it is given.

@@ -28,6 +28,7 @@ constexpr const char *kMusicInput = "wantodance_music_path", *kFpsInput = "wanto
                      *kKeyframesMask = "wantodance_keyframes_mask",
                      *kFramewise = "framewise_decoding";
 
+constexpr int64_t kPublishedPictures = 38;
 constexpr int64_t kPublishedFrames = 149;  // that music is spread over, at the rate of the pictures
 constexpr int64_t kTokenPixels = 16;
 
@@ -134,7 +135,9 @@ atelier::MediaTarget DancerInputs::target(const Inputs& inputs,
     throw Error(ErrorCode::kInvalidArgument, std::string(kFpsInput) + " is not above 0",
                 "use 7.5, or 30 of the local model");
   }
-  if (asked.frames > 0) check_keys(inputs, keyed_frames(latent_frames(asked)));
+  atelier::MediaTarget whole = asked;
+  if (whole.frames == 0) whole.frames = makes_pictures() ? kPublishedPictures : kPublishedFrames;
+  check_keys(inputs, makes_pictures() ? keyed_frames(whole.frames) : whole.frames);
   return asked;
 }
 

@@ -1,6 +1,7 @@
 // Wan: what it is made of, what it takes, and how it is sampled by default.
 #include <algorithm>
 #include <cctype>
+#include <filesystem>
 
 #include "atelier/parts/causal_vae.h"
 #include "atelier/parts/clip.h"
@@ -262,10 +263,19 @@ bool is_vace(const FoundPart& found) {
   return found.part.component.starts_with("vace");
 }
 
+// Whether one of the words stands in a path, in upper case or lower.
 bool says(std::string path, std::initializer_list<std::string_view> words) {
   for (char& c : path) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return std::ranges::any_of(
       words, [&](std::string_view word) { return path.find(word) != std::string::npos; });
+}
+
+// Whether a word stands in the name of a file, of the folder that it lies in, or of the one around
+// that: a model's folder has one for each component. Folders above may be called anything.
+bool is_called(const FoundPart& found, std::string_view word) {
+  const std::filesystem::path path = found.path;
+  const std::filesystem::path folder = path.parent_path();
+  return says(folder.parent_path().filename() / folder.filename() / path.filename(), {word});
 }
 
 class Family final : public atelier::ComponentFamily {
@@ -311,7 +321,7 @@ class Family final : public atelier::ComponentFamily {
     std::vector<FoundPart*> experts;
     for (FoundPart& found : parts) {
       if (!is_dit(found)) continue;
-      if (is_dancer(found.part) && found.hint.variant.empty() && says(found.path, {"global"}))
+      if (is_dancer(found.part) && found.hint.variant.empty() && is_called(found, "global"))
         found.part.variant = kDancerGlobal;
       if (may_be_expert(found.part)) {
         experts.push_back(&found);
@@ -395,7 +405,7 @@ class Family final : public atelier::ComponentFamily {
 
   // The distilled form is told by a hint, or by its path.
   static void assign_driven(FoundPart& found) {
-    if (found.hint.variant.empty() && says(found.path, {"distill"}))
+    if (found.hint.variant.empty() && is_called(found, "distill"))
       found.part.variant = kDrivenDistilled;
     if (found.part.variant == kDrivenDistilled)
       found.part.config["first_frame_bias"] = kDistilledBias;
@@ -405,7 +415,7 @@ class Family final : public atelier::ComponentFamily {
     const std::string_view component = told(found);
     const bool is_low = component == "dit2";
     if (is_low || says(found.path, {"high_noise", "a14b"})) found.part.variant = experts_of(found);
-    if (found.part.variant == kText && says(found.path, {"krea"})) found.part.variant = kKrea;
+    if (found.part.variant == kText && is_called(found, "krea")) found.part.variant = kKrea;
     found.part.component = "dit";
     if (!is_expert(found.part)) return;
     if (is_low) found.part.config[kAlone] = std::string(kLow);

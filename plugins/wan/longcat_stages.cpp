@@ -77,10 +77,14 @@ std::vector<atelier::Piece> LongCatInputs::pieces(const atelier::Inputs&,
   std::vector<atelier::Piece> pieces;
   const int64_t frames = target.frames;
   if (!is_longcat_ || frames <= kLongCatFrames) return pieces;
-  for (int64_t first = 0; first + kLongCatShared < frames; first += kLongCatFrames - kLongCatShared)
+  for (int64_t first = 0; first + kLongCatShared < frames;
+       first += kLongCatFrames - kLongCatShared) {
+    // Whole latent frames: what is behind the end is cut off.
+    const int64_t whole = (frames - first + kFrameStride - 2) / kFrameStride * kFrameStride + 1;
     pieces.push_back({.first = first,
-                      .frames = std::min(kLongCatFrames, frames - first),
+                      .frames = std::min(kLongCatFrames, whole),
                       .shared = first == 0 ? 0 : kLongCatShared});
+  }
   return pieces;
 }
 

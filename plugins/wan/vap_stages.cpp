@@ -24,6 +24,16 @@ at::Tensor evenly(const at::Tensor& clip_CTHW, int64_t frames) {
   return clip_CTHW.index_select(1, numbers.to(clip_CTHW.device()));
 }
 
+void check_clip(const atelier::Inputs& inputs) {
+  for (const char* text : {kVapPrompt, "negative_vap_prompt"}) {
+    if (inputs.contains(text) && !inputs.contains(kVapVideo))
+      throw atelier::Error(
+          atelier::ErrorCode::kInvalidArgument,
+          std::string(text) + ": it says what is seen in a clip, and there is none",
+          "give the clip as vap_video, or leave the text out");
+  }
+}
+
 }  // namespace
 
 std::vector<int64_t> VapInputs::vap_ids(const atelier::EncodeInputs& in) const {
@@ -45,6 +55,7 @@ std::optional<atelier::Conditioning> VapInputs::encode(const atelier::EncodeInpu
     return made;
   }
   if (!in.stage.starts_with("vap")) return std::nullopt;
+  check_clip(in.values);
   if (in.stage == "vap_text")
     return Conditioning{{kVapEmbeds, model_.encode_cut(vap_ids(in), runner)}};
   const at::Tensor whole = atelier::clip_input(in.values, kVapVideo);
@@ -67,16 +78,9 @@ at::Tensor VapInputs::known(const atelier::EncodeInputs& in, atelier::BlockRunne
 
 atelier::MediaTarget VapInputs::target(const atelier::Inputs& inputs,
                                        const atelier::MediaTarget& asked) const {
-  const bool has_clip = inputs.contains(kVapVideo);
-  for (const char* text : {kVapPrompt, "negative_vap_prompt"}) {
-    if (!has_clip && inputs.contains(text))
-      throw atelier::Error(
-          atelier::ErrorCode::kInvalidArgument,
-          std::string(text) + ": it says what is seen in a clip, and there is none",
-          "give the clip as vap_video, or leave the text out");
-  }
+  check_clip(inputs);
   atelier::MediaTarget made = asked;
-  if (has_clip && made.frames == 0) made.frames = kVapFrames;
+  if (inputs.contains(kVapVideo) && made.frames == 0) made.frames = kVapFrames;
   return made;
 }
 
@@ -84,6 +88,10 @@ std::optional<at::Tensor> VapInputs::denoise(const atelier::DenoiseInputs& in,
                                              atelier::BlockRunner& runner) {
   const auto is_shown = [](const atelier::Conditioning* cond) { return cond->contains(kVapClip); };
   if (std::ranges::none_of(in.cond, is_shown)) return std::nullopt;
+  if (!std::ranges::all_of(in.cond, is_shown))
+    throw atelier::Error(atelier::ErrorCode::kUnsupported,
+                         "samples with a vap_video and without one are in one batch",
+                         "use a batch of 1, or give every row a vap_video");
   VapBranch branch(model_.loaded<Vap>("vap"));
   const Dit::With with(model_.loaded<Dit>(in.denoiser), branch);
   return model_.denoise_alone(in, runner);

@@ -14,6 +14,7 @@
 #include "host/weights/published_tensors.h"
 #include "host/weights/weight_binding.h"
 #include "support/catch.h"
+#include "support/errors.h"
 #include "support/models.h"
 #include "support/opened_family.h"
 #include "support/published_keys.h"

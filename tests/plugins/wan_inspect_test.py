@@ -18,7 +18,6 @@ TAKEN = {
     "wan_flf2v_14b": "wan2.1-i2v-14b-flf2v",
     "wan22_i2v_a14b": "wan2.2-i2v-a14b",
     "wan22_ti2v_5b": "wan2.2-ti2v-5b",
-    "wan22_animate2": "wan2.2-animate2-14b",
     "wan22_animate": "wan2.2-animate-14b",
     "wan22_animate_original": "wan2.2-animate-14b",
     "wan_fun_1_3b_inp_original": "wan2.1-i2v-1.3b",

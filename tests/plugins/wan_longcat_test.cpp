@@ -177,7 +177,9 @@ TEST_CASE("A longer clip is made in pieces that share 13 frames", "[pieces]") {
   using Numbers = std::vector<int64_t>;
   CHECK(pieces(1).empty());
   CHECK(pieces(93).empty());
+  CHECK(pieces(94) == Numbers{0, 93, 0, 80, 17, 13});
   CHECK(pieces(97) == Numbers{0, 93, 0, 80, 17, 13});
+  CHECK(pieces(100) == Numbers{0, 93, 0, 80, 21, 13});
   CHECK(pieces(173) == Numbers{0, 93, 0, 80, 93, 13});
   CHECK(pieces(177) == Numbers{0, 93, 0, 80, 93, 13, 160, 17, 13});
 }
