@@ -220,17 +220,21 @@ std::optional<Targets::Found> Targets::find_in(const Component& component, std::
   return std::nullopt;
 }
 
-// The first of several components that have a layer; of controls the first one beside each
-// denoiser, or that beside the one which `component` names.
+// The first of several components that have a layer; where that is a control, the first one beside
+// each denoiser. A denoiser that `component` names has its own controls alone.
 std::vector<Targets::Found> Targets::first_of_each(std::span<const Found> all,
                                                    std::string_view component) {
   std::vector<Found> first;
+  const bool is_denoiser = std::ranges::any_of(all, [&](const Found& one) {
+    return !component.empty() && one.component->beside == component;
+  });
   for (const Found& one : all) {
     const std::string& beside = one.component->beside;
-    if (!beside.empty() && beside == component) return {one};
+    if (is_denoiser && beside == component) return {one};
     const bool is_new = std::ranges::none_of(
         first, [&](const Found& other) { return other.component->beside == beside; });
-    if (first.empty() || (is_new && !beside.empty())) first.push_back(one);
+    const bool is_beside = !first.empty() && !first.front().component->beside.empty();
+    if (first.empty() || (is_new && is_beside && !beside.empty())) first.push_back(one);
   }
   return first;
 }

@@ -85,7 +85,7 @@ class WanVapTest(wan_checks.FolderTest):
         flags = dict(input_image=self.first, **asked)
         followed = dict(vap_video=self.dir / "clip", vap_prompt=OF_CLIP, negative_vap_prompt=NEGATIVE_OF_CLIP)
         got = wan_checks.generate(self.dir / "model", latents, **flags, **followed)
-        compare.assert_images("wan, video as prompt", got, wan_models.rounded(expected))
+        compare.assert_images("wan, video as prompt", got, wan_models.rounded(expected), 0.01)
         plain = wan_checks.generate(self.dir / "model", latents, **flags)
         self.assertGreater(wan_checks.difference(got, plain), 1, "the clip proves nothing")
         other = wan_checks.generate(self.dir / "model", latents, **flags, vap_video=self.dir / "clip", vap_prompt=OF_CLIP)
@@ -98,10 +98,10 @@ class WanVapTest(wan_checks.FolderTest):
             expected = self.pipeline(image=Image.fromarray(self.first), last_image=Image.fromarray(last), latents=latents,
                                      output_type="np", **asked).frames[0]
         got = wan_checks.generate(self.dir / "model", latents, **flags, **followed, end_image=self.dir / "last.png")
-        compare.assert_images("wan, video as prompt, with a last image", got, wan_models.rounded(expected))
+        compare.assert_images("wan, video as prompt, with a last image", got, wan_models.rounded(expected), 0.01)
         # Without the clip diffusers' denoiser runs as it is.
         alone = self.pipeline(image=Image.fromarray(self.first), latents=latents, output_type="np", **asked).frames[0]
-        compare.assert_images("wan, video as prompt, without one", plain, wan_models.rounded(alone))
+        compare.assert_images("wan, video as prompt, without one", plain, wan_models.rounded(alone), 0.01)
 
     def train(self, **flags):
         data = self.dir / "data"
@@ -140,7 +140,7 @@ class WanVapTest(wan_checks.FolderTest):
                 encoded |= load_file(run.folder / f"cache/{stage}/{item[stage]}.safetensors")
             empty = self.of_branch("")
             whole = torch.cat([encoded["vap_clip"], encoded["vap_known"]])
-            compare.assert_close("wan, video as prompt, vap_clip", whole, empty["vap_clip"][0])
+            compare.assert_close("wan, video as prompt, vap_clip", whole, empty["vap_clip"][0], 1e-5)
             compare.assert_close("wan, video as prompt, vap_embeds", encoded["vap_embeds"],
                                  empty["vap_embeds"][0, :len(encoded["vap_embeds"])])
             loss = self.loss(encoded)

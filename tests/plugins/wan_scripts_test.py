@@ -133,7 +133,7 @@ def write_clips(folder, frames=(149, 153)):
         (folder / f"clip_{clip}").mkdir()
         for frame in range(count):
             (folder / f"clip_{clip}" / f"{frame}.png").symlink_to(folder / f"{frame % 4}.png")
-    for name, count in (("pictures", 38), ("before", 13)):
+    for name, count in (("pictures", 38), ("before", 13), ("keys", 149)):
         (folder / name).mkdir()
         for frame in range(count):
             (folder / name / f"{frame}.png").symlink_to(folder / f"{frame % 4}.png")
@@ -330,12 +330,12 @@ class WanScripts(ScriptTest):
             link = self.root / "models" / folder.name
             if not link.exists():
                 link.symlink_to(folder)
-        for name, source in (("first.png", "0.png"), ("last.png", "1.png"), ("clip.mp4", "clip_0"), ("before.mp4", "before"),
+        for name, source in (("first.png", "0.png"), ("last.png", "1.png"), ("clip.mp4", "clip_0"), ("before.mp4", "before"), ("keys.mp4", "keys"),
                              ("song.wav", "sound.wav")):
             (self.root / name).symlink_to(self.root / "rows" / source)
         models = {model for line in lines for path in json.loads(line[line.index("--model_paths") + 1])
                   for model in [path.split("/")[1]]}
-        self.assertLessEqual({name for name in MODELS if not name.startswith("Wan-Dancer")}, models)
+        self.assertLessEqual({name.removesuffix("-global").removesuffix("-local") for name in MODELS}, models)
         for line in lines:
             with self.subTest(" ".join(line)):
                 said = self.run_program("plan", *line[1:], "--vram", "4000GiB", "--host_memory", "4000GiB",

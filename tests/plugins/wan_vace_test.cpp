@@ -9,6 +9,7 @@
 #include "formats/glob.h"
 #include "host/model/config_check.h"
 #include "host/model/recognition.h"
+#include "host/sampling/sigma_schedule.h"
 #include "host/weights/weight_binding.h"
 #include "support/opened_family.h"
 #include "support/published_keys.h"
@@ -270,11 +271,8 @@ TEST_CASE("What is made has the size of the clip that it follows", "[vace]") {
 TEST_CASE("VACE is sampled as it is published", "[schedules][vace]") {
   using Row = std::tuple<int, double, double, std::string_view>;
   const auto first = [](std::string_view variant) {
-    const auto rows = family().schedules();
-    const auto found = std::ranges::find_if(rows, [&](const ScheduleDefaults& row) {
-      return formats::glob_match(row.variants, variant);
-    });
-    return Row{found->num_inference_steps, found->cfg_scale, found->shift.value, found->solver};
+    const ScheduleDefaults& found = sampling::find_schedule(family().schedules(), "", variant);
+    return Row{found.num_inference_steps, found.cfg_scale, found.shift.value, found.solver};
   };
   CHECK(first("wan2.1-vace-1.3b") == Row{50, 5, 16, "unipc"});
   CHECK(first("wan2.1-vace-14b") == Row{50, 5, 16, "unipc"});
