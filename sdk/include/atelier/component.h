@@ -31,7 +31,8 @@ struct ComponentSpec {
   // given whose EncodeStage uses it, and loaded nowhere else.
   bool required = true;
   std::string_view help = {};  // one line: what it is and which published files hold it
-  // Glob over the denoiser's Detection::variant. Another variant does without it: it is not looked
+  // Globs over the denoiser's Detection::variant, with bars between them: "*-i2v-*|*-s2v-*".
+  // Another variant does without it: it is not looked
   // for, and its file is refused.
   std::string_view variants = "*";
   // Globs in lower case over names of files and folders that hold this component, and not another
@@ -62,10 +63,12 @@ struct EncodeStage {
   // them is given what the stage makes, and does not encode.
   std::span<const std::string_view> components;
   // Names of ModelFamily::inputs() that it reads. A stage runs where one of them is given; one that
-  // reads "prompt" runs again for the negative prompt.
+  // reads "prompt" runs again for the negative prompt, and one of pieces that reads none runs for
+  // those that follow on others. Where several stages of one name are for a variant, the first
+  // counts.
   std::span<const std::string_view> inputs;
   bool sees_target = false;         // the result depends on the size of what is generated
-  std::string_view variants = "*";  // glob over the denoiser's Detection::variant
+  std::string_view variants = "*";  // globs over the denoiser's Detection::variant, bars between
   // It runs for both branches of guidance although it does not read "prompt": a second time with
   // EncodeInputs::is_negative, see InputSpec::negative_of.
   bool per_branch = false;

@@ -56,9 +56,10 @@ struct InputSpec {
   std::string_view name;  // "edit_image": the dataset column and the flag --edit_image
   InputKind kind;
   bool required = false;  // the host names every missing input at once, before any weight is loaded
-  std::string_view required_by = "*";  // glob: other variants that take it do without it
+  std::string_view required_by = "*";  // globs: other variants that take it do without it
   InputUse use = InputUse::kBoth;
-  // Glob over Detection::variant of the denoiser: "*-edit*". Where it is another variant, the input
+  // Globs over Detection::variant of the denoiser, with bars between them: "*-edit*|*-layered*".
+  // Where it is another variant, the input
   // is not required, and refused when it is given.
   std::string_view variants = "*";
   std::string_view help = {};  // one line

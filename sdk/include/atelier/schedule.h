@@ -40,7 +40,7 @@ struct SigmaGrid {
 // one is `terminal_sigma` (when above 0), then 0 is appended.
 struct ScheduleDefaults {
   std::string_view name = "default";  // chosen with --schedule
-  std::string_view variants = "*";    // glob over Detection::variant of the denoiser
+  std::string_view variants = "*";    // globs over the denoiser's Detection::variant, bars between
   int num_inference_steps = 30;
   double cfg_scale = 4.0;
   // The scale at which Model::guide() gives the velocity with the prompt: the one without is not
