@@ -177,7 +177,7 @@ class TrainingSizes {
         made = model::encode(model_.model(), in, runner, at::kMeta);
       });
       if (!stages_.is_target(stage)) encoded_.merge(made);
-      if (!is_computed) continue;  // numbers alone, made in no time
+      if (!is_computed) continue;  // it takes no component, so nothing of it is held
       encoding_.push_back({.name = "encode " + model::encoded_by(stage, model_.family().inputs()),
                            .components = components,
                            .strategies = {strategy_of(

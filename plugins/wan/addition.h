@@ -58,9 +58,8 @@ class Addition {
   // The stretches around a sample's latents. By default none.
   virtual std::vector<Stretch> front(const atelier::DenoiseInputs& in, int64_t sample);
   virtual std::vector<Stretch> behind(const atelier::DenoiseInputs& in, int64_t sample);
-  // The position of the latents' first frame.
-  virtual int64_t first_frame() const { return 0; }
-  // The positions of the latents' frames, float64 [T], that are `counted` from the first one's.
+  // The positions of the latents' frames, float64 [T], that are `counted` from 0. They depend on
+  // nothing else.
   virtual at::Tensor frame_positions(const at::Tensor& counted_T) const;
   // In front of the first block; may change rows and context.
   virtual void begin(Pass& pass);

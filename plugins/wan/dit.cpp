@@ -294,16 +294,14 @@ std::vector<Around> around_of(const atelier::DenoiseInputs& in,
 // Waves of all rows, [N, head_dim / 2] each.
 const Waves& Dit::waves(const std::vector<Around>& around, int64_t T, int64_t H, int64_t W,
                         at::Device device) {
-  int64_t first = 0;
-  for (const Addition* addition : additions_) first += addition->first_frame();
-  std::vector<int64_t> sizes = {T, H, W, first};
+  std::vector<int64_t> sizes = {T, H, W};
   for (const Around& here : around) {
     sizes.push_back(rows_of(here.front));
     sizes.push_back(rows_of(here.behind));
   }
   return waves_.get({std::move(sizes), device}, [&]() -> Waves {
     const auto options = at::TensorOptions(device).dtype(at::kDouble);
-    at::Tensor frames = at::arange(first, first + T, options);
+    at::Tensor frames = at::arange(T, options);
     for (const Addition* addition : additions_) frames = addition->frame_positions(frames);
     const at::Tensor clip = token_angles(frames, H, W, config_.head_dim());
     const at::Tensor angles = in_order(

@@ -16,8 +16,11 @@
 
 namespace wan {
 
+class CameraControl;
 class Dance;
 class Driving;
+class ReferenceFrame;
+class Speech;
 
 // Rows of a prompt; those behind its tokens are zero.
 inline constexpr int64_t kTextRows = 512;
@@ -28,10 +31,6 @@ inline constexpr const char* kImageEmbeds = "image_embeds";
 inline constexpr const char* kGivenClip = "given_clip";
 // In models whose latents begin with a clean frame: that frame.
 inline constexpr const char* kFirstFrame = "first_frame";
-
-class CameraControl;
-class ReferenceFrame;
-class Speech;
 
 // What the rows of a pass are made of: patches, texts and time. Weights of `parent`.
 class Embeddings {

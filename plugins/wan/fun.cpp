@@ -82,6 +82,10 @@ ReferenceFrame::ReferenceFrame(atelier::nn::Module* parent, const DitConfig& c)
 
 ReferenceFrame::~ReferenceFrame() = default;
 
+at::Tensor ReferenceFrame::frame_positions(const at::Tensor& counted_T) const {
+  return counted_T + 1;
+}
+
 std::vector<Stretch> ReferenceFrame::front(const atelier::DenoiseInputs& in, int64_t sample) {
   const at::Tensor& x = in.x_BCTHW;
   const atelier::Conditioning& cond = *in.cond[static_cast<size_t>(sample)];

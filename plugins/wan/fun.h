@@ -47,7 +47,8 @@ class ReferenceFrame final : public Addition {
   ~ReferenceFrame() override;
 
   std::vector<Stretch> front(const atelier::DenoiseInputs& in, int64_t sample) override;
-  int64_t first_frame() const override { return 1; }
+  // The reference is frame 0.
+  at::Tensor frame_positions(const at::Tensor& counted_T) const override;
 
  private:
   int64_t head_dim_;
