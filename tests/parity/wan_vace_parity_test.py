@@ -295,6 +295,19 @@ class VaceTrainTest(Vace, steps.Steps):
             cls.samples.append(Sample(made["latents"]["latents"], made["text"]["prompt_embeds"],
                                       vace_clip=made["vace"]["vace_clip"], references=made["vace"]["vace_references"]))
 
+    def test_one_clip_with_two_pictures_has_two_entries(self):
+        """What is learnt of both rows has another picture in front."""
+        data = self.dir / "encoded"
+        rows = [{"video": "0", "prompt": "a clip", "vace_video": "1", "vace_reference_image": [picture]}
+                for picture in ("1/0.png", "2/0.png")]
+        (data / "shared.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        atelier.run(["cache", "--plugin", "wan", "--model_paths", atelier.paths_argument(self.folder), "--dataset_base_path",
+                     data, "--dataset_metadata_path", data / "shared.jsonl", "--num_frames", steps.FRAMES, "--dtype",
+                     "float32", "--extra_inputs", "vace_video,vace_reference_image", "--output_path",
+                     self.dir / "shared"], self.dir)
+        items = json.loads((self.dir / "shared/cache/manifest.json").read_text())["items"]
+        self.assertNotEqual(items[0]["latents"], items[1]["latents"])
+
     def velocity(self, vace, samples, noisy, sigma, embeds, lengths, first):
         control = torch.stack([sample.control() for sample in samples])
         return vace(hidden_states=noisy, timestep=1000 * sigma, control_hidden_states=control,
