@@ -1,5 +1,6 @@
 # Sources of atelier_formats, relative to this folder; also built into the fuzzers.
 set(ATELIER_FORMATS_SOURCES
+  base64.cpp
   chars_map.cpp
   csv.cpp
   elf_note.cpp
