@@ -118,8 +118,9 @@ struct ModelFacts {
   int64_t height = 0, width = 0, frames = 1;  // what it makes where nothing else is said
   int64_t frame_step = 1;  // frames of a clip are one more than a multiple of this
   double fps = 0;
-  nlohmann::json
-      inputs;  // the settings and inputs tables: name, kind, help, default, choices, range, list
+  // {"settings": [row…], "inputs": [row…]}, each row with name, kind, help, default, choices,
+  // minimum, maximum, list, required; "starts" is true of the input that sampling begins from.
+  nlohmann::json inputs;
   nlohmann::json schedules;  // name, steps, cfg_scale, solver, levels
   std::vector<std::string> solvers;
   double started_s = 0;
