@@ -65,7 +65,7 @@ inline constexpr int64_t kMaxImages = 100'000;  // of one prompt, each frame of 
 // Where a value was written: names it in messages as "--height", as "jobs.jsonl:3: height", or, of
 // a request, as "height".
 struct Origin {
-  std::string file;  // empty: the command line, or a request
+  std::string file = {};  // empty: the command line, or a request
   uint64_t line = 0;
   bool is_request = false;  // of a client of a server
 

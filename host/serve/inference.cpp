@@ -82,13 +82,13 @@ void Inference::take_jobs() {
     }
     metrics_.run(images, loras);
     if (images >= options_.max_batch) return;
-    std::optional<Work> work = jobs_.take();
+    std::optional<PreparedJob> work = jobs_.take();
     if (!work) return;
     begin(std::move(*work));
   }
 }
 
-void Inference::begin(Work work) {
+void Inference::begin(PreparedJob work) {
   const std::string id = work.id;
   running_[id] = {.images = work.settings.num_images, .loras = std::ssize(work.settings.loras)};
   try {
@@ -101,7 +101,7 @@ void Inference::begin(Work work) {
   }
 }
 
-generate::JobHooks Inference::hooks_of(const Work& work) {
+generate::JobHooks Inference::hooks_of(const PreparedJob& work) {
   generate::JobHooks hooks;
   hooks.on_step = [this, id = work.id](int64_t step, int64_t steps) {
     jobs_.stepped(id, step, steps);

@@ -53,8 +53,8 @@ class Inference {
 
  private:
   void take_jobs();
-  void begin(Work work);
-  generate::JobHooks hooks_of(const Work& work);
+  void begin(PreparedJob work);
+  generate::JobHooks hooks_of(const PreparedJob& work);
   void over(const std::string& id, const generate::JobResult& result);
   void leave(const std::string& id);
   void rest_when_idle();

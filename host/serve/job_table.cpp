@@ -20,7 +20,7 @@ using nlohmann::json;
 
 struct JobTable::Job {
   JobView view;
-  Work work;
+  PreparedJob work;
   Asked asked;  // without uploads
   std::string content;
   uint64_t number = 0;  // in the order they came
@@ -281,7 +281,7 @@ void JobTable::open() {
   stage_ = Stage::kOpen;
 }
 
-std::optional<Work> JobTable::take() {
+std::optional<PreparedJob> JobTable::take() {
   const std::lock_guard lock(mutex_);
   if (line_.empty()) return std::nullopt;
   const JobPtr job = line_.front();

@@ -25,7 +25,7 @@
 namespace atelier::serve {
 
 // A job that was checked, as the thread of inference takes it.
-struct Work {
+struct PreparedJob {
   std::string id = {};
   order::Settings settings = {};  // checked and filled, with the files of the spool
   int64_t preview_every = 0;      // steps; 0: no previews
@@ -51,7 +51,7 @@ std::string text_of(const Error& error);
 class JobTable : public Jobs {
  public:
   // Checks a job whose files are in the spool, by the thread of a connection; throws HttpError.
-  using Prepare = std::function<Work(const std::string& id, const Asked&, const SpooledFiles&)>;
+  using Prepare = std::function<PreparedJob(const std::string& id, const Asked&, const SpooledFiles&)>;
   // What is given by reference outlives the table.
   JobTable(TableOptions options, const Spool& spool, Prepare prepare, Bell& bell,
            Metrics& metrics);
@@ -72,7 +72,7 @@ class JobTable : public Jobs {
   // Jobs are taken in from here on.
   void open();
   // The next job of the line, which runs from now on; nullopt: there is none.
-  std::optional<Work> take();
+  std::optional<PreparedJob> take();
   // Gives up those whose deadline is over before they run.
   void expire();
   // Running jobs that clients have cancelled and whose work is to end, each once.

@@ -123,6 +123,7 @@ struct ModelFacts {
   nlohmann::json inputs;
   nlohmann::json schedules;  // name, steps, cfg_scale, solver, levels
   std::vector<std::string> solvers;
+  std::vector<std::string> denoisers = {};  // components; that of the noisiest levels first
   double started_s = 0;
 };
 

@@ -6,6 +6,8 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
+#include "formats/json.h"
+#include "formats/list.h"
 #include "host/files/folder.h"
 #include "host/http/server.h"
 #include "host/lora/lora_file.h"
@@ -21,6 +23,46 @@ using http::HttpError;
 using nlohmann::json;
 
 constexpr const char* kSuffix = ".safetensors";
+
+using Metadata = std::map<std::string, std::string>;
+
+// The words of "a, b", each once.
+json words_of(const std::string& text) {
+  json words = json::array();
+  for (const std::string& word : formats::parse_list(text))
+    if (!word.empty() && std::find(words.begin(), words.end(), word) == words.end()) words.push_back(word);
+  return words;
+}
+
+// The tags that most captions of the training had: {"folder": {"tag": count}}.
+json frequent_tags(const std::string& text) {
+  constexpr size_t kMost = 5;
+  std::map<std::string, int64_t> counts;
+  try {
+    for (const json& folder : formats::parse_json(text)) {
+      if (!folder.is_object()) continue;
+      for (const auto& [tag, count] : folder.items())
+        if (count.is_number_integer()) counts[tag] += count.get<int64_t>();
+    }
+  } catch (const formats::ParseError&) {
+    return json::array();
+  }
+  std::vector<std::pair<int64_t, std::string>> tags;
+  for (const auto& [tag, count] : counts) tags.emplace_back(-count, tag);
+  std::ranges::sort(tags);
+  json words = json::array();
+  for (size_t i = 0; i < std::min(kMost, tags.size()); ++i) words.push_back(tags[i].second);
+  return words;
+}
+
+// The words that bring out what a LoRA has learnt.
+json trigger_words(const Metadata& metadata) {
+  for (const char* const key : {"modelspec.trigger_phrase", "trigger_words"})
+    if (const auto found = metadata.find(key); found != metadata.end() && !found->second.empty())
+      return words_of(found->second);
+  const auto tags = metadata.find("ss_tag_frequency");
+  return tags != metadata.end() ? frequent_tags(tags->second) : json::array();
+}
 
 // What a file says of itself, as far as clients may want to know it.
 json metadata_of(const std::string& path) {
@@ -38,7 +80,7 @@ json metadata_of(const std::string& path) {
       }
     };
     tell("base", {"ss_base_model_version", "modelspec.architecture", "base_model"});
-    tell("trigger_words", {"modelspec.trigger_phrase", "trigger_words", "ss_trigger_words"});
+    if (json words = trigger_words(metadata); !words.empty()) told["trigger_words"] = words;
   } catch (const Error& error) {
     told["error"] = "it cannot be read";  // the whole error names the file's path
   }

@@ -189,6 +189,8 @@ ModelFacts facts_of(const model::LoadedModel& model, const order::Serving& order
   facts.frames = target.frames;
   facts.frame_step = spec.temporal_stride;
   facts.fps = base.fps.value_or(0.0);
+  for (const model::RangedDenoiser& denoiser : model.stages().denoisers)
+    facts.denoisers.push_back(denoiser.name());
   facts.schedules = schedules_of(model);
   const json defaults = said_defaults(base, target, facts.fps);
   facts.inputs = {{"settings", settings_rows(model, order, defaults, facts.schedules)},

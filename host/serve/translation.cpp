@@ -87,9 +87,9 @@ int64_t steps_of(const Settings& s, const ModelFamily& family, std::string_view 
 
 }  // namespace
 
-Work Translation::prepare(const std::string& id, const Asked& asked,
+PreparedJob Translation::prepare(const std::string& id, const Asked& asked,
                           const SpooledFiles& files) const {
-  Work work = {.id = id, .settings = read(asked, files)};
+  PreparedJob work = {.id = id, .settings = read(asked, files)};
   hold_limits(work.settings);
   errands_.run([&] { check(work, asked); });
   return work;
@@ -120,7 +120,7 @@ void Translation::hold_limits(const Settings& s) const {
 }
 
 // On the thread of inference.
-void Translation::check(Work& work, const Asked& asked) const {
+void Translation::check(PreparedJob& work, const Asked& asked) const {
   model::LoadedModel& model = opened_.model();
   const ModelFamily& family = model.family();
   const std::string& variant = model.stages().variant;

@@ -22,11 +22,11 @@ class Translation {
       : opened_(opened), order_(order), loras_(loras), spool_(spool), errands_(errands) {}
 
   // As JobTable::Prepare.
-  Work prepare(const std::string& id, const Asked& asked, const SpooledFiles& files) const;
+  PreparedJob prepare(const std::string& id, const Asked& asked, const SpooledFiles& files) const;
 
  private:
   order::Settings read(const Asked& asked, const SpooledFiles& files) const;
-  void check(Work& work, const Asked& asked) const;
+  void check(PreparedJob& work, const Asked& asked) const;
   void name_output(order::Settings& settings, const std::string& id,
                    const std::string& format) const;
   void hold_limits(const order::Settings& settings) const;
