@@ -93,6 +93,11 @@ class Page:
     def call(self, method, **parameters):
         return self.browser.call(method, self.session, **parameters)
 
+    def close(self):
+        """Ends it; what it still has to say is not listened to."""
+        self.browser.pages.pop(self.session)
+        self.call("Page.close")
+
     def take(self, event, data):
         """Keeps what the browser says by itself."""
         if event == "Network.requestWillBeSent":
