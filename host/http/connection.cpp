@@ -58,10 +58,8 @@ std::string_view value_of(const Headers& headers, std::string_view name) {
 }
 
 bool wants_to_be_told_to_continue(const RequestHead& head) {
-  std::string expected(value_of(head.headers, "expect"));
+  const std::string expected = formats::lower_case(value_of(head.headers, "expect"));
   if (expected.empty()) return false;
-  std::transform(expected.begin(), expected.end(), expected.begin(),
-                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
   if (expected != "100-continue") throw HttpError(417, "Expect: only 100-continue is known");
   return !head.is_http_1_0;
 }

@@ -42,9 +42,7 @@ bool is_key(std::string_view text, std::string_view key) {
 // The key of "Bearer KEY", or the password of "Basic BASE64(user:password)".
 std::string key_of(std::string_view authorization) {
   const size_t space = std::min(authorization.find(' '), authorization.size());
-  std::string scheme(authorization.substr(0, space));
-  std::transform(scheme.begin(), scheme.end(), scheme.begin(),
-                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+  const std::string scheme = formats::lower_case(authorization.substr(0, space));
   authorization.remove_prefix(space);
   authorization.remove_prefix(std::min(authorization.find_first_not_of(' '), authorization.size()));
   if (scheme == "bearer") return std::string(authorization);

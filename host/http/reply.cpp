@@ -52,9 +52,7 @@ const char* reason_of(int status) {
 }
 
 bool is_named(std::string_view name, std::string_view other) {
-  return std::equal(name.begin(), name.end(), other.begin(), other.end(), [](char a, char b) {
-    return (a >= 'A' && a <= 'Z' ? a + 32 : a) == (b >= 'A' && b <= 'Z' ? b + 32 : b);
-  });
+  return formats::lower_case(name) == formats::lower_case(other);
 }
 
 bool has(const Response& response, std::string_view name) {

@@ -10,6 +10,7 @@
 #include <limits>
 #include <string_view>
 
+#include "formats/http_fields.h"
 #include "host/http/server.h"
 
 namespace atelier::http {
@@ -30,19 +31,12 @@ constexpr std::array kSingle = {"authorization", "content-length", "content-type
                                 "expect",        "host",           "if-range",
                                 "origin",        "range",          "transfer-encoding"};
 
-std::string lower(std::string_view text) {
-  std::string small(text);
-  for (char& c : small)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  return small;
-}
-
 std::string_view view(boost::beast::string_view text) {
   return {text.data(), text.size()};
 }
 
 void add_field(RequestHead& head, std::string_view name, std::string_view value) {
-  const std::string key = lower(name);
+  const std::string key = formats::lower_case(name);
   const auto [place, is_new] = head.headers.emplace(key, value);
   if (is_new) return;
   if (std::find(kSingle.begin(), kSingle.end(), key) != kSingle.end())
@@ -57,7 +51,7 @@ void check_framing(const RequestHead& head) {
   if (coding != head.headers.end()) {
     if (length != head.headers.end())
       throw HttpError(400, "the request has both a Content-Length and a Transfer-Encoding");
-    if (head.is_http_1_0 || lower(coding->second) != "chunked")
+    if (head.is_http_1_0 || formats::lower_case(coding->second) != "chunked")
       throw HttpError(400, "the only Transfer-Encoding is \"chunked\", of HTTP/1.1");
   }
   if (length != head.headers.end() &&

@@ -20,13 +20,6 @@ bool is_token_char(char c) {
          std::string_view("!#$%&'*+-.^_`|~").find(c) != std::string_view::npos;
 }
 
-std::string lower(std::string_view text) {
-  std::string small(text);
-  for (char& c : small)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  return small;
-}
-
 bool is_blank(char c) {
   return c == ' ' || c == '\t';
 }
@@ -62,11 +55,11 @@ class FieldReader {
     size_t length = 0;
     while (length < rest_.size() && (is_token_char(rest_[length]) || rest_[length] == '/'))
       ++length;
-    return lower(take(length, "has no value"));
+    return lower_case(take(length, "has no value"));
   }
   std::string name() {
     skip_blanks();
-    return lower(take(token_length(), "has a parameter without a name"));
+    return lower_case(take(token_length(), "has a parameter without a name"));
   }
   void expect(char c) {
     skip_blanks();
@@ -117,6 +110,13 @@ class FieldReader {
 };
 
 }  // namespace
+
+std::string lower_case(std::string_view text) {
+  std::string lowered(text);
+  for (char& c : lowered)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return lowered;
+}
 
 MediaType parse_media_type(std::string_view text) {
   FieldReader reader(text);
@@ -182,7 +182,7 @@ std::optional<Authority> parse_authority(std::string_view text) {
     read.port = number_of<uint16_t>(port);
     if (!read.port) return std::nullopt;
   }
-  read.host = lower(host);
+  read.host = lower_case(host);
   return read;
 }
 
@@ -196,7 +196,7 @@ std::optional<WebOrigin> parse_origin(std::string_view text) {
     return std::nullopt;
   const auto authority = parse_authority(text.substr(colon + 3));
   if (!authority) return std::nullopt;
-  return WebOrigin{.scheme = lower(scheme), .authority = *authority};
+  return WebOrigin{.scheme = lower_case(scheme), .authority = *authority};
 }
 
 }  // namespace atelier::formats

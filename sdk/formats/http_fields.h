@@ -22,6 +22,9 @@ struct MediaType {
 // Throws ParseError: HTTP_FIELD where it is malformed or has a parameter twice.
 MediaType parse_media_type(std::string_view text);
 
+// With the letters A to Z in lower case, whatever the locale.
+std::string lower_case(std::string_view text);
+
 // Whether it is a name as HTTP has them for fields and methods, such as "X-Name".
 bool is_http_token(std::string_view text);
 

@@ -29,13 +29,6 @@ std::string boundary_of(std::string_view content_type) {
   return boundary;
 }
 
-std::string lower(std::string_view text) {
-  std::string small(text);
-  for (char& c : small)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  return small;
-}
-
 class FormReader {
  public:
   FormReader(std::string_view body, const std::string& boundary, const MultipartLimits& limits)
@@ -68,7 +61,7 @@ class FormReader {
       const size_t colon = line.find(':');
       if (colon == std::string_view::npos || !is_http_token(line.substr(0, colon)))
         fail("a line of a part's header has no name");
-      has_name |= read_header(part, lower(line.substr(0, colon)), line.substr(colon + 1));
+      has_name |= read_header(part, lower_case(line.substr(0, colon)), line.substr(colon + 1));
     }
     if (!has_name) fail("a part has no Content-Disposition");
     const size_t end = body_.find(delimiter_, at_);
@@ -132,7 +125,7 @@ class FormReader {
   std::string extended(std::string_view value) const {
     const size_t charset = std::min(value.find('\''), value.size());
     const size_t language = value.find('\'', std::min(charset + 1, value.size()));
-    if (lower(value.substr(0, charset)) != "utf-8" || language == std::string_view::npos)
+    if (lower_case(value.substr(0, charset)) != "utf-8" || language == std::string_view::npos)
       fail("the file name " + quote_and_escape(value) + " is not UTF-8");
     return decode_percent(value.substr(language + 1));
   }
