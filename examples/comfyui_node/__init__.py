@@ -140,7 +140,7 @@ class AtelierServe:
                 if job["steps"]:
                     bar = bar or comfy.utils.ProgressBar(job["steps"])
                     shown = None
-                    if job["previews"] > previews and job["state"] == "running":
+                    if job["previews"] > previews:
                         previews = job["previews"]
                         shown = ("JPEG", Image.open(io.BytesIO(server.bytes_of("GET", f"{path}/preview"))), None)
                     bar.update_absolute(job["step"], job["steps"], shown)

@@ -37,7 +37,7 @@ class ValueField {
     if (list) return make("textarea", {...properties, rows: 2, placeholder: "one a line"});
     if (kind === "text") return make("input", {...properties, placeholder: this.defaultText()});
     if (kind === "seed")
-      return make("input", {...properties, inputMode: "numeric", pattern: "-1|[0-9]{1,20}", placeholder: "any"});
+      return make("input", {...properties, inputMode: "numeric", pattern: "-1|[0-9]{1,20}", placeholder: this.defaultText() || "any"});
     return make("input", {...properties, type: "number", step: kind === "integer" ? 1 : "any", min: minimum ?? "",
                           max: maximum ?? "", placeholder: this.defaultText()});
   }
@@ -51,6 +51,7 @@ class ValueField {
 
   // What stands where nothing is typed.
   setDefault(value) {
+    if (value === undefined || value === null) return;
     this.row.default = value;
     if (this.control.tagName === "SELECT") this.control.options[0].textContent = this.defaultWord();
     else this.control.placeholder = this.defaultText();

@@ -18,6 +18,7 @@ class Form {
     this.fields = new Map();
     for (const row of this.rows()) this.add(row);
     byId("advanced_group").hidden = byId("advanced").children.length === 0;
+    byId("count").max = this.table.settings.find(({name}) => name === "num_images")?.maximum ?? 64;
     byId("count").addEventListener("input", this.changed);
     this.fields.get("schedule")?.control.addEventListener("input", () => this.showDefaults());
     this.load();
@@ -40,6 +41,7 @@ class Form {
   }
 
   add(row) {
+    row.preset = row.default;
     const place = this.placeOf(row);
     const field = isFile(row) ? new FileField(row, this.changed)
                               : new ValueField(row, this.changed, ["inputs", "advanced"].includes(place));
@@ -51,6 +53,7 @@ class Form {
     if (row.name in PROMPTS) return "prompts";
     if (BASICS.includes(row.name) && !(row.name === "schedule" && this.table.schedules.length < 2)) return "basics";
     if (row.required) return "inputs";
+    if (row.kind === "file") return "advanced";
     const files = this.table.inputs.filter((other) => isFile(other) && !other.required);
     return isFile(row) && files.length <= MOST_FILES ? "inputs" : "advanced";
   }
@@ -62,7 +65,7 @@ class Form {
     const defaults = {...this.table.defaults, num_inference_steps: schedule?.steps, cfg_scale: schedule?.cfg_scale,
                       solver: schedule?.solver, schedule: this.table.schedules[0]?.name};
     for (const [name, value] of Object.entries(defaults))
-      if (value !== undefined && value !== null) this.fields.get(name)?.setDefault(value);
+      this.fields.get(name)?.setDefault(this.fields.get(name).row.preset ?? value);
   }
 
   addWord(word) {
