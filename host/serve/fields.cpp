@@ -7,8 +7,11 @@
 #include "atelier/error.h"
 
 #include "formats/base64.h"
+#include "formats/data_url.h"
 #include "formats/escape.h"
 #include "formats/json.h"
+#include "formats/multipart.h"
+#include "formats/utf8.h"
 #include "host/files/file_reader.h"
 #include "host/report/problems.h"
 #include "host/report/text.h"
@@ -71,15 +74,15 @@ json typed(const json& row, const json& value) {
 std::string bytes_of_text(const std::string& name, std::string_view text) {
   if (text.starts_with("http://") || text.starts_with("https://"))
     throw wrong(name, "no address is fetched; send the file, or a data: URL");
-  if (text.starts_with("data:")) {
-    const size_t comma = text.find(',');
-    if (comma == std::string_view::npos || !text.substr(0, comma).ends_with(";base64"))
-      throw wrong(name, "the data: URL is not of base64: data:image/png;base64,…");
-    text.remove_prefix(comma + 1);
+  std::optional<std::string> bytes;
+  try {
+    bytes = formats::is_data_url(text) ? formats::parse_data_url(text).bytes
+                                       : formats::decode_base64(text);
+  } catch (const formats::ParseError& error) {
+    throw wrong(name, error.what());
   }
-  auto bytes = formats::decode_base64(text);
   if (!bytes || bytes->empty()) throw wrong(name, "is no base64 of a file");
-  return std::move(*bytes);
+  return *std::move(bytes);
 }
 
 // {"job": "…", "file": 0}.
@@ -144,6 +147,53 @@ bool flag_of(std::string_view name, const json& value) {
   if (value == "true" || value == 1) return true;
   if (value == "false" || value == 0) return false;
   throw wrong(name, shown(value.dump()) + " is neither true nor false");
+}
+
+namespace {
+
+// A text of a form. "seed[]" is one of a list, whose other members have the same name.
+void add_text(json& fields, std::string name, std::string text) {
+  const bool is_listed = name.ends_with("[]");
+  if (is_listed) name.resize(name.size() - 2);
+  if (name.find('[') != std::string::npos && name != "input_reference[image_url]")
+    throw wrong(name, "a form loses which of its values belong together; send " +
+                          name.substr(0, name.find('[')) + " as a text of JSON");
+  const auto found = fields.find(name);
+  if (found == fields.end()) {
+    fields[name] = is_listed ? json::array({std::move(text)}) : json(std::move(text));
+    return;
+  }
+  if (!found->is_array()) *found = json::array({std::move(*found)});
+  found->push_back(std::move(text));
+}
+
+Form read_multipart(const http::Request& request) {
+  Form form;
+  for (const auto& part : formats::parse_multipart(request.header("content-type"), request.body)) {
+    if (part.file_name) {
+      form.files.push_back({part.name, std::string(part.bytes)});
+    } else if (formats::find_invalid_utf8(part.bytes) == std::string_view::npos) {
+      add_text(form.fields, part.name, std::string(part.bytes));
+    } else {
+      throw wrong(part.name, "is no text; a file has a filename");
+    }
+  }
+  return form;
+}
+
+}  // namespace
+
+Form read_form(const http::Request& request) {
+  try {
+    if (request.header("content-type").starts_with("multipart/")) return read_multipart(request);
+    Form form = {.fields = formats::parse_json(request.body)};
+    if (!form.fields.is_object()) throw HttpError(400, "the body is no JSON object");
+    for (auto field = form.fields.begin(); field != form.fields.end();)
+      field = field->is_null() ? form.fields.erase(field) : std::next(field);
+    return form;
+  } catch (const formats::ParseError& error) {
+    throw HttpError(400, std::string("the body: ") + error.what());
+  }
 }
 
 json Form::take(std::string_view name) {

@@ -230,8 +230,6 @@ Response openai_error(int status, const std::string& message) {
                                {"param", field.empty() ? json() : json(field)},
                                {"code", code == nullptr ? json() : json(code)}}}});
   response.status = status;
-  // Clients send 5xx three times; what failed here would fail again.
-  if (status >= 500 && status != 503) response.headers.emplace_back("x-should-retry", "false");
   return response;
 }
 

@@ -43,6 +43,62 @@ TEST_CASE("A name that is not known is refused, and the nearest one is named", "
         "xyzzyxyzzy: is not known; GET /v1/inputs lists the names");
 }
 
+Form read(const char* type, std::string body) {
+  return read_form({.method = "POST",
+                    .path = "/",
+                    .headers = {{"content-type", type}},
+                    .body = std::move(body)});
+}
+
+TEST_CASE("A body is a JSON object", "[serve]") {
+  CHECK(read("application/json", R"({"a": 1, "b": null, "c": [null]})").fields ==
+        json{{"a", 1}, {"c", {nullptr}}});
+  CHECK(read("application/x-www-form-urlencoded", R"({"a": 1})").fields["a"] == 1);
+  for (const char* const body : {"", "[]", "7", "{", R"({"a":1,"a":2})", "{\"a\":\"\xff\"}"}) {
+    const auto refused = refusal_of([&] { read("application/json", body); });
+    CHECK(refused.status == 400);
+    CHECK(refused.message.starts_with("the body"));
+  }
+}
+
+// Parts of texts by name and value, of files where the name ends with an at sign.
+Form read_parts(const std::vector<std::pair<std::string, std::string>>& parts) {
+  std::string body;
+  for (const auto& [name, value] : parts) {
+    const bool is_file = name.ends_with("@");
+    body += "--x\r\nContent-Disposition: form-data; name=\"" +
+            name.substr(0, name.size() - (is_file ? 1 : 0)) + "\"" +
+            (is_file ? "; filename=\"upload\"" : "") + "\r\n\r\n" + value + "\r\n";
+  }
+  return read("multipart/form-data; boundary=x", body + "--x--\r\n");
+}
+
+TEST_CASE("A body is a form with files", "[serve]") {
+  const Form form = read_parts({{"prompt", "a"},
+                                {"image[]@", "one"},
+                                {"seed[]", "5"},
+                                {"image[]@", "\xff\xfe"},
+                                {"seed[]", "9"},
+                                {"input_reference[image_url]", "data:"},
+                                {"twice", "1"},
+                                {"twice", "2"}});
+  CHECK(form.fields == json{{"prompt", "a"},
+                            {"seed", {"5", "9"}},
+                            {"input_reference[image_url]", "data:"},
+                            {"twice", {"1", "2"}}});
+  REQUIRE(form.files.size() == 2);
+  CHECK(form.files[0].name == "image[]");
+  CHECK(form.files[1].bytes == "\xff\xfe");
+  const auto refused = [&](const std::string& name, const std::string& value) {
+    return refusal_of([&] { read_parts({{name, value}}); }).message;
+  };
+  CHECK(refused("lora[][name]", "a") ==
+        "lora[][name]: a form loses which of its values belong together; send lora as a text of "
+        "JSON");
+  CHECK(refused("prompt", "\xff") == "prompt: is no text; a file has a filename");
+  CHECK(refusal_of([] { read("multipart/form-data", ""); }).status == 400);
+}
+
 TEST_CASE("Files come as data: URLs, as base64 and as results of jobs", "[serve]") {
   FakeService fake(editing_facts());
   const test::Folder folder;
@@ -73,8 +129,7 @@ TEST_CASE("Files that are none are refused", "[serve]") {
   CHECK(refused("http://127.0.0.1/a.png") ==
         "no address is fetched; send the file, or a data: URL");
   CHECK(refused("/etc/passwd!") == "is no base64 of a file");
-  CHECK(refused("data:image/png,abcd") ==
-        "the data: URL is not of base64: data:image/png;base64,…");
+  CHECK(refused("data:image/png,abcd") == R"("data:image/png,abcd" is not in base64)");
   CHECK(refused("data:image/png;base64,") == "is no base64 of a file");
   CHECK(refused({{"job", "none"}}) == R"(there is no job "none")");
   CHECK(refused({{"path", "a.png"}}) ==

@@ -333,31 +333,26 @@ TEST_CASE("A clip's thumbnail is its first frame", "[serve]") {
   CHECK(std::abs(image.rgb.front() - 200) < 3);
 }
 
-TEST_CASE("Errors have OpenAI's form, and say what not to try again", "[serve]") {
+TEST_CASE("Errors have OpenAI's form", "[serve]") {
   const auto error = [](int status, const std::string& message) {
     const http::Response response = openai_error(status, message);
     CHECK(response.status == status);
     json said = json::parse(response.body)["error"];
     CHECK(said["message"] == message);
     said.erase("message");
-    said["retry"] = response.headers.empty();
     return said;
   };
-  const auto form = [](const char* type, json param, json code, bool retry) -> json {
-    return {
-        {"type", type}, {"param", std::move(param)}, {"code", std::move(code)}, {"retry", retry}};
+  const auto form = [](const char* type, json param, json code) -> json {
+    return {{"type", type}, {"param", std::move(param)}, {"code", std::move(code)}};
   };
-  CHECK(error(400, "size: no size") == form("invalid_request_error", "size", nullptr, true));
-  CHECK(error(400, "nothing: ") == form("invalid_request_error", "nothing", nullptr, true));
-  CHECK(error(400, "Nothing of it") == form("invalid_request_error", nullptr, nullptr, true));
-  CHECK(error(404, "model: none") ==
-        form("invalid_request_error", "model", "model_not_found", true));
-  CHECK(error(404, "no route") == form("invalid_request_error", nullptr, "not_found", true));
-  CHECK(error(401, "no key") == form("invalid_request_error", nullptr, "invalid_api_key", true));
-  CHECK(error(429, "full") == form("rate_limit_error", nullptr, "rate_limit_exceeded", true));
-  CHECK(error(500, "a bug") == form("server_error", nullptr, nullptr, false));
-  CHECK(error(507, "out") == form("server_error", nullptr, "out_of_memory", false));
-  CHECK(error(503, "starting") == form("server_error", nullptr, nullptr, true));
+  CHECK(error(400, "size: no size") == form("invalid_request_error", "size", nullptr));
+  CHECK(error(400, "Nothing of it") == form("invalid_request_error", nullptr, nullptr));
+  CHECK(error(404, "model: none") == form("invalid_request_error", "model", "model_not_found"));
+  CHECK(error(404, "no route") == form("invalid_request_error", nullptr, "not_found"));
+  CHECK(error(401, "no key") == form("invalid_request_error", nullptr, "invalid_api_key"));
+  CHECK(error(429, "full") == form("rate_limit_error", nullptr, "rate_limit_exceeded"));
+  CHECK(error(500, "a bug") == form("server_error", nullptr, nullptr));
+  CHECK(error(507, "out") == form("server_error", nullptr, "out_of_memory"));
 }
 
 TEST_CASE("A later try has the jobs of an earlier one", "[serve]") {
