@@ -24,6 +24,7 @@
 #include "host/serve/model_facts.h"
 #include "host/serve/openai.h"
 #include "host/serve/own_api.h"
+#include "host/serve/page/page.h"
 #include "host/serve/sdapi.h"
 #include "host/serve/session_maker.h"
 #include "host/serve/translation.h"
@@ -79,6 +80,7 @@ class Serve {
     serve::add_own_api(router_, service_);
     serve::add_openai(router_, service_);
     serve::add_sdapi(router_, service_);
+    serve::add_page(router_);
     serve::add_status(router_, [this] { return is_ready_.load(); }, metrics_, jobs_);
   }
 
