@@ -230,18 +230,27 @@ struct RowGroup {
 };
 
 std::vector<RowGroup> groups_of(const LinearCall& call, SampleScope& scope, const Tensor& x) {
+  const auto scales_of = [&](int64_t sample) {
+    std::vector<double> scales;
+    for (const Share& share : call.shares)
+      scales.push_back(share.scale *
+                       (share.number < 0 ? 1.0 : scope.strength(sample, share.number)));
+    return scales;
+  };
+  std::vector<std::vector<double>> scales;
+  for (int64_t sample = 0; sample < scope.count(); ++sample) scales.push_back(scales_of(sample));
+  const bool are_alike =
+      std::ranges::all_of(scales, [&](const auto& one) { return one == scales.front(); });
+  if (are_alike) return {{0, rows_of(x).size(0), scales.front()}};
   std::vector<RowGroup> groups;
   for (const auto& [sample, begin, length] : scope.stretches_of(x)) {
-    std::vector<double> scales;
-    for (const Share& share : call.shares) {
-      const double strength = share.number < 0 ? 1.0 : scope.strength(sample, share.number);
-      scales.push_back(share.scale * strength);
-    }
     // Rows that nobody reads may have what their neighbours have.
-    if (!groups.empty() && (sample < 0 || groups.back().scales == scales)) {
+    const bool joins = !groups.empty() &&
+                       (sample < 0 || groups.back().scales == scales[static_cast<size_t>(sample)]);
+    if (joins) {
       groups.back().length += length;
-    } else {
-      groups.push_back({begin, length, std::move(scales)});
+    } else if (sample >= 0) {
+      groups.push_back({begin, length, scales[static_cast<size_t>(sample)]});
     }
   }
   return groups;

@@ -10,7 +10,7 @@
 namespace atelier::ops {
 namespace {
 
-thread_local SampleScope* current_scope = nullptr;
+thread_local SampleScope* current_sample_scope = nullptr;
 
 // The axis that samples or their rows are on: the first one that is longer than 1, or the last one
 // of rows.
@@ -30,18 +30,18 @@ std::vector<int64_t> offsets_of(const Segments& rows) {
 
 SampleScope::SampleScope(const SampleStrengths& strengths)
     : strengths_(strengths),
-      outer_(std::exchange(current_scope, this)),
+      outer_(std::exchange(current_sample_scope, this)),
       count_(static_cast<int64_t>(strengths.size())) {}
 
 SampleScope::~SampleScope() {
-  current_scope = outer_;
+  current_sample_scope = outer_;
 }
 
 SampleScope* SampleScope::current() {
-  return current_scope;
+  return current_sample_scope;
 }
 
-SampleScope::Part::Part(int64_t first, int64_t count) : scope_(current_scope) {
+SampleScope::Part::Part(int64_t first, int64_t count) : scope_(current_sample_scope) {
   if (scope_ == nullptr) return;
   first_ = scope_->first_, count_ = scope_->count_;
   noted_ = std::exchange(scope_->noted_, {});
@@ -56,7 +56,7 @@ SampleScope::Part::~Part() {
 }
 
 SampleScope::Rows::Rows(int64_t first, int64_t count)
-    : scope_(current_scope), first_(first), count_(count) {
+    : scope_(current_sample_scope), first_(first), count_(count) {
   if (scope_ != nullptr) outer_ = std::exchange(scope_->named_, this);
 }
 

@@ -65,6 +65,8 @@ class ATELIER_API SampleScope {
     int64_t first_, count_;
   };
 
+  int64_t count() const { return count_; }  // of samples
+
   // A stretch of rows, from `begin` on. Sample -1: none's, the result is not read.
   struct Stretch {
     int64_t sample, begin, length;
