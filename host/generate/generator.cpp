@@ -189,6 +189,9 @@ Generator::Conditionings Generator::encode_conditions(const Request& request,
                                                     : encode(stage, in, request.encoder_state);
       if (is_of_both) of_both[stage.name] = part;
       (is_negative ? cond.without : cond.with).merge(part);
+      if (const auto prompt = cond.with.find(kPromptEmbeds);
+          is_negative && !stage.kept_as.empty() && prompt != cond.with.end())
+        cond.without.emplace(stage.kept_as, prompt->second);
     }
   }
   return cond;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "atelier/architecture.h"
+#include "atelier/part_view.h"
 
 namespace qwen_image {
 
@@ -21,6 +22,9 @@ inline constexpr std::string_view kEditVariants = "*-edit*", kOnePictureVariant 
 inline bool edits(std::string_view variant) {
   return variant.find("-edit") != std::string_view::npos;
 }
+// Components of ControlNets.
+inline constexpr const char *kBlockwise = "blockwise_controlnet", *kControlNet = "controlnet";
+inline constexpr const char* kControlNetMark = "controlnet_x_embedder.weight";  // a tensor of one
 inline constexpr const char* kCleanMark = "__index_timestep_zero__";  // a tensor of repacked files
 inline constexpr const char* kCleanReferences = "clean_references";   // of DitConfig
 inline constexpr const char* kSections = "sections";                  // of TextEncoderConfig
@@ -72,6 +76,8 @@ bool has_clean_references(const atelier::Detection& dit);
 inline constexpr const char* kSectionFields[] = {"rope_scaling.mrope_section",
                                                  "rope_parameters.mrope_section"};
 
+// The numbers of a denoiser's blocks, which a ControlNet of diffusers has, too.
+DitConfig read_blocks(const atelier::PartView& view);
 // See ComponentRow::detect.
 std::optional<atelier::Detection> detect_dit(const atelier::TensorIndex& checkpoint);
 std::optional<atelier::Detection> detect_text_encoder(const atelier::TensorIndex& checkpoint);
