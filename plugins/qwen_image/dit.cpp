@@ -235,8 +235,7 @@ int64_t SampleRows::reference_rows() const {
   return rows;
 }
 
-Dit::Rope Dit::make_rope(int64_t height, int64_t width, const std::vector<SampleRows>& samples,
-                         at::Device device) const {
+Dit::Rope Dit::make_rope(const std::vector<SampleRows>& samples, at::Device device) const {
   const auto [frame_axis, row_axis, column_axis] = config_.axes;
   const auto options = at::TensorOptions(device).dtype(at::kFloat);
   std::vector<at::Tensor> image_cos, image_sin, text;
@@ -256,6 +255,7 @@ Dit::Rope Dit::make_rope(int64_t height, int64_t width, const std::vector<Sample
     image_sin.push_back(waves(at::sin));
   };
   for (const SampleRows& sample : samples) {
+    const int64_t height = sample.height, width = sample.width;
     // Rows and columns count from the middle of each picture.
     add_picture(0, centered(height, options), centered(width, options));
     int64_t start = std::max(height / 2, width / 2), number = 0;
@@ -283,6 +283,49 @@ at::Tensor to_rows(const at::Tensor& x) {
       .reshape({B * H * W, C * kPatch * kPatch});
 }
 
+// All samples of `calls`, one after the other.
+at::Tensor to_rows(std::span<const atelier::DenoiseInputs> calls) {
+  Tensors rows;
+  for (const atelier::DenoiseInputs& in : calls) rows.push_back(to_rows(in.x_BCTHW));
+  return rows.size() == 1 ? rows.front() : at::cat(rows);
+}
+
+// Rows of tokens of all samples, back to latents as those of each call.
+std::vector<at::Tensor> to_latents(const at::Tensor& rows,
+                                   std::span<const atelier::DenoiseInputs> calls) {
+  std::vector<at::Tensor> result;
+  int64_t first = 0;
+  for (const atelier::DenoiseInputs& in : calls) {
+    const auto& x = in.x_BCTHW;
+    const int64_t B = x.size(0), C = x.size(1), H = x.size(3) / kPatch, W = x.size(4) / kPatch;
+    const at::Tensor own = calls.size() == 1 ? rows : rows.narrow(0, first, B * H * W).clone();
+    result.push_back(own.view({B, H, W, C, kPatch, kPatch})
+                         .permute({0, 3, 1, 4, 2, 5})
+                         .reshape({B, C, 1, H * kPatch, W * kPatch}));
+    first += B * H * W;
+  }
+  return result;
+}
+
+// The images of all samples in tokens, and their texts.
+std::vector<SampleRows> images_of(std::span<const atelier::DenoiseInputs> calls,
+                                  const std::vector<int64_t>& texts) {
+  std::vector<SampleRows> samples;
+  for (const atelier::DenoiseInputs& in : calls) {
+    for (int64_t b = 0; b < in.x_BCTHW.size(0); ++b)
+      samples.push_back({.height = in.x_BCTHW.size(3) / kPatch,
+                         .width = in.x_BCTHW.size(4) / kPatch,
+                         .text = texts[samples.size()]});
+  }
+  return samples;
+}
+
+Segments image_segments(const std::vector<SampleRows>& samples) {
+  std::vector<int64_t> lengths;
+  for (const SampleRows& sample : samples) lengths.push_back(sample.height * sample.width);
+  return Segments(lengths);
+}
+
 // Offsets of what is modulated alike: each sample's image, then its references.
 Segments halves(const Segments& image, const Segments& references) {
   std::vector<int64_t> lengths;
@@ -293,38 +336,47 @@ Segments halves(const Segments& image, const Segments& references) {
   return Segments(lengths);
 }
 
-// For all samples: what their references are, and the rows of these.
+// For all samples: the rows of their references.
 struct References {
-  std::vector<SampleRows> samples;
   std::vector<at::Tensor> rows;
   std::vector<int64_t> lengths;
 };
 
-// The noise level of each sample's references: 0 where they are clean, and the image's where they
-// are not. None where all have the image's.
-std::optional<at::Tensor> levels_of_references(std::span<const atelier::Conditioning* const> cond,
-                                               bool are_clean, const at::Tensor& sigma_B) {
+// The noise level of each sample's references: 0 where they are clean, which is the prepared one
+// `clean_level`, and the image's where they are not. None where all have the image's.
+struct ReferenceLevels {
+  at::Tensor sigma_B;
+  std::vector<std::optional<int64_t>> prepared;
+};
+
+std::optional<ReferenceLevels> levels_of_references(const atelier::CallSamples& samples,
+                                                    bool are_clean, int64_t clean_level) {
   std::vector<float> kept;
-  for (const atelier::Conditioning* one : cond)
-    kept.push_back(one->contains(kNoisyPictures) || (!are_clean && !one->contains(kCleanPictures)));
+  ReferenceLevels levels{.sigma_B = {}, .prepared = samples.levels};
+  for (size_t s = 0; s < samples.cond.size(); ++s) {
+    const atelier::Conditioning& one = *samples.cond[s];
+    kept.push_back(one.contains(kNoisyPictures) || (!are_clean && !one.contains(kCleanPictures)));
+    if (kept.back() == 0 && levels.prepared[s]) levels.prepared[s] = clean_level;
+  }
   if (std::ranges::count(kept, 1.0F) == std::ssize(kept)) return std::nullopt;
-  if (std::ranges::count(kept, 0.0F) == std::ssize(kept)) return at::zeros_like(sigma_B);
-  return sigma_B * at::tensor(kept).to(sigma_B.device());
+  levels.sigma_B = std::ranges::count(kept, 0.0F) == std::ssize(kept)
+                       ? at::zeros_like(samples.sigma_B)
+                       : samples.sigma_B * at::tensor(kept).to(samples.sigma_B.device());
+  return levels;
 }
 
+// Says in `samples` what their references are.
 References references_of(std::span<const atelier::Conditioning* const> cond,
-                         const std::vector<int64_t>& texts, const at::TensorOptions& options) {
+                         std::vector<SampleRows>& samples, const at::TensorOptions& options) {
   References result;
   for (size_t s = 0; s < cond.size(); ++s) {
-    SampleRows sample{
-        .text = texts[s], .references = {}, .stretches = cond[s]->contains(kStretchedPlaces)};
+    samples[s].stretches = cond[s]->contains(kStretchedPlaces);
     for (int64_t i = 0; cond[s]->contains(reference_name(i)); ++i) {
       const at::Tensor& latents = atelier::named_tensor(*cond[s], reference_name(i), 4);
-      sample.references.emplace_back(latents.size(2) / kPatch, latents.size(3) / kPatch);
+      samples[s].references.emplace_back(latents.size(2) / kPatch, latents.size(3) / kPatch);
       result.rows.push_back(to_rows(latents.to(options).unsqueeze(0)));
     }
-    result.lengths.push_back(sample.reference_rows());
-    result.samples.push_back(std::move(sample));
+    result.lengths.push_back(samples[s].reference_rows());
   }
   return result;
 }
@@ -332,25 +384,30 @@ References references_of(std::span<const atelier::Conditioning* const> cond,
 }  // namespace
 
 at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
-  const at::Tensor& x = in.x_BCTHW;
-  const int64_t B = x.size(0), C = x.size(1), H = x.size(3) / kPatch, W = x.size(4) / kPatch;
-  const at::ScalarType dtype = x.scalar_type();
-  const atelier::PackedRows prompts = atelier::pack_entry(in.cond, atelier::kPromptEmbeds);
-  References references = references_of(in.cond, prompts.lengths, x.options());
-  const SharedRows text_rows(prompts.rows), own_rows(Segments::uniform(B, H * W)),
+  return denoise_all({&in, 1}, runner).front();
+}
+
+std::vector<at::Tensor> Dit::denoise_all(std::span<const atelier::DenoiseInputs> calls,
+                                         atelier::BlockRunner& runner) {
+  const atelier::CallSamples all = atelier::samples_of(calls);
+  const at::TensorOptions options = calls.front().x_BCTHW.options();
+  const at::ScalarType dtype = calls.front().x_BCTHW.scalar_type();
+  const atelier::PackedRows prompts = atelier::pack_entry(all.cond, atelier::kPromptEmbeds);
+  std::vector<SampleRows> samples = images_of(calls, prompts.lengths);
+  const References references = references_of(all.cond, samples, options);
+  const SharedRows text_rows(prompts.rows), own_rows(image_segments(samples)),
       reference_rows(Segments(references.lengths));
   const bool has_references = !references.rows.empty();
   const SharedRows image_rows = has_references ? join(own_rows, reference_rows) : own_rows;
-  const Rope& table = ropes_.get({H, W, references.samples, x.device()},
-                                 [&] { return make_rope(H, W, references.samples, x.device()); });
-  const auto level = levels_.step(in.sigma_B, dtype, in.level);
+  const Rope& table =
+      ropes_.get({samples, options.device()}, [&] { return make_rope(samples, options.device()); });
+  const auto level = levels_.step(all.sigma_B, dtype, all.levels);
   std::optional<atelier::nn::NoiseLevels::Step> clean;
-  const auto of_references = levels_of_references(in.cond, config_.clean_references, in.sigma_B);
+  const auto of_references = levels_of_references(all, config_.clean_references, clean_level_);
   if (has_references && of_references)
-    clean =
-        levels_.step(*of_references, dtype, in.level ? std::optional(clean_level_) : std::nullopt);
+    clean = levels_.step(of_references->sigma_B, dtype, of_references->prepared);
 
-  at::Tensor rows = own_rows.take(to_rows(x));
+  at::Tensor rows = own_rows.take(to_rows(calls));
   if (has_references) {
     rows = atelier::join_rows(rows, own_rows.rows(), reference_rows.take(at::cat(references.rows)),
                               reference_rows.rows());
@@ -384,10 +441,7 @@ at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& 
 
   const std::vector<at::Tensor> ends = level.of_end().chunk(2, 1);  // scale, then shift
   image = proj_out_.forward(ops::norm_modulate(image, ends[1], ends[0], own_rows.rows(), kNormEps));
-  return own_rows.gather(image)
-      .view({B, H, W, C, kPatch, kPatch})
-      .permute({0, 3, 1, 4, 2, 5})
-      .reshape({B, C, 1, H * kPatch, W * kPatch});
+  return to_latents(own_rows.gather(image), calls);
 }
 
 }  // namespace qwen_image

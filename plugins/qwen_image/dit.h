@@ -2,8 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -27,23 +27,25 @@ std::string reference_name(int64_t number);
 inline constexpr const char *kStretchedPlaces = "stretched_places",
                             *kCleanPictures = "clean_pictures", *kNoisyPictures = "noisy_pictures";
 
-// Rows of one sample beside those of the image.
+// Rows of one sample: of the image and those beside it.
 struct SampleRows {
-  int64_t text = 0;
-  std::vector<std::pair<int64_t, int64_t>> references;  // height and width in tokens
+  int64_t height = 0, width = 0, text = 0;              // of the image in tokens
+  std::vector<std::pair<int64_t, int64_t>> references = {};  // height and width in tokens
   bool stretches = false;
   bool operator==(const SampleRows&) const = default;
   int64_t reference_rows() const;
 };
 
 // Not thread-safe: tables of the last shapes are kept between calls.
-class Dit final : public atelier::Denoiser, public atelier::SharesRows {
+class Dit final : public atelier::Denoiser, public atelier::PacksCalls, public atelier::SharesRows {
  public:
   explicit Dit(const DitConfig& config);
   ~Dit() override;
 
   // Reads "prompt_embeds": [L, text_width] of each sample, and its references.
   at::Tensor denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) override;
+  std::vector<at::Tensor> denoise_all(std::span<const atelier::DenoiseInputs> calls,
+                                      atelier::BlockRunner& runner) override;
 
   int64_t channels() const override { return config_.channels; }
   int64_t patch() const override { return kPatch; }
@@ -62,9 +64,7 @@ class Dit final : public atelier::Denoiser, public atelier::SharesRows {
   struct Rope {
     at::Tensor image_cos, image_sin, text_cos, text_sin;
   };
-  // `height` and `width` in tokens.
-  Rope make_rope(int64_t height, int64_t width, const std::vector<SampleRows>& samples,
-                 at::Device device) const;
+  Rope make_rope(const std::vector<SampleRows>& samples, at::Device device) const;
 
   DitConfig config_;
   std::vector<atelier::ConditioningEntry> entries_;
@@ -76,8 +76,7 @@ class Dit final : public atelier::Denoiser, public atelier::SharesRows {
   std::vector<std::unique_ptr<DitBlock>> blocks_;
   atelier::nn::Linear norm_out_, proj_out_;
   atelier::nn::NoiseLevels levels_;
-  atelier::nn::RecentTables<std::tuple<int64_t, int64_t, std::vector<SampleRows>, at::Device>, Rope>
-      ropes_;
+  atelier::nn::RecentTables<std::pair<std::vector<SampleRows>, at::Device>, Rope> ropes_;
 };
 
 }  // namespace qwen_image
