@@ -4,7 +4,7 @@
 
 #include <ATen/ATen.h>
 
-#include "atelier/conditioning.h"
+#include "atelier/component_model.h"
 #include "atelier/error.h"
 
 #include "host/inputs/parse.h"
