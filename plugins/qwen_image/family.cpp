@@ -182,6 +182,13 @@ constexpr InputSpec kInputs[] = {
      .variants = kEditVariants,
      .help = "pictures are clean at every noise level; false: as noisy as the image; else as the "
              "model says"},
+    {.name = kContext,
+     .kind = InputKind::kImage,
+     .variants = kTextVariants,
+     .help =
+         "a picture beside the image, of the same size, for LoRAs of In-Context-Control: edges, "
+         "depth, poses",
+     .fit = atelier::InputFit::kStretch},
     {.name = kBlockwiseKind.image,
      .kind = InputKind::kImage,
      .help = "a picture for each blockwise ControlNet to follow, in the order of their files",
@@ -217,6 +224,7 @@ constexpr std::string_view kTextInputs[] = {"prompt", "edit_image", "edit_image_
 constexpr std::string_view kReferencesInputs[] = {"edit_image", "edit_image_auto_resize",
                                                   "edit_rope_interpolation", "zero_cond_t"};
 
+constexpr std::string_view kContextInputs[] = {kContext};
 constexpr std::string_view kBlockwiseComponents[] = {"vae", kBlockwise};
 constexpr std::string_view kBlockwiseInputs[] = {kBlockwiseKind.image, kBlockwiseKind.mask,
                                                  kBlockwiseKind.scale, kBlockwiseKind.start,
@@ -235,6 +243,10 @@ constexpr atelier::EncodeStage kStages[] = {
      .components = atelier::kLatentsComponents,
      .inputs = kReferencesInputs,
      .variants = kEditVariants},
+    {.name = "references",
+     .components = atelier::kLatentsComponents,
+     .inputs = kContextInputs,
+     .variants = kTextVariants},
     {.name = kBlockwise, .components = kBlockwiseComponents, .inputs = kBlockwiseInputs},
     {.name = kControlNet, .components = kControlNetComponents, .inputs = kControlNetInputs},
     atelier::kImageStage,

@@ -153,6 +153,8 @@ at::Tensor QwenImage::read_with_pictures(std::vector<int64_t> ids,
 
 atelier::Conditioning QwenImage::encode_references(const atelier::EncodeInputs& in,
                                                    atelier::BlockRunner& runner) {
+  if (in.values.contains(kContext))
+    return {{reference_name(0), encode_latents(in.values, kContext, runner).at("latents")}};
   atelier::Conditioning cond;
   for (const at::Tensor& picture : pictures_of(in.values)) {
     const at::Tensor pixels = pixels_for_vae(picture, rules_of(in.values));

@@ -212,6 +212,30 @@ class ControlsParityTest(FolderTest):
                         blockwise_controlnet_inpaint_mask=self.root / "mask.png")
         compare.assert_images("blockwise ControlNet of inpainting", got, expected, tolerance=0.01)
 
+    # ---- In-Context-Control ----
+
+    def test_a_context_image_is_a_picture_beside_the_image(self):
+        """Of another shape, it is stretched to the image's; the words are those of text to image."""
+        Image.fromarray(self.picture).resize((50, 70)).save(self.root / "context.png")
+        stretched = np.asarray(Image.open(self.root / "context.png").resize((WIDTH, HEIGHT), Image.BICUBIC))
+        rows = self.rows(stretched)
+        shapes = [(1, HEIGHT // 16, WIDTH // 16)] * 2
+        plain = self.transformer.forward
+
+        def beside(hidden_states, img_shapes, **inputs):
+            both = torch.cat([hidden_states, rows.expand(hidden_states.shape[0], -1, -1)], 1)
+            return (plain(both, img_shapes=[shapes], **inputs)[0][:, :hidden_states.shape[1]],)
+
+        pipeline = self.tiny.pipeline
+        pipeline.set_progress_bar_config(disable=True)
+        with mock.patch.object(self.transformer, "forward", beside):
+            expected = levels(
+                pipeline(PROMPT, negative_prompt=NEGATIVE, true_cfg_scale=SCALE, height=HEIGHT, width=WIDTH,
+                         num_inference_steps=STEPS, latents=references.pack(self.latents), output_type="np").images)
+        got = self.ours([], context_image=self.root / "context.png")
+        compare.assert_images("context image", got, expected, tolerance=0.01)
+        self.assert_matters(got)
+
     def test_without_a_picture_nothing_changes(self):
         _, path = self.blockwise(84)
         self.instantx(74)
