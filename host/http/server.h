@@ -26,30 +26,9 @@ struct ServerOptions {
   std::vector<std::string> allowed_hosts = {}, allowed_origins = {};
   int64_t max_body_bytes = int64_t{64} << 20;
   int max_connections = 64;
-  std::chrono::seconds read_timeout{30};   // from the first byte of a request to its last
-  std::chrono::seconds write_timeout{60};  // for which a client may take nothing of a reply
-};
-
-// Which handler has a request. Patterns: "/v1/jobs/{id}/events"; a brace holds one part of a path.
-class Router {
- public:
-  // Throws Error{kInternal} where two patterns would take the same requests.
-  void add(std::string_view method, std::string_view pattern, Handler handler);
-  // Answers 404, or 405 with "Allow", where no handler has it.
-  Response answer(Request request, Client& client) const;
-  // Makes the reply of an error that a handler threw, for paths below `prefix`: each API has its
-  // own form. The longest prefix counts.
-  using ErrorReply = std::function<Response(int status, const std::string& message)>;
-  void on_error(std::string_view prefix, ErrorReply reply);
-  // Paths that need no key: "/health". Everything else does where there is one.
-  void add_open(std::string_view path);
-  bool is_open(std::string_view path) const;
-
- private:
-  struct Route;
-  std::vector<std::shared_ptr<const Route>> routes_;
-  std::vector<std::pair<std::string, ErrorReply>> error_replies_;
-  std::vector<std::string> open_;
+  // From the first byte of a request to its last, and from one request to the next.
+  std::chrono::milliseconds read_timeout{30'000};
+  std::chrono::milliseconds write_timeout{60'000};  // in which a client must take some of a reply
 };
 
 // A failure with a status of its own: thrown by handlers, answered in the form of the path's API.
@@ -66,6 +45,33 @@ class HttpError : public std::exception {
   int status_;
   std::string message_;
   std::vector<std::pair<std::string, std::string>> headers_;
+};
+
+// Which handler has a request. Patterns: "/v1/jobs/{id}/events"; a brace holds one part of a path.
+class Router {
+ public:
+  // Throws Error{kInternal} where two patterns would take the same requests.
+  void add(std::string_view method, std::string_view pattern, Handler handler);
+  // Answers 404, or 405 with "Allow", where no handler has it; what answers GET answers HEAD too.
+  // What a handler throws becomes the reply of its path: an HttpError with its status, a wrong
+  // argument or a ParseError 400, what is not found 404, all else 500, which tells clients not to
+  // try again and says nothing of this machine.
+  Response answer(Request request, Client& client) const;
+  // Makes the reply of an error that a handler threw, for paths below `prefix`: each API has its
+  // own form. The longest prefix counts.
+  using ErrorReply = std::function<Response(int status, const std::string& message)>;
+  void on_error(std::string_view prefix, ErrorReply reply);
+  // The reply of an error in the form of the path's API.
+  Response error_reply(std::string_view path, const HttpError& error) const;
+  // Paths that need no key: "/health". Everything else does where there is one.
+  void add_open(std::string_view path);
+  bool is_open(std::string_view path) const;
+
+ private:
+  struct Route;
+  std::vector<std::shared_ptr<const Route>> routes_;
+  std::vector<std::pair<std::string, ErrorReply>> error_replies_;
+  std::vector<std::string> open_;
 };
 
 class Server {
