@@ -32,7 +32,7 @@ struct Pass {
   at::Tensor sigma_B;                     // float32, of each sample
   at::Tensor image;                       // [N, D], rows of images and references
 
-  // Those rows of `image` that are of `own`.
+  // Rows of `image` that are of `own`.
   at::Tensor own_image() const;
   // Adds values of rows of `own`, times each sample's scale, float [B], to `image`.
   void add(const at::Tensor& values, const at::Tensor& scale_B);

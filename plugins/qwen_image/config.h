@@ -19,7 +19,7 @@ inline constexpr std::string_view kVariants[] = {"qwen-image",           "qwen-i
 // clean.
 inline constexpr std::string_view kEditVariants = "*-edit*", kOnePictureVariant = "qwen-image-edit",
                                   kCleanReferencesVariant = "qwen-image-edit-2511";
-// Those that make an image of a text, and the input that is a picture beside it.
+// Variants that make an image of a text, and the input that is a picture beside it.
 inline constexpr std::string_view kTextVariants = "qwen-image|qwen-image-2512";
 inline constexpr const char* kContext = "context_image";
 inline bool edits(std::string_view variant) {
