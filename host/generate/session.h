@@ -50,14 +50,6 @@ struct SessionHooks {
   PictureRanks ranks = {};                                    // all of them run the same requests
 };
 
-// Who is told of one job. Each may be empty, and is called from within Session::advance().
-struct JobHooks {
-  // Behind each step of the job, of those of all its images and pieces; see steps_of_all().
-  std::function<void(int64_t step, int64_t steps)> on_step = {};
-  std::function<void(const std::string& path)> on_file = {};  // behind each that is finished
-  std::function<void(const JobResult& result)> on_done = {};  // at its end, or with its error
-};
-
 // Not thread-safe.
 class Session {
  public:
