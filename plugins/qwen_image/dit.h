@@ -29,7 +29,7 @@ inline constexpr const char *kStretchedPlaces = "stretched_places",
 
 // Rows of one sample: of the image and those beside it.
 struct SampleRows {
-  int64_t height = 0, width = 0, text = 0;              // of the image in tokens
+  int64_t height = 0, width = 0, text = 0;                   // of the image in tokens
   std::vector<std::pair<int64_t, int64_t>> references = {};  // height and width in tokens
   bool stretches = false;
   bool operator==(const SampleRows&) const = default;

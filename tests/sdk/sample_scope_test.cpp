@@ -48,7 +48,7 @@ struct Scene {
     return linear(x, weight, bias, adapters_of(sample));
   }
   Tensor together(const Tensor& x) const { return linear(x, weight, bias, adapters); }
-  // Of the whole layer, so rounded as its products are.
+  // The whole layer is rounded as its products are.
   double tolerance() const { return dtype == at::kBFloat16 ? 0.02 : 1e-6; }
 };
 
