@@ -41,10 +41,12 @@ class Denoiser {
     std::vector<Detection> parts = family.tiny_parts();
     std::erase_if(parts, [](const Detection& part) { return part.component != "dit"; });
     auto& config = parts.at(0).config;
-    const auto head = static_cast<double>(width / heads);
+    const int64_t head = width / heads;
     config["layers"] = blocks, config["width"] = width, config["heads"] = heads;
     config["head_dim"] = head, config["mlp_width"] = 4 * width;
-    config["axes"] = std::vector<double>{head / 8, head / 16 * 7, head / 16 * 7};
+    config["axes"] =
+        std::vector<double>{static_cast<double>(head / 8), static_cast<double>(head / 16 * 7),
+                            static_cast<double>(head / 16 * 7)};
     model_ = family.make_model(parts, {});
     model_->component("dit").visit_weights([&](const std::string&, Weight& weight) {
       const auto fan = static_cast<double>(weight.numel() / weight.sizes()[0]);

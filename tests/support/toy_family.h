@@ -188,9 +188,8 @@ class ToyModel : public Model {
   std::vector<at::Tensor> denoise_all(std::span<const DenoiseInputs> calls,
                                       BlockRunner& runner) override {
     std::vector<DenoiseInputs> all(calls.begin(), calls.end());
-    for (DenoiseInputs& in : all) {
-      if (mistakes_.mixes_calls) in.sigma_B = all[0].sigma_B[0].expand_as(in.sigma_B);
-    }
+    for (size_t i = 1; mistakes_.mixes_calls && i < all.size(); ++i)
+      all[i].sigma_B = all[0].sigma_B[0].expand_as(all[i].sigma_B);
     return Model::denoise_all(all, runner);
   }
   std::optional<GivenLatents> given(const Conditioning&, at::IntArrayRef) const override {
