@@ -109,6 +109,7 @@ bool Connection::serve_one() {
     return !is_lost_ && reply(std::move(response)) && facts_.keeps_alive;
   } catch (const HttpError& error) {
     facts_.keeps_alive = false;  // some of the request may not have been read
+    reader_.forget();
     reply(shared_.router.error_reply(path_, error));
     return false;
   }

@@ -52,13 +52,14 @@ TEST_CASE("A range is one of bytes that the file has, or is left aside", "[http]
   CHECK(range_of("bytes=-30", 10) == "0-10");
   CHECK(range_of("bytes=9-99", 10) == "9-10");
   CHECK(range_of("bytes=0-18446744073709551615", 10) == "0-10");
-  for (const char* outside : {"bytes=10-", "bytes=10-12", "bytes=-0", "bytes=18446744073709551615-"})
+  for (const char* outside :
+       {"bytes=10-", "bytes=10-12", "bytes=-0", "bytes=18446744073709551615-"})
     CHECK(range_of(outside, 10) == "outside");
   CHECK(range_of("bytes=0-", 0) == "outside");
   CHECK(range_of("bytes=-1", 0) == "outside");
-  for (const char* aside : {"", "bytes", "bytes=", "bytes=-", "bytes=a-b", "bytes=3-1", "rows=0-1",
-                            "bytes=0-1,3-4", "bytes=+1-2", "bytes= 1-2", "bytes=1-2-3",
-                            "bytes=18446744073709551616-"})
+  for (const char* aside :
+       {"", "bytes", "bytes=", "bytes=-", "bytes=a-b", "bytes=3-1", "rows=0-1", "bytes=0-1,3-4",
+        "bytes=+1-2", "bytes= 1-2", "bytes=1-2-3", "bytes=18446744073709551616-"})
     CHECK(range_of(aside, 10) == "whole");
 }
 
@@ -67,8 +68,8 @@ TEST_CASE("A host is a name or an address, with a port or without", "[http]") {
   CHECK(authority_of("a-b_c.example:80") == "a-b_c.example 80");
   CHECK(authority_of("[::1]:65535") == "::1 65535");
   CHECK(authority_of("[FE80::1]") == "fe80::1");
-  for (const char* none : {"", ":80", "a:", "a:b", "a:65536", "a:1:2", "a b", "a/b", "user@a", "[::1",
-                           "[]", "[::1]80", "[g::1]", "a,b", "权", "::1"})
+  for (const char* none : {"", ":80", "a:", "a:b", "a:65536", "a:1:2", "a b", "a/b", "user@a",
+                           "[::1", "[]", "[::1]80", "[g::1]", "a,b", "权", "::1"})
     CHECK(authority_of(none) == "none");
 }
 

@@ -10,8 +10,7 @@ namespace {
 
 constexpr std::string_view kType = "multipart/form-data; boundary=XY";
 
-std::string part(std::string_view disposition, std::string_view bytes,
-                 std::string_view more = "") {
+std::string part(std::string_view disposition, std::string_view bytes, std::string_view more = "") {
   return "--XY\r\nContent-Disposition: " + std::string(disposition) + "\r\n" + std::string(more) +
          "\r\n" + std::string(bytes) + "\r\n";
 }
@@ -25,11 +24,10 @@ std::string tag_of_form(std::string_view body, std::string_view type = kType,
 
 TEST_CASE("A form has its parts in their order", "[http]") {
   const std::string picture("\r\n--X\0\r\n--\r\n", 11);
-  const std::string body =
-      part("form-data; name=\"prompt\"", "a 权\r\nb") +
-      part("form-data; name=\"image[]\"; filename=\"a \\\"b\\\".png\"", picture,
-           "content-type:  image/png\r\nX-Other: 1\r\n") +
-      part("Form-Data; name=image[]; filename=\"\"", "") + "--XY--\r\n";
+  const std::string body = part("form-data; name=\"prompt\"", "a 权\r\nb") +
+                           part("form-data; name=\"image[]\"; filename=\"a \\\"b\\\".png\"",
+                                picture, "content-type:  image/png\r\nX-Other: 1\r\n") +
+                           part("Form-Data; name=image[]; filename=\"\"", "") + "--XY--\r\n";
   CHECK(tag_of_form(body) == "HTTP_FIELD");  // brackets want quotes
   const std::string good =
       part("form-data; name=\"prompt\"", "a 权\r\nb") +
@@ -86,7 +84,8 @@ TEST_CASE("A form that is not whole or reads in two ways is refused", "[http]") 
 }
 
 TEST_CASE("A form needs a boundary, and passes no limit", "[http]") {
-  const std::string good = part("form-data; name=a", "1") + part("form-data; name=a", "2") + "--XY--";
+  const std::string good =
+      part("form-data; name=a", "1") + part("form-data; name=a", "2") + "--XY--";
   CHECK(tag_of_form(good, "multipart/form-data") == "MULTIPART_TYPE");
   CHECK(tag_of_form(good, "multipart/mixed; boundary=XY") == "MULTIPART_TYPE");
   CHECK(tag_of_form(good, "multipart/form-data; boundary=\"\"") == "MULTIPART_TYPE");

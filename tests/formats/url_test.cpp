@@ -24,7 +24,8 @@ std::string tag_of_route(std::string_view text) {
 }  // namespace
 
 TEST_CASE("A target is a path and a query, both decoded", "[http]") {
-  const RequestTarget target = parse_request_target("/v1/a%20%e6%9d%83+b?x=1+2%2B&&flag&y=&%7a=a=b");
+  const RequestTarget target =
+      parse_request_target("/v1/a%20%e6%9d%83+b?x=1+2%2B&&flag&y=&%7a=a=b");
   CHECK(target.path == "/v1/a 权+b");
   CHECK(target.query == Values{{"x", "1 2+"}, {"flag", ""}, {"y", ""}, {"z", "a=b"}});
   CHECK(parse_request_target("/").query.empty());

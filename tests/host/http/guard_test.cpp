@@ -4,6 +4,7 @@
 #include <string>
 
 #include "atelier/error.h"
+
 #include "host/http/reply.h"
 
 namespace atelier::http {
@@ -66,10 +67,10 @@ TEST_CASE("Only pages of the server and of allowed origins may ask", "[http]") {
         std::nullopt);
   CHECK(guard.check_origin({{"host", "localhost:7860"}, {"origin", "https://chat.example"}}) ==
         "https://chat.example");
-  for (const char* other : {"null", "", "http://localhost", "http://127.0.0.1:7860", "file://",
-                            "https://localhost:3000", "http://localhost:7860.evil.example",
-                            "http://chat.example", "https://chat.example:444",
-                            "chrome-extension://localhost:7860", "*"})
+  for (const char* other :
+       {"null", "", "http://localhost", "http://127.0.0.1:7860", "file://",
+        "https://localhost:3000", "http://localhost:7860.evil.example", "http://chat.example",
+        "https://chat.example:444", "chrome-extension://localhost:7860", "*"})
     CHECK(origin_status(guard, other) == 403);
 }
 
@@ -79,9 +80,9 @@ TEST_CASE("A key is taken as bearer or as password", "[http]") {
   CHECK(key_status(guard, "bearer  secret") == 0);
   CHECK(key_status(guard, "Basic YTpzZWNyZXQ=") == 0);  // a:secret
   CHECK(key_status(guard, "Basic OnNlY3JldA==") == 0);  // :secret
-  for (const char* wrong : {"", "Bearer", "Bearer ", "Bearer secre", "Bearer secrets", "secret",
-                            "Bearer Secret", "Basic secret", "Basic c2VjcmV0", "Digest secret",
-                            "Bearer secretsecret"})
+  for (const char* wrong :
+       {"", "Bearer", "Bearer ", "Bearer secre", "Bearer secrets", "secret", "Bearer Secret",
+        "Basic secret", "Basic c2VjcmV0", "Digest secret", "Bearer secretsecret"})
     CHECK(key_status(guard, wrong) == 401);
   CHECK(status_of([&] { guard.check_key({}); }) == 401);
   CHECK(status_of([] { Guard({}, true).check_key({}); }) == 0);
@@ -113,9 +114,9 @@ TEST_CASE("Browsers get what a reply is, and no more", "[http]") {
   CHECK(has({}, "Cross-Origin-Resource-Policy: same-origin"));
   CHECK_FALSE(has({}, "Cross-Origin-Resource-Policy: same-origin", {.is_for_one_origin = false}));
   CHECK(has({.content_type = "text/HTML; charset=utf-8"}, policy));
-  CHECK_FALSE(has({.content_type = "text/html",
-                   .headers = {{"content-security-policy", "default-src 'self'"}}},
-                  policy));
+  CHECK_FALSE(has(
+      {.content_type = "text/html", .headers = {{"content-security-policy", "default-src 'self'"}}},
+      policy));
   CHECK(has({.content_type = "image/svg+xml"}, "Content-Disposition: attachment"));
   CHECK(has({}, "Access-Control-Allow-Origin: http://a", {.allowed_origin = "http://a"}));
   CHECK(reply_head({}, {}).find("Access-Control") == std::string::npos);

@@ -4,10 +4,12 @@
 #include <arpa/inet.h>
 #include <catch2/catch.hpp>
 #include <netinet/in.h>
+#include <poll.h>
 #include <string>
 #include <string_view>
 #include <sys/socket.h>
 #include <unistd.h>
+#include <utility>
 
 namespace atelier::http {
 
@@ -61,7 +63,11 @@ class RawClient {
     const size_t at = reply.find("Content-Length: ");
     return at == std::string::npos ? reply : reply + read(std::stoul(reply.substr(at + 16)));
   }
-  void end_writing() { ::shutdown(socket_, SHUT_WR); }
+  // Whether something has come that is not read yet; does not wait.
+  bool has_received() const {
+    pollfd looked_at{.fd = socket_, .events = POLLIN, .revents = 0};
+    return !received_.empty() || ::poll(&looked_at, 1, 0) > 0;
+  }
   void hang_up() {
     if (socket_ >= 0) ::close(std::exchange(socket_, -1));
   }

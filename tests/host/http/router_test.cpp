@@ -5,6 +5,7 @@
 #include <string>
 
 #include "atelier/error.h"
+
 #include "formats/parse_error.h"
 #include "host/http/server.h"
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "atelier/error.h"
+
 #include "host/http/raw_client.h"
 
 namespace atelier::http {
@@ -23,7 +24,9 @@ using std::chrono::milliseconds;
 // A limit that a test does not reach, and one that it waits for.
 constexpr milliseconds kLong{120'000}, kShort{50};
 
-ServerOptions options() { return {.port = 0, .read_timeout = kLong, .write_timeout = kLong}; }
+ServerOptions options() {
+  return {.port = 0, .read_timeout = kLong, .write_timeout = kLong};
+}
 
 std::string get(std::string_view path, std::string_view more = "") {
   return "GET " + std::string(path) + " HTTP/1.1\r\nHost: localhost\r\n" + std::string(more) +
@@ -31,15 +34,18 @@ std::string get(std::string_view path, std::string_view more = "") {
 }
 
 std::string post(std::string_view path, std::string_view body, std::string_view more = "") {
-  return "POST " + std::string(path) + " HTTP/1.1\r\nHost: localhost\r\nContent-Length: " +
-         std::to_string(body.size()) + "\r\n" + std::string(more) + "\r\n" + std::string(body);
+  return "POST " + std::string(path) +
+         " HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + std::to_string(body.size()) + "\r\n" +
+         std::string(more) + "\r\n" + std::string(body);
 }
 
 bool has(const std::string& text, std::string_view part) {
   return text.find(part) != std::string::npos;
 }
 
-std::string body_of(const std::string& reply) { return reply.substr(reply.find("\r\n\r\n") + 4); }
+std::string body_of(const std::string& reply) {
+  return reply.substr(reply.find("\r\n\r\n") + 4);
+}
 
 // "200" of a reply to the one request of a connection.
 std::string status_of(const Server& server, std::string_view request) {
@@ -161,8 +167,11 @@ TEST_CASE("A body has its limit, however it comes", "[http]") {
   CHECK(status_of(server, chunked + "5\r\n01234\r\n6\r\n") == "413");
   CHECK(status_of(server, chunked + "ffffffffffffffff\r\n") == "413");
   CHECK(status_of(server, chunked + "10000000000000000\r\n") == "400");
-  CHECK(status_of(server, post("/echo", "").replace(post("/echo", "").find(": 0"), 3,
-                                                    ": 18446744073709551615")) == "413");
+  CHECK(
+      status_of(
+          server,
+          post("/echo", "").replace(post("/echo", "").find(": 0"), 3, ": 18446744073709551615")) ==
+      "413");
 }
 
 TEST_CASE("Heads have their limits", "[http]") {
@@ -180,10 +189,8 @@ TEST_CASE("Fields that come one to a packet have the same limit", "[http]") {
   Server server(options(), site.router);
   RawClient client(server.port());
   client.send("GET /health HTTP/1.1\r\nHost: localhost\r\n");
-  size_t sent = 0;
-  while (client.send("X-Name: a field that ends where its packet does\r\n") && sent < 10'000'000)
-    sent += 49;
-  CHECK(sent < 10'000'000);
+  for (int i = 0; i < 1000; ++i) client.send("X: a field that ends where its packet does\r\n");
+  CHECK(client.read_reply().starts_with("HTTP/1.1 431"));
 }
 
 TEST_CASE("What is not HTTP, or could be read in two ways, is refused", "[http]") {
@@ -195,29 +202,45 @@ TEST_CASE("What is not HTTP, or could be read in two ways, is refused", "[http]"
         start + "Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n",
         start + "Content-Length: 3\r\nContent-Length: 4\r\n\r\n",
         start + "Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
-        start + "Content-Length: 3, 3\r\n\r\nabc", start + "Content-Length: +3\r\n\r\nabc",
-        start + "Content-Length: -3\r\n\r\n", start + "Content-Length: 0x3\r\n\r\nabc",
-        start + "Content-Length:\r\n\r\n", start + "Content-Length : 3\r\n\r\nabc",
+        start + "Content-Length: 3, 3\r\n\r\nabc",
+        start + "Content-Length: +3\r\n\r\nabc",
+        start + "Content-Length: -3\r\n\r\n",
+        start + "Content-Length: 0x3\r\n\r\nabc",
+        start + "Content-Length:\r\n\r\n",
+        start + "Content-Length : 3\r\n\r\nabc",
         start + "Transfer-Encoding: gzip, chunked\r\n\r\n",
         start + "Transfer-Encoding: chunked, gzip\r\n\r\n",
         start + "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
         start + "Transfer-Encoding: xchunked\r\n\r\n",
-        start + "Transfer-Encoding:\x0b" "chunked\r\n\r\n",
+        start + "Transfer-Encoding:\x0b"
+                "chunked\r\n\r\n",
         start + "Transfer-Encoding: chunked\r\n\r\nxyz\r\n",
-        start + "Transfer-Encoding: chunked\r\n\r\n3\r\nabcd\r\n",
+        start + "Transfer-Encoding: chunked\r\n\r\n3\r\nabcd\r\n0\r\n\r\n",
         start + "Transfer-Encoding: chunked\r\n\r\n-3\r\nabc\r\n",
         start + "Transfer-Encoding: chunked\r\n\r\n3\nabc\r\n0\r\n\r\n",
         start + "Transfer-Encoding: chunked\r\n\r\n3;" + std::string(70'000, 'a'),
-        start + "X: a\r\n b\r\n\r\n", start + "X\r\n\r\n", start + ": a\r\n\r\n",
-        start + "X: a\nY: b\r\n\r\n", start + "X: a\rb\r\n\r\n", start + "X: \x01\r\n\r\n",
+        start + "X: a\r\n b\r\n\r\n",
+        start + "X\r\n\r\n",
+        start + ": a\r\n\r\n",
+        start + "X: a\nY: b\r\n\r\n",
+        start + "X: a\rb\r\n\r\n",
+        start + "X: \x01\r\n\r\n",
         std::string("POST /echo HTTP/1.0\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"),
         std::string("GET /health HTTP/1.1\r\n\r\n"),
         std::string("GET /health HTTP/1.1\r\nHost: a b\r\n\r\n"),
-        get("/health", "Host: localhost\r\n"), get("http://localhost/health"), get("*"),
-        get("/../health"), get("/%2e%2e/health"), get("/a%2fb"), get("/a%00"), get("/%c0%af"),
-        get("/a?x=%"), std::string("CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+        get("/health", "Host: localhost\r\n"),
+        get("http://localhost/health"),
+        get("*"),
+        get("/../health"),
+        get("/%2e%2e/health"),
+        get("/a%2fb"),
+        get("/a%00"),
+        get("/%c0%af"),
+        get("/a?x=%"),
+        std::string("CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n"),
         std::string("GET  /health HTTP/1.1\r\nHost: localhost\r\n\r\n"),
-        std::string("\x16\x03\x01\x02\r\n\r\n"), std::string("GET /health\r\n\r\n")}) {
+        std::string("\x16\x03\x01\x02\r\n\r\n"),
+        std::string("GET /health\r\n\r\n")}) {
     INFO(request.substr(0, 200));
     CHECK(status_of(server, request) == "400");
   }
@@ -280,9 +303,8 @@ TEST_CASE("A file is sent whole or in part", "[http]") {
   router.add("GET", "/file", [&](const Request&, Client&) {
     return Response{.content_type = "video/mp4", .file = path};
   });
-  router.add("GET", "/folder", [&](const Request&, Client&) {
-    return Response{.file = path.parent_path()};
-  });
+  router.add("GET", "/folder",
+             [&](const Request&, Client&) { return Response{.file = path.parent_path()}; });
   Server server(options(), router);
   RawClient client(server.port());
   client.send(get("/file"));
@@ -382,14 +404,27 @@ TEST_CASE("A request that comes too slowly is ended", "[http]") {
   ServerOptions impatient = options();
   impatient.read_timeout = kShort;
   Server server(impatient, site.router);
-  for (const char* start : {"G", "GET /health HTTP/1.1\r\nHost: localhost\r\n",
-                            "POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\na"})
-    CHECK(status_of(server, start) == "408");
   RawClient silent(server.port());
   CHECK(silent.read_to_end().empty());
+  // A busy machine may take the start of a request for silence: then it is sent again.
+  const auto check = [&](const std::string& start, const std::string& more) {
+    std::string reply;
+    while (reply.empty()) {
+      RawClient client(server.port());
+      client.send(start);
+      while (!client.has_received() && client.send(more))
+        std::this_thread::sleep_for(milliseconds(1));
+      reply = client.read_reply();
+    }
+    CHECK(reply.starts_with("HTTP/1.1 408"));
+  };
+  const std::string post = "POST /echo HTTP/1.1\r\nHost: localhost\r\n";
+  check("G", "");
+  check(post, "");
+  check(post + "Content-Length: 2\r\n\r\na", "");
   // Bytes that come one by one win no time.
-  RawClient slow(server.port());
-  while (slow.send("a")) std::this_thread::sleep_for(milliseconds(1));
+  check("G", "a");
+  check(post + "Content-Length: 1000000\r\n\r\n", "a");
 }
 
 TEST_CASE("Connections beyond the limit are told so at once, and later ones are taken", "[http]") {
