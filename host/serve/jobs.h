@@ -33,6 +33,9 @@ struct Asked {
   std::string api = "jobs";               // for metrics: "openai", "sdapi", "videos", "jobs"
   bool survives = false;     // is kept on disk, so that a server that is started again makes it
   nlohmann::json note = {};  // the API's own, given back in JobView: "size" as it was written, …
+  // What the client sent as Idempotency-Key: a job of the same key and content is made once. Empty:
+  // none.
+  std::string idempotency_key = {};
 };
 
 enum class JobState { kQueued, kRunning, kDone, kFailed, kCancelled };
@@ -97,9 +100,11 @@ class Loras {
  public:
   virtual ~Loras() = default;
   virtual std::vector<RegisteredLora> list() const = 0;
-  // Takes a file of the server's --lora_dir by its name without a folder. Throws http::HttpError
-  // 404 where there is none, and 400 where it does not fit the model.
-  virtual void add(const std::string& name, const std::string& file) = 0;
+  // Takes a file of the server's --lora_dir by its name without a folder, in place of one of that
+  // name. `component`: of several denoisers the one that it is for; empty: what the file says.
+  // Throws http::HttpError 404 where there is none, and 400 where it does not fit the model.
+  virtual void add(const std::string& name, const std::string& file,
+                   const std::string& component = {}) = 0;
   virtual void remove(const std::string& name) = 0;  // HttpError 404
   // Makes it one of those that requests have which name none; 0 takes it out. HttpError 404.
   virtual void set_loaded(const std::string& name, bool is_loaded, double strength) = 0;
@@ -111,11 +116,14 @@ struct ModelFacts {
   std::string family, variant;
   bool makes_clips = false;
   int64_t height = 0, width = 0, frames = 1;  // what it makes where nothing else is said
+  int64_t frame_step = 1;  // frames of a clip are one more than a multiple of this
   double fps = 0;
-  nlohmann::json
-      inputs;  // the settings and inputs tables: name, kind, help, default, choices, range, list
+  // {"settings": [row…], "inputs": [row…]}, each row with name, kind, help, default, choices,
+  // minimum, maximum, list, required; "starts" is true of the input that sampling begins from.
+  nlohmann::json inputs;
   nlohmann::json schedules;  // name, steps, cfg_scale, solver, levels
   std::vector<std::string> solvers;
+  std::vector<std::string> denoisers = {};  // components; that of the noisiest levels first
   double started_s = 0;
 };
 
