@@ -164,8 +164,8 @@ class OpenAiTest(ApiRuns):
         raw = self.client.images.edit(image=[self.picture.read_bytes()], prompt="a dog", size=TEXT_SIZE, extra_body=extra,
                                       input_fidelity="high")
         self.assertEqual([self.pixels_of(raw.data[0].b64_json)], made)
-        events = list(self.client.images.edit(image=self.picture.open("rb"), prompt="a dog", size=TEXT_SIZE, stream=True,
-                                              partial_images=1, extra_body=extra))
+        events = list(self.client.images.edit(image=("picture.png", self.picture.read_bytes()), prompt="a dog", size=TEXT_SIZE,
+                                              stream=True, partial_images=1, extra_body=extra))
         self.assertEqual({event.type for event in events}, {"image_edit.partial_image", "image_edit.completed"})
         self.assertEqual([self.pixels_of(events[-1].b64_json)], made)
 
