@@ -264,6 +264,12 @@ class DancerClipTest(DancerFilesTest):
                         cfg_batch="on")  # a branch that skips a block, and one that does not
         compare.assert_images("wan dancer, clips of the local model", got, wanted, tolerance=0.01)
 
+    def test_ranks_that_share_the_rows_make_the_same_clip(self):
+        wan_checks.assert_ranks_agree(
+            "wan dancer", self.paths("local"), prompt=PROMPT, height=HEIGHT, width=WIDTH, num_frames=9,
+            wantodance_music_path=self.music, wantodance_reference_image=self.dir / "reference.png",
+            wantodance_keyframes=self.dir / "keys", wantodance_keyframes_mask=",".join(map(str, self.MASK)))
+
 
 class DancerTrainingTest(DancerFilesTest):
     """The published training lines, on one row."""

@@ -265,6 +265,15 @@ class WanFunPipelineTest(wan_checks.FolderTest):
                    dict(input_image=self.first, camera_control_direction="RightDown", camera_control_speed=0.2,
                         camera_control_origin=origin), shift=5)
 
+    def test_ranks_that_share_the_rows_make_the_same_clip(self):
+        Image.fromarray(self.first).save(self.dir / "first.png")
+        shared = dict(prompt=PROMPT, num_frames=FRAMES, height=SIDE, width=SIDE)
+        for kind, flags in (("control_v1.1", dict(control_video=self.dir / "clip", reference_image=self.dir / "shown.png")),
+                            ("camera", dict(input_image=self.dir / "first.png", camera_control_direction="Left"))):
+            with self.subTest(kind):
+                folder = self.folder_of(kind, [fun.make_transformer(kind)])
+                wan_checks.assert_ranks_agree(f"wan, fun, {kind}", folder, **flags, **shared)
+
     def test_a_lora_is_added_to_its_layers(self):
         kind, transformer = "control_v1.1", fun.make_transformer("control_v1.1")
         generator = torch.Generator().manual_seed(3)

@@ -212,15 +212,9 @@ class LongCatClipsTest(wan_checks.FolderTest):
         compare.assert_images("longcat, long clips", got, expected, tolerance=0.01)
 
     def test_ranks_that_share_the_rows_make_the_same_clip(self):
-        with self.clip(5) as (start, _), atelier.call_folder("launch") as folder:
-            words = ["generate", "--plugin", "wan", "--model_paths", atelier.paths_argument(self.paths), "--prompt",
-                     PROMPT, "--longcat_video", start, "--num_frames", 13, "--height", 32, "--width", 48, "--seed", 3,
-                     "--num_inference_steps", 2, "--dtype", "float32", "--device", "cpu", "--output"]
-            atelier.run(["launch", "--nproc_per_node", 2, "--", *words, folder / "two.png", "--sequence_parallel", 2],
-                        folder)
-            atelier.run(["launch", "--nproc_per_node", 1, "--", *words, folder / "one.png"], folder)
-            two, one = (atelier.read_pictures(sorted(folder.glob(f"{name}*.png"))) for name in ("two", "one"))
-            compare.assert_images("longcat, rows of two ranks", two, one, tolerance=0.01)
+        with self.clip(5) as (start, _):
+            wan_checks.assert_ranks_agree("longcat", self.paths, prompt=PROMPT, longcat_video=start, num_frames=13,
+                                          **self.size)
 
     def test_the_line_in_the_readme_runs(self):
         text = (atelier.REPOSITORY / "plugins/wan/README.md").read_text().split("## LongCat-Video")[1]

@@ -103,6 +103,10 @@ class WanVapTest(wan_checks.FolderTest):
         alone = self.pipeline(image=Image.fromarray(self.first), latents=latents, output_type="np", **asked).frames[0]
         compare.assert_images("wan, video as prompt, without one", plain, wan_models.rounded(alone), 0.01)
 
+    def test_ranks_that_share_the_rows_make_the_same_clip(self):
+        wan_checks.assert_ranks_agree("wan, video as prompt", self.dir / "model", prompt=PROMPT, height=HEIGHT, width=WIDTH,
+                                      num_frames=FRAMES, input_image=self.dir / "first.png", vap_video=self.dir / "clip")
+
     def train(self, **flags):
         data = self.dir / "data"
         if not data.exists():
