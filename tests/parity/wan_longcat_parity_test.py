@@ -2,8 +2,6 @@
 are those of a plain sampler with its guidance, and frames that are known stay as they are."""
 
 import contextlib
-import re
-import shlex
 import sys
 import tempfile
 import unittest
@@ -215,16 +213,6 @@ class LongCatClipsTest(wan_checks.FolderTest):
         with self.clip(5) as (start, _):
             wan_checks.assert_ranks_agree("longcat", self.paths, prompt=PROMPT, longcat_video=start, num_frames=13,
                                           **self.size)
-
-    def test_the_line_in_the_readme_runs(self):
-        text = (atelier.REPOSITORY / "plugins/wan/README.md").read_text().split("## LongCat-Video")[1]
-        line = shlex.split(re.search(r"```sh\n(atelier.*?)```", text, re.S)[1].replace("\\\n", " "))[1:]
-        with self.clip(5) as (start, _), atelier.call_folder("readme") as folder:
-            there = {"models/LongCat-Video": atelier.paths_argument(self.paths), "start.mp4": start,
-                     "clip.mp4": "clip.png"}
-            atelier.run([there.get(word, word) for word in line] +
-                        ["--height", 16, "--width", 16, "--num_inference_steps", 1], folder)
-            self.assertEqual(173, len(list(folder.glob("clip*.png"))))
 
     def test_what_does_not_go_before_a_clip_is_refused(self):
         noise = self.noise(9)
