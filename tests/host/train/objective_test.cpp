@@ -1,7 +1,8 @@
 #include "host/train/objective.h"
 
-#include <c10/util/ScopeExit.h>
 #include <catch2/matchers/catch_matchers_string.hpp>
+
+#include <c10/util/ScopeExit.h>
 
 #include "atelier/host/weight_state.h"
 
