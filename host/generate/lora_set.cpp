@@ -12,15 +12,15 @@ void LoraSet::check(const order::Settings& settings, const order::Origin& place,
     try {
       registry().check(use);
     } catch (const Error& error) {
-      problems.add(error.at(place.of(place.file.empty() ? "lora" : "loras")));
+      problems.add(error.at(place.of(place.is_command_line() ? "lora" : "loras")));
     }
   }
 }
 
-void LoraSet::use(const order::Settings& settings) {
-  if (!registry_ && settings.loras.empty()) return;
-  registry().use(settings.loras);
-  for (const lora::LoraRef& use : settings.loras) {
+void LoraSet::use(const std::vector<lora::LoraRef>& loras) {
+  if (!registry_ && loras.empty()) return;
+  registry().use(loras);
+  for (const lora::LoraRef& use : loras) {
     const std::vector<std::string>& unmatched = registry().check(use);
     if (unmatched.empty() || !warned_.insert(use.path).second) continue;
     progress_.warn("LoRA " + use.name + ": " + std::to_string(unmatched.size()) +
