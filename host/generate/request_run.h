@@ -49,6 +49,7 @@ class RequestRun {
 
   void encode(Encoder& encoder);
   int64_t encoded_bytes() const;  // on the device
+  int64_t images_ahead() const;   // that are encoded and have not begun
   // Of the next trajectory, where one can begin: what it is made of, and how many images it has.
   const Request& next_request() const { return material_->request; }
   int64_t next_count() const;
