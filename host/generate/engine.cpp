@@ -206,8 +206,8 @@ bool Engine::gather() {
   }
 }
 
-// Those that go on with another denoiser wait while any goes on with the one that is there, and
-// are then all taken up in their order.
+// Walks that go on with another denoiser wait while any goes on with the one that is there, and are
+// then all taken up in their order.
 void Engine::put_aside() {
   const model::RangedDenoiser* const current = denoisers_.current();
   if (keeps_denoisers_ || current == nullptr) return;

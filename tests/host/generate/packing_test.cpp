@@ -277,7 +277,7 @@ TEST_CASE("Where components leave, a request waits until the others are through"
   const uint64_t c = studio.add(request_of("third", 3, {3}));
   studio.finish();
   CHECK(studio.ended == std::vector<uint64_t>{a, b, c});
-  // Those that waited are encoded one behind the other and denoised together.
+  // Requests that waited are encoded one behind the other and denoised together.
   CHECK(studio.log == Words{"+text_encoder", "-text_encoder", "+dit", "+vae", "+text_encoder",
                             "+text_encoder", "-text_encoder", "+dit", "+vae", "+vae"});
   CHECK(studio.model.rows_seen == Rows{1, 1, 1, 2, 2, 2});
