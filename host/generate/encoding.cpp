@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 
+#include "atelier/component_model.h"
 #include "atelier/error.h"
 
 #include "host/inputs/parse.h"
@@ -86,6 +87,8 @@ Conditionings Encoder::encode_conditions(const Request& request, const PieceInpu
                               : encode_stage(stage, in, request.encoder_state);
       if (is_of_both) of_both[stage.name] = part;
       (is_negative ? cond.without : cond.with).merge(part);
+      if (is_negative && !stage.kept_as.empty())
+        cond.without.emplace(stage.kept_as, cond.with.at(std::string(kPromptEmbeds)));
     }
   }
   return cond;

@@ -12,7 +12,7 @@ void LoraSet::check(const order::Settings& settings, const order::Origin& place,
     try {
       registry().check(use);
     } catch (const Error& error) {
-      problems.add(error.at(place.of(place.file.empty() ? "lora" : "loras")));
+      problems.add(error.at(place.of(place.is_command_line() ? "lora" : "loras")));
     }
   }
 }

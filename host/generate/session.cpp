@@ -87,7 +87,7 @@ Layout unplanned_layout(const order::Generation& order, const LoadedModel& model
     throw Error(ErrorCode::kInvalidArgument,
                 "--cuda_graphs on: device " + device.str() + " has no CUDA graphs", "leave it out");
   Layout layout = {.batches_cfg = order.cfg_batch.value_or(true),
-                   .keeps_all = order.has_prompts_file() && everything_fits(model),
+                   .keeps_all = order.has_several_jobs() && everything_fits(model),
                    .graph_rows = memory::graph_rows(order.cuda_graphs, device)};
   if (order.load) layout.weights = {order.load->placement, order.load->storage};
   return layout;

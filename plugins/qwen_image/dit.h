@@ -12,6 +12,7 @@
 #include "atelier/nn/waves.h"
 #include "atelier/shared_rows.h"
 
+#include "addition.h"
 #include "config.h"
 
 namespace qwen_image {
@@ -29,7 +30,7 @@ inline constexpr const char *kStretchedPlaces = "stretched_places",
 
 // Rows of one sample: of the image and those beside it.
 struct SampleRows {
-  int64_t height = 0, width = 0, text = 0;              // of the image in tokens
+  int64_t height = 0, width = 0, text = 0;                   // of the image in tokens
   std::vector<std::pair<int64_t, int64_t>> references = {};  // height and width in tokens
   bool stretches = false;
   bool operator==(const SampleRows&) const = default;
@@ -55,20 +56,39 @@ class Dit final : public atelier::Denoiser, public atelier::PacksCalls, public a
   int64_t heads() const override { return config_.heads; }
   int64_t key_heads() const override { return config_.heads; }
 
+  // Cosines and sines of every row, [N, head_dim / 2] float32, on all ranks together.
+  struct Rope {
+    at::Tensor image_cos, image_sin, text_cos, text_sin;
+  };
+  Rope rope_of(const std::vector<SampleRows>& samples, at::Device device);
+  int64_t layers() const { return config_.layers; }
+
+  // Runs what is added beside the blocks while it lives.
+  class With {
+   public:
+    With(Dit& dit, std::span<const std::unique_ptr<Addition>> additions) : dit_(dit) {
+      dit.additions_ = additions;
+    }
+    ~With() { dit_.additions_ = {}; }
+    With(const With&) = delete;
+    With& operator=(const With&) = delete;
+
+   private:
+    Dit& dit_;
+  };
+
   bool has_clean_references() const { return config_.clean_references; }
   // Which prepared level is that of clean references.
   void set_clean_level(int64_t level) { clean_level_ = level; }
 
  private:
-  // Cosines and sines of every row, [N, head_dim / 2] float32.
-  struct Rope {
-    at::Tensor image_cos, image_sin, text_cos, text_sin;
-  };
   Rope make_rope(const std::vector<SampleRows>& samples, at::Device device) const;
 
   DitConfig config_;
   std::vector<atelier::ConditioningEntry> entries_;
   std::vector<std::string> reference_names_;  // which entries_ point to
+  std::vector<std::string> control_names_;    // likewise
+  std::span<const std::unique_ptr<Addition>> additions_;
   int64_t clean_level_ = 0;
   atelier::nn::Linear time_in_, time_out_;
   atelier::nn::RMSNorm txt_norm_;
