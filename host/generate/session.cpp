@@ -176,11 +176,15 @@ Sink Session::sink_of(Job& job) {
 }
 
 bool Session::advance() {
-  return engine_.advance();
+  const std::vector<uint64_t> cancelled = std::exchange(cancelled_, {});
+  const bool has_worked = engine_.advance();
+  for (const uint64_t job : cancelled) jobs_.erase(job);  // nothing calls its hooks any more
+  return has_worked;
 }
 
 void Session::cancel(uint64_t job) {
   engine_.cancel(job);
+  cancelled_.push_back(job);
 }
 
 void Session::rest() {

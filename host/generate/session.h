@@ -135,6 +135,7 @@ class Session {
   model::RestingComponents resting_;
   const ModelRecord record_;
   std::map<uint64_t, std::unique_ptr<Job>> jobs_;  // by number
+  std::vector<uint64_t> cancelled_;                // that leave with the next piece of work
   Engine engine_;
 };
 

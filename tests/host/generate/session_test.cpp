@@ -308,13 +308,14 @@ TEST_CASE("A job that fails or is cancelled leaves the others as they are", "[se
   CHECK_THROWS_AS(session.add(wrong, {}), Error);  // its files are read when it is added
   wrong.loras.clear();
   std::optional<JobResult> failed, done;
-  bool is_told = false;
+  const auto is_told = std::make_shared<bool>(false);
   session.add(wrong,
               {.on_step = [](int64_t,
                              int64_t) { throw Error(ErrorCode::kEnvironment, "the disk is full"); },
                .on_done = [&](const JobResult& result) { failed = result; }});
   session.add(fine, {.on_done = [&](const JobResult& result) { done = result; }});
-  const uint64_t job = session.add(left, {.on_done = [&](const JobResult&) { is_told = true; }});
+  const uint64_t job =
+      session.add(left, {.on_done = [is_told](const JobResult&) { *is_told = true; }});
   session.advance();
   session.cancel(job);
   while (session.advance()) {
@@ -326,7 +327,8 @@ TEST_CASE("A job that fails or is cancelled leaves the others as they are", "[se
   CHECK(done->error.empty());
   CHECK_FALSE(done->code);
   CHECK(read_bytes(fine.output) == expected);
-  CHECK_FALSE(is_told);
+  CHECK_FALSE(*is_told);
+  CHECK(is_told.use_count() == 1);  // nothing is held of the job
   CHECK_FALSE(std::filesystem::exists(left.output));
   CHECK_FALSE(std::filesystem::exists(wrong.output));
 }
