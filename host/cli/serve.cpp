@@ -146,6 +146,17 @@ generate::Layout layout_of(const Serving& order, const model::LoadedModel& model
   return layout;
 }
 
+// Weights that stay are there before the first job.
+void load_all(model::LoadedModel& model, Progress& progress) {
+  for (const model::LoadedPart& part : model.parts()) {
+    const std::string& component = part.detection.component;
+    if (model.is_loaded(component)) continue;
+    model::load_shown(model, component, progress, [] {
+      if (StopSignals::is_requested()) throw Error(ErrorCode::kCancelled, "stopped by the user");
+    });
+  }
+}
+
 int serve_model(const Serving& order, OpenedGeneration& opened, const plan::Outcome& outcome,
                 Progress& progress) {
   model::LoadedModel& model = opened.model();
@@ -155,7 +166,9 @@ int serve_model(const Serving& order, OpenedGeneration& opened, const plan::Outc
   generate::Session session(model, opened.loras(), generation, layout_of(order, model, outcome),
                             {.is_cancelled = StopSignals::is_requested}, progress);
   Serve serve(order, opened, session, progress);
-  serve.run([] {});
+  serve.run([&] {
+    if (session.keeps_all()) load_all(model, progress);
+  });
   throw Error(ErrorCode::kCancelled, "stopped by the user");
 }
 

@@ -50,6 +50,8 @@ class Inference {
 
   // One turn: what others want, jobs that come and go, one step. False: there was nothing to do.
   bool turn();
+  // Where there has been nothing to do for long enough, the maker rests.
+  void rest_when_idle();
 
  private:
   void take_jobs();
@@ -57,7 +59,6 @@ class Inference {
   generate::JobHooks hooks_of(const PreparedJob& work);
   void over(const std::string& id, const generate::JobResult& result);
   void leave(const std::string& id);
-  void rest_when_idle();
   void end_all();
 
   JobTable& jobs_;

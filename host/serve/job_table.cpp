@@ -128,6 +128,7 @@ JobTable::~JobTable() = default;
 std::string JobTable::submit(Asked asked) {
   auto job = std::make_shared<Job>();
   const std::string id = Spool::new_id();
+  asked.survives = asked.survives && !spool_.is_temporary();
   job->content = asked.idempotency_key.empty() ? "" : content_of(asked);
   if (const std::optional<std::string> before = claim(asked, id, job->content)) return *before;
   try {
@@ -342,7 +343,7 @@ void JobTable::stepped(std::string_view id, int64_t step, int64_t steps) {
 void JobTable::previewed(std::string_view id, std::string jpeg) {
   const std::lock_guard lock(mutex_);
   const JobPtr job = find_running(id);
-  if (!job) return;
+  if (!job || job->view.previews >= job->asked.previews) return;
   ++job->view.previews;
   job->view.preview = std::make_shared<const std::string>(std::move(jpeg));
   change(*job);
@@ -440,16 +441,19 @@ void JobTable::end(const JobPtr& job, JobState state, const std::string& error, 
   job->view.finished_s = options_.clock();
   job->work = {};
   metrics_.ended(job->asked.api, state_name(state), now - job->came_s);
-  keep(job);
+  collect([&] { spool_.remove_uploads(job->view.id); });
+  if (job->is_to_go) {
+    forget(job, /*with_results=*/true);
+  } else {
+    if (job->asked.survives) collect([&] { spool_.save(job->view.id, record_of(*job)); });
+    keep(job);
+  }
   change(*job);
   renumber();
 }
 
 // Keeps a job that is over, and lets go of those that are too old.
 void JobTable::keep(const JobPtr& job) {
-  collect([&] { spool_.remove_uploads(job->view.id); });
-  if (job->is_to_go) return forget(job, /*with_results=*/true);
-  if (job->asked.survives) collect([&] { spool_.save(job->view.id, record_of(*job)); });
   for (const JobFile& file : job->view.files) {
     std::error_code failure;
     const auto bytes = fs::file_size(file.path, failure);
@@ -582,6 +586,8 @@ void JobTable::take_back(const JobPtr& job) {
       job->work = prepare_(job->view.id, job->asked, spool_.find(job->view.id));
     } catch (const HttpError& failure) {
       error = failure.what();
+    } catch (const Error& failure) {
+      error = spool_.without_folder(text_of(failure));
     }
   }
   const std::lock_guard lock(mutex_);

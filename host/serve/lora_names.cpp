@@ -87,15 +87,6 @@ json metadata_of(const std::string& path) {
   return told;
 }
 
-// Errors name files by their paths, which are the server's alone.
-std::string without_path(std::string message, const lora::LoraRef& lora) {
-  const std::string folder = fs::path(lora.path).parent_path().string() + "/";
-  for (size_t at = message.find(folder); folder.size() > 1 && at != std::string::npos;
-       at = message.find(folder, at))
-    message.erase(at, folder.size());
-  return message;
-}
-
 void check_name(const std::string& name) {
   const bool is_plain = !name.empty() && name.size() <= 200 &&
                         name.find_first_of("/\\:<>\"\n\t") == std::string::npos;
@@ -106,6 +97,14 @@ void check_name(const std::string& name) {
 }
 
 }  // namespace
+
+std::string without_folder(std::string message, const lora::LoraRef& lora) {
+  const std::string folder = fs::path(lora.path).parent_path().string() + "/";
+  for (size_t at = message.find(folder); folder.size() > 1 && at != std::string::npos;
+       at = message.find(folder, at))
+    message.erase(at, folder.size());
+  return message;
+}
 
 LoraNames::LoraNames(std::string folder, const std::vector<lora::LoraRef>& loaded, Check check)
     : folder_(std::move(folder)), check_(std::move(check)) {
@@ -144,12 +143,12 @@ void LoraNames::add(const std::string& name, const std::string& file,
     lora.path = lora::find_in_folder(folder_, file);
   } catch (const Error& error) {
     throw HttpError(error.code() == ErrorCode::kNotFound ? 404 : 400,
-                    "file: " + without_path(text_of(error), {.name = name, .path = folder_ + "/x"}));
+                    "file: " + without_folder(text_of(error), {.name = name, .path = folder_ + "/x"}));
   }
   try {
     check_(lora);
   } catch (const Error& error) {
-    throw HttpError(status_of(error.code()), "file: " + without_path(text_of(error), lora));
+    throw HttpError(status_of(error.code()), "file: " + without_folder(text_of(error), lora));
   }
   const std::lock_guard lock(mutex_);
   std::erase(loaded_, name);
@@ -185,7 +184,7 @@ void LoraNames::set_loaded(const std::string& name, bool is_loaded, double stren
     try {
       check_(lora);
     } catch (const Error& error) {
-      throw HttpError(status_of(error.code()), "name: " + without_path(text_of(error), lora));
+      throw HttpError(status_of(error.code()), "name: " + without_folder(text_of(error), lora));
     }
   }
   const std::lock_guard lock(mutex_);

@@ -46,6 +46,7 @@ Asked asked_of(const Request& request, const Service& service) {
   Form form = read_form(request);
   Asked asked;
   asked.idempotency_key = request.header("idempotency-key");
+  asked.survives = service.model.makes_clips;  // which take long
   if (const json value = form.take("previews"); !value.is_null())
     asked.previews = integer_of("previews", value, 0, kMostPreviews);
   if (const json value = form.take("format"); !value.is_null())

@@ -46,12 +46,7 @@ json line_of(const Asked& asked, const SpooledFiles& files, std::span<const Inpu
       throw HttpError(400, name + ": is a file, and its bytes are sent along; no path is taken");
   }
   for (const auto& [name, paths] : files) {
-    if (!is_file(name, inputs)) {
-      line[name] = nullptr;  // told with the nearest name where there is none
-      if (order::is_setting(name) || order::find_input_spec(inputs, name) != nullptr)
-        throw HttpError(400, name + ": takes no file");
-      continue;
-    }
+    if (!is_file(name, inputs)) throw HttpError(400, name + ": takes no file");
     const InputSpec* const input = order::find_input_spec(inputs, name);
     const bool is_list = input != nullptr && inputs::is_list(*input);
     if (input == nullptr && paths.size() != 1)
@@ -67,11 +62,16 @@ void at_most(std::string_view name, int64_t value, int64_t most, const char* of 
                            std::to_string(most) + ", the most that this server makes");
 }
 
-void throw_if_any(const report::Problems& problems, const Spool& spool) {
+// Nothing that is wrong with a request is the server's failure.
+void throw_if_any(const report::Problems& problems, const Spool& spool,
+                  std::span<const lora::LoraRef> loras = {}) {
   try {
     problems.throw_if_any();
   } catch (const Error& error) {
-    throw HttpError(status_of(error.code()), spool.without_folder(text_of(error)));
+    std::string message = spool.without_folder(text_of(error));
+    for (const lora::LoraRef& lora : loras) message = without_folder(std::move(message), lora);
+    const bool is_environment = error.code() == ErrorCode::kEnvironment;
+    throw HttpError(is_environment ? 500 : 400, message);
   }
 }
 
@@ -131,7 +131,7 @@ void Translation::check(PreparedJob& work, const Asked& asked) const {
   hold_limits(job.settings);
   name_output(job.settings, work.id, asked.format);
   opened_.check(job, problems);
-  throw_if_any(problems, spool_);
+  throw_if_any(problems, spool_, job.settings.loras);
   work.settings = std::move(job.settings);
   if (asked.previews > 0)
     work.preview_every = std::max<int64_t>(
