@@ -101,6 +101,7 @@ Session::Session(LoadedModel& model, LoraSet& loras, const order::Generation& or
       layout_(layout),
       hooks_(std::move(hooks)),
       progress_(progress),
+      resting_(model),
       record_(record_of(model, *order.plugin)),
       engine_(engine_model(), progress, hooks_.is_cancelled,
               {.max_batch = layout.max_batch, .max_tokens = layout.max_tokens}) {}
@@ -180,6 +181,11 @@ bool Session::advance() {
 
 void Session::cancel(uint64_t job) {
   engine_.cancel(job);
+}
+
+void Session::rest() {
+  engine_.rest();
+  resting_.rest();
 }
 
 void Session::run(const order::Settings& settings, JobResult& result) {
@@ -274,6 +280,7 @@ void Session::watch_steps(int64_t number) {
 }
 
 void Session::load(std::string_view component) {
+  resting_.wake(component);
   if (model_.is_loaded(component)) return;
   begin_phase("load");
   model::load_shown(model_, component, progress_);

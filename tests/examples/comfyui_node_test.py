@@ -66,7 +66,6 @@ class Node(unittest.TestCase):
         folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory(prefix="atelier_node_")))
         shutil.copy(SHAPES / "recolor.safetensors", folder / "recolor.safetensors")
         cls.server = cls.enterClassContext(serving.Served(SHAPES / "model", key="node's key", lora_dir=folder))
-        cls.server.ask("POST", "/v1/loras", {"name": "recolor", "file": "recolor.safetensors"})
         os.environ["ATELIER_API_KEY"] = "node's key"
 
     def setUp(self):

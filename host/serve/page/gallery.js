@@ -11,13 +11,10 @@ function captionOf({job, file}) {
   return [`seed ${file.seed}`, ...loras].join(", ");
 }
 
-function mediaOf(item, properties) {
-  const name = titleOf(item.job);
-  const media = isClipFile(item.file)
-    ? make("video", {muted: true, loop: true, playsInline: true, preload: "metadata", "aria-label": name, ...properties})
-    : make("img", {alt: name, loading: "lazy", ...properties});
-  showFile(media, item.file.url);
-  return media;
+function mediaOf({job, file}, hasControls) {
+  const name = titleOf(job);
+  if (!isClipFile(file)) return make("img", {alt: name});
+  return make("video", {muted: true, loop: true, playsInline: true, preload: "metadata", controls: hasControls, "aria-label": name});
 }
 
 class Gallery {
@@ -48,7 +45,8 @@ class Gallery {
   }
 
   tile(item) {
-    const media = mediaOf(item, {});
+    const media = mediaOf(item, /* hasControls */ false);
+    showFileWhenNear(media, item.file.url);
     const about = make("span", {className: "about"}, make("span", {className: "excerpt"}, titleOf(item.job)),
                        make("span", {className: "help"}, captionOf(item)));
     const button = make("button", {type: "button", onclick: () => this.viewer.open(keyOf(item))}, media, about);
@@ -113,7 +111,9 @@ class Viewer {
   draw() {
     this.drawBar();
     const item = this.gallery.items[this.gallery.place(this.key)];
-    byId("shown").replaceChildren(mediaOf(item, isClipFile(item.file) ? {controls: true} : {}));
+    const media = mediaOf(item, /* hasControls */ true);
+    showFile(media, item.file.url);
+    byId("shown").replaceChildren(media);
     byId("settings").replaceChildren(...settingsRows(item));
     const save = make("a", {className: "button", download: nameOf(item)}, "Download");
     showFile(save, item.file.url, "href");

@@ -111,7 +111,7 @@ class JobLine {
     try {
       await ask(method, path);
     } catch (error) {
-      showError(error.message);
+      if (error.status !== 404 && error.status !== 409) showError(error.message);  // it is over or gone already
     }
     byId("generate").focus();
     await this.refresh();

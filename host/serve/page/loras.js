@@ -45,11 +45,20 @@ function triggerWords(metadata) {
   return Array.isArray(words) ? words : [words];
 }
 
+const FEW_LORAS = 8;  // that are looked through without a search
+
 class LoraList {
   constructor(loras, changed, addWords) {
     this.rows = loras.map((lora) => new LoraRow(lora, changed, addWords));
     byId("loras").replaceChildren(...this.rows.map((row) => row.root));
     byId("loras_group").hidden = this.rows.length === 0;
+    byId("find_lora").hidden = this.rows.length <= FEW_LORAS;
+    byId("find_lora").addEventListener("input", () => this.find(byId("find_lora").value.toLowerCase()));
+  }
+
+  // Those that are used stay in sight.
+  find(text) {
+    for (const row of this.rows) row.root.hidden = !row.use.checked && !row.name.toLowerCase().includes(text);
   }
 
   // What the server is sent; undefined: this server has none.

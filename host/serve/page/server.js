@@ -94,6 +94,20 @@ function showFile(element, url, name = "src") {
   else element[name] = url;
 }
 
+// As showFile() once the element is near what is seen.
+const nearlySeen = new IntersectionObserver((entries) => {
+  for (const {isIntersecting, target} of entries) {
+    if (!isIntersecting) continue;
+    nearlySeen.unobserve(target);
+    showFile(target, target.dataset.url);
+  }
+}, {rootMargin: "2000px"});
+
+function showFileWhenNear(element, url) {
+  element.dataset.url = url;
+  nearlySeen.observe(element);
+}
+
 function forgetFile(url) {
   copies.get(url)?.then((copy) => URL.revokeObjectURL(copy), () => {});
   copies.delete(url);

@@ -58,7 +58,6 @@ class Page(unittest.TestCase):
         (cls.folder / "loras").mkdir()
         shutil.copy(SHAPES / "recolor.safetensors", cls.folder / "loras/recolor.safetensors")
         cls.server = cls.enterClassContext(serving.Served(SHAPES / "model", lora_dir=cls.folder / "loras"))
-        cls.server.ask("POST", "/v1/loras", {"name": "recolor", "file": "recolor.safetensors"})
         cls.browser = cls.enterClassContext(browser.Browser(PROGRAM))
 
     def setUp(self):
