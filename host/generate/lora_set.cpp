@@ -17,10 +17,10 @@ void LoraSet::check(const order::Settings& settings, const order::Origin& place,
   }
 }
 
-void LoraSet::use(const order::Settings& settings) {
-  if (!registry_ && settings.loras.empty()) return;
-  registry().use(settings.loras);
-  for (const lora::LoraRef& use : settings.loras) {
+void LoraSet::use(const std::vector<lora::LoraRef>& loras) {
+  if (!registry_ && loras.empty()) return;
+  registry().use(loras);
+  for (const lora::LoraRef& use : loras) {
     const std::vector<std::string>& unmatched = registry().check(use);
     if (unmatched.empty() || !warned_.insert(use.path).second) continue;
     progress_.warn("LoRA " + use.name + ": " + std::to_string(unmatched.size()) +

@@ -4,6 +4,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "host/lora/registry.h"
 #include "host/model/model_loader.h"
@@ -24,9 +25,9 @@ class LoraSet {
   void check(const order::Settings& settings, const order::Origin& place,
              report::Problems& problems);
 
-  // Makes the LoRAs of `settings` those of the model, and no others. Names in a file that are
-  // nothing in the model are told once.
-  void use(const order::Settings& settings);
+  // Makes `loras` those of the model, and no others. Names in a file that are nothing in the model
+  // are told once.
+  void use(const std::vector<lora::LoraRef>& loras);
 
   // What Request::encoder_state is with these LoRAs.
   std::string encoder_state(const order::Settings& settings);

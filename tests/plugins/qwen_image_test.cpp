@@ -405,6 +405,23 @@ TEST_CASE("A hint chooses the variant and may not contradict the tensors", "[det
                [&] { family().detect(index, {.component = {}, .variant = "\x1b[2J"}); });
 }
 
+TEST_CASE("Every published ControlNet is detected and each of its tensors has a place",
+          "[detect]") {
+  const auto check = [](const std::string& file, const std::string& component,
+                        const std::string& number, int64_t value) {
+    INFO(file);
+    const TensorIndex index = index_of(read_keys(file));
+    const Detection part = detected(index);
+    CHECK(part.component == component);
+    CHECK(part.integer(number) == value);
+    CHECK(check_coverage(index, part) == 0);
+  };
+  check("controlnet_union.txt", "controlnet", "control_channels", 16);
+  check("controlnet_inpaint.txt", "controlnet", "control_channels", 17);
+  check("controlnet_blockwise.txt", "blockwise_controlnet", "channels", 16);
+  check("controlnet_blockwise_inpaint.txt", "blockwise_controlnet", "channels", 17);
+}
+
 TEST_CASE("What cannot be loaded is refused by its name", "[detect]") {
   const auto refuse = [](const std::string& what, const TensorIndex& index) {
     INFO(what);
@@ -412,10 +429,6 @@ TEST_CASE("What cannot be loaded is refused by its name", "[detect]") {
   };
   refuse("Qwen-Image-Layered", index_of(read_keys("transformer_layered.txt")));
   refuse("Qwen-Image-Layered", index_of(read_keys("vae_layered.txt")));
-  refuse("ControlNet", index_of(read_keys("controlnet_union.txt")));
-  refuse("ControlNet", index_of(read_keys("controlnet_inpaint.txt")));
-  refuse("blockwise", index_of(read_keys("controlnet_blockwise.txt")));
-  refuse("blockwise", index_of(read_keys("controlnet_blockwise_inpaint.txt")));
 
   const Keys dit = read_keys("transformer.txt");
   refuse("Layered", index_of(dit, "", {{"use_layer3d_rope", true}}));

@@ -18,6 +18,10 @@ struct Adapter {
   // 1 / (1 - dropout). Which ones comes from the default CPU generator, anew in each call. Set
   // while training only.
   double dropout = 0.0;
+  // Of an adapter that is not for all rows: where samples have adapters of their own, it is in the
+  // rows of those that have it, as strong as they say; elsewhere it takes no part. -1: for all
+  // rows. Without a dropout, and outside of grad mode only.
+  int64_t number = -1;
 };
 
 // y = x Wᵀ + bias + sum over adapters of scale * (x aᵀ) bᵀ; only the sum is ever stored.
