@@ -13,6 +13,8 @@
 #include "host/cli/plan.h"
 #include "host/cli/process.h"
 #include "host/cli/ranks.h"
+#include "host/generate/fill_settings.h"
+#include "host/generate/request.h"
 #include "host/generate/session.h"
 #include "host/http/server.h"
 #include "host/order/serving.h"
@@ -122,14 +124,35 @@ class Serve {
   std::atomic<bool> is_ready_ = false;
 };
 
+// One job that stands for those that come: as many images of the model's own size as are denoised
+// together.
+std::vector<order::Job> planned_jobs(const Serving& order, const OpenedGeneration& opened) {
+  std::vector<order::Job> jobs = opened.planned_jobs();
+  for (order::Job& job : jobs)
+    job.settings.num_images = job.settings.batch_size = order.max_batch;
+  return jobs;
+}
+
+// Larger images than those that were planned share a call as far as all of them fit into it.
+generate::Layout layout_of(const Serving& order, const model::LoadedModel& model,
+                           const plan::Outcome& outcome) {
+  generate::Layout layout = plan::layout_of(order.generation, model, outcome.planned);
+  layout.max_batch = order.max_batch;
+  if (!outcome.planned) return layout;
+  order::Settings base = order.generation.base;
+  generate::fill_target(base, model);
+  layout.max_tokens = order.max_batch * generate::tokens_of(order::target_of(base),
+                                                            model.model().latent_spec());
+  return layout;
+}
+
 int serve_model(const Serving& order, OpenedGeneration& opened, const plan::Outcome& outcome,
                 Progress& progress) {
   model::LoadedModel& model = opened.model();
   const order::Generation& generation = opened.order();
   plan::follow_plan(outcome, generation, model, opened.unchecked(), progress);
   const StopSignals signals(StopSignals::Kind::kAll);
-  generate::Session session(model, opened.loras(), generation,
-                            plan::layout_of(generation, model, outcome.planned),
+  generate::Session session(model, opened.loras(), generation, layout_of(order, model, outcome),
                             {.is_cancelled = StopSignals::is_requested}, progress);
   Serve serve(order, opened, session, progress);
   serve.run([] {});
@@ -155,7 +178,7 @@ int run_serve(std::span<const std::string> said) {
   problems.throw_if_any();
   if (const std::string note = opened.note(); !note.empty()) progress.note("note: " + note);
   const plan::Outcome outcome =
-      plan::plan_generation(opened.model(), opened.order(), opened.planned_jobs());
+      plan::plan_generation(opened.model(), opened.order(), planned_jobs(order, opened));
   return serve_model(order, opened, outcome, progress);
 }
 

@@ -7,10 +7,13 @@
 
 #include "atelier/error.h"
 
+#include "host/plugins/guard.h"
 #include "memory/transfer_device.h"
 
 namespace atelier::generate {
 namespace {
+
+constexpr int64_t kPreviewCells = 32;  // of latents, along the longer side at most
 
 Error wrong_frames(int64_t decoded, int64_t asked) {
   return {ErrorCode::kInternal, "decode: gives " + std::to_string(decoded) + " frames of " +
@@ -43,6 +46,31 @@ void Decoder::decode(const Trajectory& through, const OnFrames& on_frames,
     if (decodes_all && done < request.target.frames)
       throw wrong_frames(done, request.target.frames);
   }
+}
+
+at::Tensor Decoder::preview(const Trajectory& of, const at::Tensor& clean_1CTHW) {
+  const EngineModel& model = context_.of;
+  for (const model::PresentComponent& component : model.stages.components) {
+    if (component.spec.role == Role::kVae &&
+        !(model.is_resident && model.is_resident(component.name)))
+      return {};
+  }
+  const at::Tensor whole =
+      model.model.to_decode(clean_1CTHW, of.cond().with).latents_BCTHW.select(2, 0);
+  const int64_t side = (std::max(whole.size(2), whole.size(3)) - 1) / kPreviewCells + 1;
+  const at::Tensor small = at::avg_pool2d(whole, {side, side}).unsqueeze(2);
+  DirectRunner in_place;  // the engine's may record what the denoiser does
+  at::Tensor picture;
+  try {
+    model::decode(model.model, small.to(model.decoder_dtype), in_place, host(),
+                  [&](const at::Tensor& pixels) {
+                    if (!picture.defined()) picture = pixels.select(1, 0);
+                  });
+  } catch (...) {
+    if (!plugins::out_of_memory()) throw;
+    return {};
+  }
+  return picture;
 }
 
 // Pieces of a clip have no sounds of their own.

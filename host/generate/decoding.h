@@ -27,6 +27,10 @@ class Decoder {
   // Images of a trajectory that is through; `index` is their number in its request. Throws
   // Error{kNumerics} for values that are not finite.
   void decode(const Trajectory& through, const OnFrames& on_frames, const OnSound& on_sound);
+  // A small picture of latents that the first image of a trajectory may end as, [1, C, T, H, W], of
+  // a clip its first frame: float32 [3 or 4, H, W] in [-1, 1], on the CPU. Undefined where the
+  // autoencoder is not there, or there is no room.
+  at::Tensor preview(const Trajectory& of, const at::Tensor& clean_1CTHW);
 
  private:
   void decode_sound(const Trajectory& through, const at::Tensor& latents_1CTHW, size_t index,

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <ATen/ATen.h>
+#include <c10/util/ScopeExit.h>
 
 #include "atelier/error.h"
 
@@ -15,9 +16,11 @@ namespace atelier::generate {
 // Samples of a trajectory in a call: with the prompt, or without it.
 struct DenoiserCalls::Part {
   const Trajectory* of;
+  const std::vector<double>* strengths = nullptr;  // of its LoRAs; null: all samples have the same
   bool without = false;
   bool operator==(const Part&) const = default;
   int64_t rows() const { return of->count(); }
+  Part other_half() const { return {of, strengths, /*without=*/true}; }
 };
 
 // Parts of one size, level and step.
@@ -46,17 +49,27 @@ bool agree(const Trajectory& a, const Trajectory& b) {
 }  // namespace
 
 std::vector<at::Tensor> DenoiserCalls::velocities(std::span<const Trajectory* const> of,
+                                                  const ops::SampleStrengths* strengths,
                                                   const model::RangedDenoiser* next) {
-  if (context_.of.ranks.guidance) return {by_halves(*of.front(), next)};
-  std::vector<Part> first, second;
-  for (const Trajectory* one : of) first.push_back({one});
-  for (const Trajectory* one : of)
-    if (one->is_guided()) (batches_cfg(*one) ? first : second).push_back({one, /*without=*/true});
+  has_unresolved_ = false;
+  std::vector<Part> all;
+  for (size_t i = 0; i < of.size(); ++i)
+    all.push_back({of[i], strengths != nullptr ? &(*strengths)[i] : nullptr});
+  if (context_.of.ranks.guidance) return {by_halves(all.front(), next)};
+  return make_step(all, next);
+}
+
+std::vector<at::Tensor> DenoiserCalls::make_step(std::span<const Part> all,
+                                                 const model::RangedDenoiser* next) {
+  std::vector<Part> first(all.begin(), all.end()), second;
+  for (const Part& part : all) {
+    if (part.of->is_guided()) (batches_cfg(*part.of) ? first : second).push_back(part.other_half());
+  }
   std::vector<Call> calls = make_calls(first);
   if (second.empty()) hand_over(next);
-  if (!run_or_split(calls, of.size() == 1)) {
+  if (!run_or_split(calls, all.size() == 1)) {
     calls.clear();
-    return velocities(of, next);
+    return make_step(all, next);
   }
   std::vector<Call> others = make_calls(second);
   if (!second.empty()) {
@@ -64,31 +77,32 @@ std::vector<at::Tensor> DenoiserCalls::velocities(std::span<const Trajectory* co
     run(others);
   }
   std::vector<at::Tensor> made;
-  for (const Trajectory* one : of) {
-    const Slice with = find(calls, {one});
-    if (!one->is_guided()) {
+  for (const Part& part : all) {
+    const Slice with = find(calls, part);
+    if (!part.of->is_guided()) {
       made.push_back(with.v);
       continue;
     }
-    const Part without = {one, /*without=*/true};
-    const bool is_second = std::ranges::find(second, without) != second.end();
-    made.push_back(guided(*one, with, find(is_second ? others : calls, without).v));
+    const bool is_second = std::ranges::find(second, part.other_half()) != second.end();
+    const Slice without = find(is_second ? others : calls, part.other_half());
+    made.push_back(guided(part, with, without.v));
   }
   return made;
 }
 
 // Each of two ranks makes one half.
-at::Tensor DenoiserCalls::by_halves(const Trajectory& of, const model::RangedDenoiser* next) {
+at::Tensor DenoiserCalls::by_halves(const Part& with, const model::RangedDenoiser* next) {
   distributed::Group& halves = *context_.of.ranks.guidance;
-  const Part with = {&of}, own = {&of, /*without=*/of.is_guided() && !halves.is_first()};
+  const bool is_guided = with.of->is_guided();
+  const Part own = is_guided && !halves.is_first() ? with.other_half() : with;
   std::vector<Call> calls = make_calls({&own, 1});
   hand_over(next);
   run(calls);
-  if (!of.is_guided()) return calls.front().v;
+  if (!is_guided) return calls.front().v;
   const at::Tensor both = distributed::gathered(halves, calls.front().v);
   std::vector<Call> told = make_calls({&with, 1});
   told.front().v = both[0];
-  return guided(of, find(told, with), both[1]);
+  return guided(with, find(told, with), both[1]);
 }
 
 bool DenoiserCalls::batches_cfg(const Trajectory& of) const {
@@ -142,17 +156,33 @@ void DenoiserCalls::fill(Call& call) const {
 }
 
 template <class F>
-auto DenoiserCalls::with_ranks(const F& f) const {
+auto DenoiserCalls::with_samples(std::span<const Part> samples, const F& f) {
+  ops::SampleStrengths strengths;
+  for (const Part& part : samples) {
+    if (part.strengths != nullptr)
+      strengths.insert(strengths.end(), static_cast<size_t>(part.rows()), *part.strengths);
+  }
   std::optional<SequenceScope> shares_rows;
   if (SequenceGroup* const rows = context_.of.ranks.sequence.get()) shares_rows.emplace(*rows);
+  if (strengths.empty()) return f();
+  ops::SampleScope scope(strengths);
+  const auto notes = c10::make_scope_exit([&] { has_unresolved_ |= scope.is_unresolved(); });
   return f();
 }
 
-void DenoiserCalls::run(std::vector<Call>& calls) const {
-  with_ranks([&] {
-    for (Call& call : calls)
-      call.v = context_.of.model.denoise(call.in, context_.runner()).to(at::kFloat);
+void DenoiserCalls::run(std::vector<Call>& calls) {
+  std::vector<Part> samples;
+  std::vector<DenoiseInputs> inputs;
+  for (const Call& call : calls) {
+    samples.insert(samples.end(), call.parts.begin(), call.parts.end());
+    inputs.push_back(call.in);
+  }
+  const std::vector<at::Tensor> made = with_samples(samples, [&]() -> std::vector<at::Tensor> {
+    Model& model = context_.of.model;
+    if (inputs.size() == 1) return {model.denoise(inputs.front(), context_.runner())};
+    return model.denoise_all(inputs, context_.runner());
   });
+  for (size_t i = 0; i < calls.size(); ++i) calls[i].v = made[i].to(at::kFloat);
 }
 
 // False where both halves of guidance do not fit at once: from this step on they are two calls.
@@ -193,12 +223,12 @@ DenoiserCalls::Slice DenoiserCalls::find(const std::vector<Call>& calls, const P
   throw Error(ErrorCode::kInternal, "a part of a step was not made");
 }
 
-at::Tensor DenoiserCalls::guided(const Trajectory& of, const Slice& with,
-                                 const at::Tensor& without) const {
-  const GuideInputs in = {with.v, without, of.cfg_scale(), with.in};
+at::Tensor DenoiserCalls::guided(const Part& with, const Slice& slice, const at::Tensor& without) {
+  const Trajectory& of = *with.of;
+  const GuideInputs in = {slice.v, without, of.cfg_scale(), slice.in};
   const at::Tensor made =
-      with_ranks([&] { return context_.of.model.guide(in, context_.runner()); });
-  return renormed(made, with.v, of.request().cfg_renorm, of.request().cfg_renorm_ratio);
+      with_samples({&with, 1}, [&] { return context_.of.model.guide(in, context_.runner()); });
+  return renormed(made, slice.v, of.request().cfg_renorm, of.request().cfg_renorm_ratio);
 }
 
 }  // namespace atelier::generate

@@ -34,7 +34,8 @@ void Denoisers::prepare(std::span<const Step> steps) {
   const std::vector<float> levels = levels_of(steps.front()).levels;
   const bool is_shared = std::ranges::all_of(
       steps, [&](const Step& step) { return levels_of(step).levels == levels; });
-  if (is_shared && levels == prepared_) return;
+  const uint64_t version = context_.of.loras != nullptr ? context_.of.loras->version() : 0;
+  if (is_shared && levels == prepared_ && version == lora_version_) return;
   forget_levels();
   if (!is_shared) return;
   try {
@@ -44,6 +45,7 @@ void Denoisers::prepare(std::span<const Step> steps) {
     throw;
   }
   prepared_ = levels;
+  lora_version_ = version;
 }
 
 std::optional<int64_t> Denoisers::level_of(const Request& request, int64_t step) const {

@@ -51,6 +51,7 @@ class Denoisers {
   const model::RangedDenoiser* current_ = nullptr;
   const model::RangedDenoiser* next_ = nullptr;  // its blocks are coming already
   std::vector<std::string> controls_;
+  uint64_t lora_version_ = 0;    // when they were prepared
   std::vector<float> prepared_;  // levels; empty: none are
 };
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
 #include "atelier/error.h"
@@ -29,6 +30,7 @@ Engine::Engine(EngineModel model, progress::Progress& progress, std::function<bo
       denoisers_(context_),
       calls_(context_, denoisers_),
       decoder_(context_),
+      loras_(context_.of.loras),
       pacer_(context_.of.device),
       packing_(packing),
       keeps_all_(context_.of.keeps_all()),
@@ -139,8 +141,7 @@ RequestRun* Engine::next_to_encode() {
 
 void Engine::encode(RequestRun& run) {
   attempt(run, [&] {
-    if (!run.has_begun()) loras_.reset();  // their files may have changed
-    use_loras(run);
+    loras_.use(run.request.loras, /*anew=*/!run.has_begun());
     has_encoded_ = true;
     run.encode(encoder_);
   });
@@ -157,20 +158,12 @@ void Engine::decode(Walk& walk) {
   // Decoding may need the room.
   if (active_.size() == 1 && aside_.empty() && first_to_begin() == nullptr) denoisers_.forget();
   const bool is_decoded = attempt(run, [&] {
-    use_loras(run);
+    loras_.use(run.request.loras);
     run.decode(decoder_, walk.trajectory);
   });
   if (!is_decoded) return;
   active_.remove_if([&](const Walk& one) { return &one == &walk; });
   finish_if_done(run);
-}
-
-void Engine::use_loras(const RequestRun& run) {
-  if (!context_.of.use_loras || loras_ == run.request.loras) return;
-  loras_.reset();
-  denoisers_.forget_levels();
-  context_.of.use_loras(run.request.loras);
-  loras_ = run.request.loras;
 }
 
 // ---- Which trajectories are on the device ----
@@ -255,13 +248,16 @@ bool Engine::fits(const RequestRun& run, const Request& request, int64_t count) 
   if (!context_.of.ranks.is_alone()) return false;
   const LatentSpec spec = context_.of.model.latent_spec();
   int64_t images = count, tokens = count * tokens_of(request.target, spec);
+  std::vector<Loras> loras = {run.request.loras};
   for (const Walk& walk : active_) {
-    if (walk.is_alone || walk.run.request.loras != run.request.loras) return false;
+    if (walk.is_alone) return false;
+    loras.push_back(walk.run.request.loras);
     images += walk.trajectory.count();
     tokens += walk.trajectory.count() * tokens_of(walk.trajectory.request().target, spec);
   }
   const int64_t most = packing_.max_batch > 0 ? packing_.max_batch : run.request.batch_size;
-  return images <= most && (packing_.max_tokens == 0 || tokens <= packing_.max_tokens);
+  return images <= most && (packing_.max_tokens == 0 || tokens <= packing_.max_tokens) &&
+         loras_.can_share(loras);
 }
 
 bool Engine::bring_back(Walk& walk) {
@@ -276,7 +272,7 @@ bool Engine::begin(RequestRun& run) {
   return attempt(run, [&] {
     if (std::exchange(has_encoded_, false)) context_.residents.end_encoding();
     if (active_.empty()) {
-      use_loras(run);
+      loras_.use(run.request.loras);
       const Denoisers::Step first = {&run.next_request(), 0};
       denoisers_.use({&first, 1});
     }
@@ -321,7 +317,9 @@ Engine::Walks Engine::next_to_step() {
 
 std::vector<at::Tensor> Engine::velocities(const Walks& walks) {
   context_.check_cancelled();
-  use_loras(walks.front()->run);
+  std::vector<const Trajectory*> trajectories;
+  for (Walk* const walk : walks) trajectories.push_back(&walk->trajectory);
+  const ops::SampleStrengths* const strengths = loras_.use_each(trajectories);
   const model::RangedDenoiser& denoiser = walks.front()->denoiser();
   std::vector<Denoisers::Step> steps;
   for (const Walk& walk : active_) {
@@ -329,14 +327,12 @@ std::vector<at::Tensor> Engine::velocities(const Walks& walks) {
       steps.push_back({&walk.trajectory.request(), walk.trajectory.step()});
   }
   denoisers_.use(steps);
-  std::vector<const Trajectory*> trajectories;
   for (Walk* const walk : walks) {
     walk->turn = ++turns_;
     walk->begin_line(context_.progress);
-    trajectories.push_back(&walk->trajectory);
   }
   context_.begin_phase("denoise", trajectories.front()->step() + 1);
-  return calls_.velocities(trajectories, denoiser_behind(walks));
+  return calls_.velocities(trajectories, strengths, denoiser_behind(walks));
 }
 
 // The denoiser that comes behind the steps of `walks`, where nothing goes on with theirs.
@@ -365,6 +361,7 @@ void Engine::advance(const Walks& walks, const std::vector<at::Tensor>& velociti
     }
   };
   each([&](Walk& walk, size_t i) {
+    if (walk.run.wants_preview()) preview(walk, velocities[i]);
     walk.trajectory.advance(velocities[i]);
     walk.trajectory.skip(context_.of.makes_step);
   });
@@ -373,6 +370,14 @@ void Engine::advance(const Walks& walks, const std::vector<at::Tensor>& velociti
     walk.advance_line(made_by);
     walk.run.tell_step();
   });
+}
+
+// What the velocity says of the end.
+void Engine::preview(const Walk& walk, const at::Tensor& velocity) {
+  const Trajectory& trajectory = walk.trajectory;
+  const at::Tensor clean = trajectory.x_BCTHW().narrow(0, 0, 1) -
+                           velocity.narrow(0, 0, 1) * static_cast<double>(trajectory.sigma());
+  walk.run.tell_preview(decoder_.preview(trajectory, clean));
 }
 
 // What a failure of a step becomes: that of its request or, of several walks, steps that each of
@@ -395,6 +400,7 @@ void Engine::separate(const Walks& walks, const std::exception_ptr& failure) {
     return;
   }
   denoisers_.forget();
+  if (calls_.has_unresolved()) loras_.share_no_more();
   int64_t images = 0;
   for (Walk* const walk : walks) {
     walk->is_alone = true;

@@ -5,7 +5,6 @@
 #include <exception>
 #include <functional>
 #include <list>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include "host/generate/encoding.h"
 #include "host/generate/engine_context.h"
 #include "host/generate/image_request.h"
+#include "host/generate/lora_use.h"
 #include "host/generate/pacer.h"
 #include "host/generate/request_run.h"
 #include "host/generate/walk.h"
@@ -107,13 +107,14 @@ class Engine {
   const model::RangedDenoiser* denoiser_behind(const Walks& walks);
   void advance(const Walks& walks, const std::vector<at::Tensor>& velocities);
   void separate(const Walks& walks, const std::exception_ptr& failure);
-  void use_loras(const RequestRun& run);
+  void preview(const Walk& walk, const at::Tensor& velocity);
 
   EngineContext context_;
   Encoder encoder_;
   Denoisers denoisers_;
   DenoiserCalls calls_;
   Decoder decoder_;
+  LoraUse loras_;
   Pacer pacer_;
   Packing packing_;
   const bool keeps_all_, keeps_denoisers_;
@@ -123,8 +124,7 @@ class Engine {
   std::list<Walk> aside_;       // wait on the host for another denoiser
   Ticket last_ticket_ = 0;
   uint64_t turns_ = 0;
-  bool has_encoded_ = false;                         // since encoders left
-  std::optional<std::vector<lora::LoraRef>> loras_;  // in use; nullopt: it is not known
+  bool has_encoded_ = false;  // since encoders left
 };
 
 }  // namespace atelier::generate

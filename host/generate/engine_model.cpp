@@ -26,6 +26,9 @@ EngineModel engine_model_of(model::LoadedModel& model) {
   engine.runner = &model.runner();
   engine.load = [&model](std::string_view component) { model.load_component(component); };
   engine.unload = [&model](std::string_view component) { model.unload_component(component); };
+  engine.is_resident = [&model](std::string_view component) {
+    return model.is_loaded(component) && !model.is_streamed(component);
+  };
   engine.hand_over = [&model](std::string_view from, std::string_view to) {
     model::hand_over(model, from, to);
   };

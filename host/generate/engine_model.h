@@ -5,13 +5,12 @@
 #include <set>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "atelier/model.h"
 
 #include "host/generate/picture_ranks.h"
+#include "host/generate/request_loras.h"
 #include "host/generate/tiling.h"
-#include "host/lora/selection.h"
 #include "host/model/model_loader.h"
 #include "host/model/stages.h"
 
@@ -29,8 +28,9 @@ struct EngineModel {
   BlockRunner* runner = nullptr;  // of the model's blocks, and outlives this; null: in place
   std::set<std::string, std::less<>> stays = {};  // components that do not leave; see Residents
   PictureRanks ranks = {};                        // all of them run the same requests
-  // Makes these LoRAs those of the model, and no others. Empty: nothing has any.
-  std::function<void(const std::vector<lora::LoraRef>& loras)> use_loras = {};
+  RequestLoras* loras = nullptr;                  // outlives this; null: no request has any
+  // Whether all of a component's weights are where they are used. Empty: it is not known.
+  std::function<bool(std::string_view component)> is_resident = {};
   // Is told what is done from now on: "encode", "denoise" with the step's number, "decode".
   std::function<void(std::string_view phase, int64_t number)> on_phase = {};
   // What a dry run makes only once of what is alike: steps and pieces that are left out, and what

@@ -22,7 +22,7 @@ struct Request {
   Inputs inputs;  // "prompt", and whatever else the family's stages read
   // What encodings depend on beside `inputs`; see lora::Registry::fingerprint.
   std::string encoder_state = {};
-  std::vector<lora::LoraRef> loras = {};  // see EngineModel::use_loras
+  std::vector<lora::LoraRef> loras = {};  // see RequestLoras
   std::string negative_prompt;
   // The scale `cfg_off` turns classifier-free guidance off: the negative prompt is then not used.
   double cfg_scale = 1.0, cfg_off = 1.0;

@@ -7,8 +7,6 @@
 #include <string>
 #include <vector>
 
-#include <ATen/core/Tensor.h>
-
 #include "atelier/error.h"
 
 #include "host/order/jobs.h"
@@ -26,16 +24,6 @@ struct JobResult {
 
   // {"error":…,"line":3,"output":["out_3.png"],"seed":0,"seconds":1.5}
   std::string to_json() const;
-};
-
-// Who is told of one job. Each may be empty. Called from within Session::advance().
-struct JobHooks {
-  std::function<void(int64_t step, int64_t steps)> on_step = {};  // of all images of the job
-  int64_t preview_every = 0;  // steps between two previews; 0: none
-  // float32 [3 or 4, H, W] in [-1, 1] on the CPU.
-  std::function<void(int64_t step, const at::Tensor& pixels_CHW)> on_preview = {};
-  std::function<void(const std::string& path)> on_file = {};  // behind each that is finished
-  std::function<void(const JobResult&)> on_done = {};         // once: done or failed
 };
 
 // Runs jobs of which one may fail without ending the others, unless other ranks wait for it. Not

@@ -41,6 +41,14 @@ Trajectory RequestRun::begin() {
   return trajectory;
 }
 
+bool RequestRun::wants_preview() const {
+  return sink.on_preview && sink.preview_every > 0 && (steps_made_ + 1) % sink.preview_every == 0;
+}
+
+void RequestRun::tell_preview(const at::Tensor& pixels_CHW) const {
+  if (pixels_CHW.defined()) sink.on_preview(steps_made_ + 1, pixels_CHW);
+}
+
 void RequestRun::tell_step() {
   ++steps_made_;
   if (sink.on_step) sink.on_step(steps_made_, steps_of_all(request));

@@ -21,6 +21,9 @@ struct Sink {
   OnSound on_sound = {};
   // Behind each step, of steps_of_all().
   std::function<void(int64_t step, int64_t steps)> on_step = {};
+  // Behind each step whose number `preview_every` divides, see Decoder::preview(); 0: none.
+  int64_t preview_every = 0;
+  std::function<void(int64_t step, const at::Tensor& pixels_CHW)> on_preview = {};
   // One of the two is called, once, unless the request is cancelled.
   std::function<void()> on_done = {};
   std::function<void(std::exception_ptr failure)> on_failed = {};
@@ -50,6 +53,9 @@ class RequestRun {
   const Request& next_request() const { return material_->request; }
   int64_t next_count() const;
   Trajectory begin();
+  // Whether the picture of the step that comes next is asked for.
+  bool wants_preview() const;
+  void tell_preview(const at::Tensor& pixels_CHW) const;
   void tell_step();
   // Of a trajectory that is through.
   void decode(Decoder& decoder, const Trajectory& through);

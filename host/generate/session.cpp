@@ -162,6 +162,8 @@ void Session::open_files(Job& job, const order::Settings& settings) {
 
 Sink Session::sink_of(Job& job) {
   Sink sink = {.on_step = job.hooks.on_step,
+               .preview_every = job.hooks.preview_every,
+               .on_preview = job.hooks.on_preview,
                .on_done = [this, &job] { end(job, nullptr); },
                .on_failed = [this, &job](std::exception_ptr failure) { end(job, failure); }};
   if (!job.files) return sink;
@@ -242,7 +244,7 @@ Request Session::request_of(const order::Settings& settings, uint64_t seed) {
 
 EngineModel Session::engine_model() {
   EngineModel engine = engine_model_of(model_);
-  engine.use_loras = [this](const std::vector<lora::LoraRef>& loras) { loras_.use(loras); };
+  engine.loras = &loras_;
   engine.load = [this](std::string_view component) { load(component); };
   if (layout_.keeps_all) {
     for (const model::PresentComponent& component : engine.stages.components)

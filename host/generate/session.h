@@ -50,6 +50,18 @@ struct SessionHooks {
   PictureRanks ranks = {};                                    // all of them run the same requests
 };
 
+// Who is told of one job. Each may be empty, and is called from within Session::advance().
+struct JobHooks {
+  // Behind each step of the job, of those of all its images and pieces; see steps_of_all().
+  std::function<void(int64_t step, int64_t steps)> on_step = {};
+  // A small picture of what becomes of the first image or frame of those that are denoised
+  // together, behind every so many steps: see Decoder::preview(). 0: none.
+  int64_t preview_every = 0;
+  std::function<void(int64_t step, const at::Tensor& pixels_CHW)> on_preview = {};
+  std::function<void(const std::string& path)> on_file = {};  // behind each that is finished
+  std::function<void(const JobResult& result)> on_done = {};  // at its end, or with its error
+};
+
 // Not thread-safe.
 class Session {
  public:

@@ -38,7 +38,7 @@ class Errands {
 
   // By the thread of inference: calls all that wait.
   void work();
-  // Those that wait, and later ones, are refused.
+  // Refuses errands that wait, and later ones.
   void close();
 
  private:

@@ -4,17 +4,15 @@
 #include <cmath>
 #include <utility>
 
-#include "atelier/error.h"
-
 #include "formats/base64.h"
 #include "formats/data_url.h"
 #include "formats/escape.h"
 #include "formats/json.h"
 #include "formats/multipart.h"
 #include "formats/utf8.h"
-#include "host/files/file_reader.h"
 #include "host/report/problems.h"
 #include "host/report/text.h"
+#include "host/serve/work.h"
 
 namespace atelier::serve {
 
@@ -24,7 +22,6 @@ using nlohmann::json;
 namespace {
 
 constexpr const char* kMask = "inpaint_mask";
-constexpr uint64_t kMostFileBytes = uint64_t{1} << 30;  // of a result that becomes an input
 
 std::string shown(std::string_view text) {
   return formats::quote_and_escape(text);
@@ -96,8 +93,8 @@ std::string bytes_of_result(const std::string& name, const json& value, const Jo
   const int64_t number = integer_of(name, value.value("file", json(0)), 0,
                                     static_cast<int64_t>(job->files.size()) - 1);
   try {
-    return files::read_text_file(job->files[static_cast<size_t>(number)].path, kMostFileBytes);
-  } catch (const Error&) {
+    return bytes_of(job->files[static_cast<size_t>(number)]);
+  } catch (const HttpError&) {
     throw wrong(name, "the file of that job is gone");
   }
 }
@@ -113,6 +110,10 @@ void put_files(Asked& asked, const std::string& name, std::vector<Upload> files,
 }
 
 }  // namespace
+
+http::Response json_reply(const json& body) {
+  return {.body = body.dump(-1, ' ', false, json::error_handler_t::replace)};
+}
 
 HttpError wrong(std::string_view name, const std::string& problem) {
   return {400, std::string(name) + ": " + problem};

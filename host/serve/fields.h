@@ -79,6 +79,8 @@ int64_t integer_of(std::string_view name, const nlohmann::json& value, int64_t l
 double real_of(std::string_view name, const nlohmann::json& value);
 bool flag_of(std::string_view name, const nlohmann::json& value);
 
+http::Response json_reply(const nlohmann::json& body);
+
 // HttpError 400: "NAME: PROBLEM".
 http::HttpError wrong(std::string_view name, const std::string& problem);
 

@@ -117,6 +117,8 @@ generate::JobHooks Inference::hooks_of(const PreparedJob& work) {
 
 void Inference::over(const std::string& id, const generate::JobResult& result) {
   leave(id);
+  // The session ends all jobs when the server is being ended, and the table knows which survive.
+  if (result.code == ErrorCode::kCancelled && options_.is_stopped()) return;
   if (!result.code) return jobs_.finished(id, result.seed.value_or(0));
   jobs_.failed(id, Error(*result.code, result.error));
   if (*result.code == ErrorCode::kInternal || *result.code == ErrorCode::kOutOfMemory)

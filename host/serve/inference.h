@@ -9,7 +9,7 @@
 
 #include "atelier/error.h"
 
-#include "host/generate/job_runner.h"
+#include "host/generate/session.h"
 #include "host/order/settings.h"
 #include "host/serve/bell.h"
 #include "host/serve/job_table.h"

@@ -8,7 +8,7 @@ namespace atelier::serve {
 namespace {
 
 // A label's value: backslashes, quotes and ends of lines are escaped.
-std::string quoted(std::string_view value) {
+std::string label_value(std::string_view value) {
   std::string text = "\"";
   for (const char c : value) {
     if (c == '\\' || c == '"') text += '\\';
@@ -42,7 +42,7 @@ std::string Histogram::text(std::string_view name, const std::string& labels) co
   for (size_t i = 0; i < counts_.size(); ++i) {
     count += counts_[i];
     const std::string bound = i < kBounds.size() ? report::number_text(kBounds[i]) : "+Inf";
-    text += line(metric + "_bucket", labels + ",le=" + quoted(bound), std::to_string(count));
+    text += line(metric + "_bucket", labels + ",le=" + label_value(bound), std::to_string(count));
   }
   return text + line(metric + "_sum", labels, report::number_text(sum_)) +
          line(metric + "_count", labels, std::to_string(count));
@@ -66,7 +66,7 @@ void Metrics::run(int64_t images, int64_t loras) {
 }
 
 std::string Metrics::text(int64_t waiting, int64_t running) const {
-  const std::string labels = "model_name=" + quoted(model_);
+  const std::string labels = "model_name=" + label_value(model_);
   const std::lock_guard lock(mutex_);
   std::string text = heading("num_queue_reqs", "gauge", "Jobs that wait.") +
                      line("num_queue_reqs", labels, std::to_string(waiting)) +
@@ -75,7 +75,7 @@ std::string Metrics::text(int64_t waiting, int64_t running) const {
                      heading("requests_total", "counter", "Jobs that are over.");
   for (const auto& [key, count] : requests_)
     text += line("requests_total",
-                 labels + ",api=" + quoted(key.first) + ",status=" + quoted(key.second),
+                 labels + ",api=" + label_value(key.first) + ",status=" + label_value(key.second),
                  std::to_string(count));
   return text +
          heading("request_latency_seconds", "histogram", "From a job's coming to its end.") +

@@ -26,10 +26,6 @@ namespace {
 
 constexpr const char* kPollAfterMs = "1000";  // for clients that wait for a clip
 
-Response reply(const json& body) {
-  return {.body = body.dump(-1, ' ', false, json::error_handler_t::replace)};
-}
-
 // The field that a message begins with; "" where it begins with something else.
 std::string field_of(const std::string& message) {
   const size_t end = message.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_[]");
@@ -111,7 +107,7 @@ Response OpenAi::images(const Request& request, Client& client, bool is_edit) {
   for (const JobView& view : views) {
     if (view.state != JobState::kDone) throw HttpError(410, "the job was cancelled");
   }
-  return reply(images_reply(images, views, service_.model, request.header("host")));
+  return json_reply(images_reply(images, views, service_.model, request.header("host")));
 }
 
 Response OpenAi::stream_of(std::shared_ptr<Work> work, ImagesRequest images) const {
@@ -150,12 +146,12 @@ json OpenAi::model_object() const {
 }
 
 Response OpenAi::models() const {
-  return reply({{"object", "list"}, {"data", json::array({model_object()})}});
+  return json_reply({{"object", "list"}, {"data", json::array({model_object()})}});
 }
 
 Response OpenAi::model(const Request& request) const {
   check_model(std::string(request.parameter("id")), service_.model);
-  return reply(model_object());
+  return json_reply(model_object());
 }
 
 Response OpenAi::create_video(const Request& request) {
@@ -171,7 +167,7 @@ Response OpenAi::create_video(const Request& request) {
   });
   const auto view = service_.jobs.find(ids.front());
   if (!view) throw HttpError(410, "the job was removed");
-  Response made = reply(video_reply(*view, service_.model));
+  Response made = json_reply(video_reply(*view, service_.model));
   made.headers.emplace_back("openai-poll-after-ms", kPollAfterMs);
   return made;
 }
@@ -186,14 +182,14 @@ JobView OpenAi::find_video(const Request& request) const {
 
 Response OpenAi::video(const Request& request) const {
   const JobView view = find_video(request);
-  Response found = reply(video_reply(view, service_.model));
+  Response found = json_reply(video_reply(view, service_.model));
   if (view.state == JobState::kQueued || view.state == JobState::kRunning)
     found.headers.emplace_back("openai-poll-after-ms", kPollAfterMs);
   return found;
 }
 
 Response OpenAi::videos(const Request& request) const {
-  return reply(videos_page(service_.jobs.list(), request.query, service_.model));
+  return json_reply(videos_page(service_.jobs.list(), request.query, service_.model));
 }
 
 Response OpenAi::content(const Request& request) const {
@@ -216,7 +212,7 @@ Response OpenAi::content(const Request& request) const {
 Response OpenAi::remove_video(const Request& request) {
   const JobView view = find_video(request);
   const bool is_removed = service_.jobs.remove(view.id);
-  return reply({{"id", view.id}, {"object", "video.deleted"}, {"deleted", is_removed}});
+  return json_reply({{"id", view.id}, {"object", "video.deleted"}, {"deleted", is_removed}});
 }
 
 }  // namespace
@@ -224,11 +220,11 @@ Response OpenAi::remove_video(const Request& request) {
 Response openai_error(int status, const std::string& message) {
   const std::string field = field_of(message);
   const char* const code = code_of(status, field);
-  Response response = reply({{"error",
-                              {{"message", message},
-                               {"type", type_of(status)},
-                               {"param", field.empty() ? json() : json(field)},
-                               {"code", code == nullptr ? json() : json(code)}}}});
+  Response response = json_reply({{"error",
+                                   {{"message", message},
+                                    {"type", type_of(status)},
+                                    {"param", field.empty() ? json() : json(field)},
+                                    {"code", code == nullptr ? json() : json(code)}}}});
   response.status = status;
   return response;
 }

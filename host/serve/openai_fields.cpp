@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kMostPixels = 65'536;  // of a side; what a model makes is checked later
 constexpr size_t kMostSeeds = 100;
 
-constexpr OpenAiField kIgnored[] = {
+constexpr OpenAiField kIgnoredOpenAi[] = {
     {"user", "nobody is told who asked"},
     {"safety_identifier", "nobody is told who asked"},
     {"moderation", "nothing is filtered"},
@@ -26,7 +26,7 @@ constexpr OpenAiField kIgnored[] = {
     {"output_compression", "JPEG files are of quality 95"},
 };
 
-constexpr OpenAiField kRefused[] = {
+constexpr OpenAiField kRefusedOpenAi[] = {
     {"frame_count", "is of GIF pictures; POST /v1/videos makes clips, with num_frames"},
     {"frame_duration_ms", "is of GIF pictures; POST /v1/videos makes clips, with fps"},
     {"svg", "vector graphics are not made"},
@@ -48,7 +48,7 @@ std::string setting_of(const std::string& name) {
   return name;
 }
 
-const OpenAiField* find(std::span<const OpenAiField> fields, std::string_view name) {
+const OpenAiField* find_openai(std::span<const OpenAiField> fields, std::string_view name) {
   for (const OpenAiField& field : fields) {
     if (field.name == name) return &field;
   }
@@ -57,7 +57,7 @@ const OpenAiField* find(std::span<const OpenAiField> fields, std::string_view na
 
 std::vector<std::string> names_with(std::span<const std::string> own) {
   std::vector<std::string> names(own.begin(), own.end());
-  for (const OpenAiField& field : kIgnored) names.emplace_back(field.name);
+  for (const OpenAiField& field : kIgnoredOpenAi) names.emplace_back(field.name);
   for (const OpenAiAlias& alias : kAliases) names.emplace_back(alias.name);
   return names;
 }
@@ -77,11 +77,11 @@ void put_setting(Asked& asked, const std::string& name, const json& value, const
 }  // namespace
 
 std::span<const OpenAiField> ignored_openai_fields() {
-  return kIgnored;
+  return kIgnoredOpenAi;
 }
 
 std::span<const OpenAiField> refused_openai_fields() {
-  return kRefused;
+  return kRefusedOpenAi;
 }
 
 std::span<const OpenAiAlias> openai_aliases() {
@@ -121,13 +121,13 @@ std::string size_of(const json& settings, const ModelFacts& model) {
 void put_rest(Asked& asked, Form form, const Service& service, std::span<const std::string> own) {
   const std::vector<std::string> known = names_with(own);
   for (const auto& [name, value] : form.fields.items()) {
-    if (find(kIgnored, name) != nullptr) continue;
-    if (const OpenAiField* const refused = find(kRefused, name))
+    if (find_openai(kIgnoredOpenAi, name) != nullptr) continue;
+    if (const OpenAiField* const refused = find_openai(kRefusedOpenAi, name))
       throw wrong(name, std::string(refused->why));
     put_setting(asked, name, value, service, known);
   }
   for (FormFile& file : form.files) {
-    if (const OpenAiField* const refused = find(kRefused, file.name))
+    if (const OpenAiField* const refused = find_openai(kRefusedOpenAi, file.name))
       throw wrong(file.name, std::string(refused->why));
     if (file.name.ends_with("[]")) file.name.resize(file.name.size() - 2);
     put_file(asked, file.name, std::move(file.bytes), service.model, known);

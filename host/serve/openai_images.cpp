@@ -5,11 +5,8 @@
 #include <optional>
 #include <utility>
 
-#include "atelier/error.h"
-
 #include "formats/base64.h"
-#include "host/media/decode.h"
-#include "host/media/png.h"
+#include "host/serve/masks.h"
 #include "host/serve/openai_fields.h"
 #include "host/serve/work.h"
 
@@ -19,9 +16,8 @@ using nlohmann::json;
 
 namespace {
 
-constexpr int64_t kMostMaskPixels = int64_t{1} << 25;
 constexpr int64_t kMostPartials = 3;  // as OpenAI's
-const std::array<std::string, 10> kOwnNames = {
+const std::array<std::string, 10> kImageNames = {
     "model",           "size",  "stream", "partial_images", "output_format", "background",
     "response_format", "image", "mask",   "prompt"};
 
@@ -51,22 +47,6 @@ std::string format_of(const json& value) {
   return choice_of("output_format", value, "png", {"png", "jpeg"});
 }
 
-// OpenAI's masks are transparent where the picture is made anew, ours are white there. One without
-// transparency is ours already.
-Upload mask_of(std::string bytes) {
-  media::ImageWithAlpha decoded;
-  try {
-    decoded =
-        media::decode_with_alpha({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()},
-                                 "mask", {.max_pixels = kMostMaskPixels});
-  } catch (const Error& error) {
-    throw http::HttpError(400, error.what());
-  }
-  if (decoded.alpha.rgb.empty()) return {std::move(bytes)};
-  for (uint8_t& value : decoded.alpha.rgb) value = static_cast<uint8_t>(255 - value);
-  return {media::encode_png(decoded.alpha)};
-}
-
 // The pictures and the mask of an edit, as files of a form or as values of JSON. Whether there is a
 // mask.
 bool put_edited(Asked& asked, Form& form, const Service& service) {
@@ -77,7 +57,7 @@ bool put_edited(Asked& asked, Form& form, const Service& service) {
     if (file.name == "image" || file.name == "image[]") {
       pictures.push_back({std::move(file.bytes)});
     } else if (file.name == "mask") {
-      mask = mask_of(std::move(file.bytes));
+      mask = mask_of_transparent({std::move(file.bytes)});
     } else {
       rest.push_back(std::move(file));
     }
@@ -90,7 +70,7 @@ bool put_edited(Asked& asked, Form& form, const Service& service) {
   if (const json value = form.take("mask"); !value.is_null()) {
     std::vector<Upload> masks = uploads_of("mask", value, service.jobs);
     if (masks.size() != 1) throw wrong("mask", "takes one file");
-    mask = mask_of(std::move(masks.front().bytes));
+    mask = mask_of_transparent(std::move(masks.front()));
   }
   const bool has_mask = mask.has_value();
   put_pictures(asked, "image", std::move(pictures), std::move(mask), service.model);
@@ -125,13 +105,13 @@ json usage() {
           {"total_tokens", 0}};
 }
 
-std::string_view kind_of(const ImagesRequest& request) {
+std::string_view event_kind(const ImagesRequest& request) {
   return request.is_edit ? "image_edit" : "image_generation";
 }
 
 json event_of(const ImagesRequest& request, const char* name, const JobView& view,
               const ModelFacts& model) {
-  json event = {{"type", std::string(kind_of(request)) + "." + name},
+  json event = {{"type", std::string(event_kind(request)) + "." + name},
                 {"created_at", now_s()},
                 {"background", "opaque"},
                 {"quality", request.quality.is_null() ? json("auto") : request.quality},
@@ -167,7 +147,7 @@ ImagesRequest read_images(Form form, const Service& service, bool is_edit) {
   const bool has_mask = is_edit && put_edited(asked, form, service);
   const json seed = form.fields.value("seed", json());
   if (seed.is_array()) form.fields.erase("seed");
-  put_rest(asked, std::move(form), service, kOwnNames);
+  put_rest(asked, std::move(form), service, kImageNames);
   make_still(asked, service.model);
   // Nothing is left of what stood where the mask is, as at OpenAI's.
   if (has_mask && !asked.fields.contains("denoising_strength"))

@@ -20,8 +20,8 @@ namespace {
 
 constexpr double kMostSeconds = 3600;
 constexpr const char* kReference = "input_reference";
-const std::array<std::string, 6> kOwnNames = {"model",    "size",          "seconds",
-                                              kReference, "output_format", "prompt"};
+const std::array<std::string, 6> kVideoNames = {"model",    "size",          "seconds",
+                                                kReference, "output_format", "prompt"};
 
 std::string clip_format_of(const json& value) {
   const std::string preferred(media::preferred_clip_format().extension.substr(1));
@@ -129,7 +129,7 @@ Asked read_video(Form form, const Service& service) {
       {"prompt", form.fields.value("prompt", json())}};
   put_size(asked, size);
   put_reference(asked, form, service);
-  put_rest(asked, std::move(form), service, kOwnNames);
+  put_rest(asked, std::move(form), service, kVideoNames);
   put_seconds(asked, seconds, service.model);
   return asked;
 }

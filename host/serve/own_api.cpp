@@ -22,8 +22,10 @@ using nlohmann::json;
 constexpr int64_t kMostPreviews = 1000;
 constexpr int kMostPriority = 100;
 
-Response json_reply(const json& body, int status = 200) {
-  return {.status = status, .body = body.dump(-1, ' ', false, json::error_handler_t::replace)};
+Response reply_with(int status, const json& body) {
+  Response reply = json_reply(body);
+  reply.status = status;
+  return reply;
 }
 
 // The job that a path names.
@@ -102,7 +104,7 @@ void add_jobs(http::Router& router, Service& service) {
     const std::string id = jobs.submit(asked_of(request, service));
     const std::optional<JobView> view = jobs.find(id);
     if (!view) throw HttpError(410, "the job was removed");
-    Response reply = json_reply(view_json(*view), 202);
+    Response reply = reply_with(202, view_json(*view));
     reply.headers.emplace_back("Location", "/v1/jobs/" + id);
     return reply;
   });
@@ -218,7 +220,7 @@ void add_loras(http::Router& router, Service& service) {
     const std::string component =
         fields.contains("component") ? text_of("component", fields["component"]) : "";
     loras.add(required_text(fields, "name"), file, component);
-    return json_reply(list_of(loras), 201);
+    return reply_with(201, list_of(loras));
   });
   router.add("DELETE", "/v1/loras/{name}", [&](const Request& request, Client&) {
     loras.remove(std::string(request.parameter("name")));
@@ -276,7 +278,7 @@ void add_status(http::Router& router, std::function<bool()> is_ready, const Metr
                 const JobTable& jobs) {
   router.add("GET", "/health", [is_ready](const Request&, Client&) {
     if (is_ready()) return json_reply({{"status", "ok"}});
-    Response reply = json_reply({{"status", "the model is being read"}}, 503);
+    Response reply = reply_with(503, {{"status", "the model is being read"}});
     reply.headers.emplace_back("Retry-After", "2");
     return reply;
   });

@@ -20,10 +20,6 @@ using nlohmann::json;
 
 namespace {
 
-Response reply(const json& body) {
-  return {.body = body.dump(-1, ' ', false, json::error_handler_t::replace)};
-}
-
 // Options that clients read or set. What they may be set to changes nothing: they are of another
 // program's samplers and folders.
 json options_of(const ModelFacts& model) {
@@ -59,14 +55,14 @@ Response Sdapi::make(const Request& request, Client& client, bool is_img2img) {
   Work work(service_.jobs, waiting_, {asked.asked});
   asked.asked.uploads.clear();
   // One that was interrupted gives what was finished.
-  return reply(sd_reply(asked, work.wait(client).front(), service_.model));
+  return json_reply(sd_reply(asked, work.wait(client).front(), service_.model));
 }
 
 Response Sdapi::interrupt() {
   for (const JobView& view : service_.jobs.list()) {
     if (view.api == "sdapi" && view.state == JobState::kRunning) service_.jobs.cancel(view.id);
   }
-  return reply(json::object());
+  return json_reply(json::object());
 }
 
 Response Sdapi::set_options(const Request& request) const {
@@ -83,7 +79,7 @@ Response Sdapi::set_options(const Request& request) const {
       throw HttpError(404, name + ": " + value.dump() + " is not served, " +
                                formats::quote_and_escape(service_.model.name) + " is");
   }
-  return reply(nullptr);
+  return json_reply(nullptr);
 }
 
 Response Sdapi::progress(const Request& request) const {
@@ -91,7 +87,7 @@ Response Sdapi::progress(const Request& request) const {
   const bool with_preview =
       skips == request.query.end() || !flag_of("skip_current_image", skips->second);
   const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
-  return reply(sd_progress(service_.jobs.list(), with_preview, now.count()));
+  return json_reply(sd_progress(service_.jobs.list(), with_preview, now.count()));
 }
 
 json Sdapi::models() const {
@@ -140,10 +136,10 @@ json Sdapi::loras() const {
 }  // namespace
 
 Response sdapi_error(int status, const std::string& message) {
-  Response response = reply({{"error", status >= 500 ? "RuntimeError" : "HTTPException"},
-                             {"detail", message},
-                             {"body", ""},
-                             {"errors", message}});
+  Response response = json_reply({{"error", status >= 500 ? "RuntimeError" : "HTTPException"},
+                                  {"detail", message},
+                                  {"body", ""},
+                                  {"errors", message}});
   response.status = status;
   return response;
 }
@@ -152,7 +148,7 @@ void add_sdapi(http::Router& router, Service& service) {
   const auto api = std::make_shared<Sdapi>(service);
   const auto get = [&](const char* path, std::function<json()> value) {
     router.add("GET", std::string("/sdapi/v1/") + path,
-               [value = std::move(value)](const Request&, Client&) { return reply(value()); });
+               [value = std::move(value)](const Request&, Client&) { return json_reply(value()); });
   };
   router.add("POST", "/sdapi/v1/txt2img", [api](const Request& request, Client& client) {
     return api->make(request, client, false);

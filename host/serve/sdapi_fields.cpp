@@ -9,12 +9,11 @@
 
 #include "formats/base64.h"
 #include "formats/escape.h"
-#include "host/media/decode.h"
-#include "host/media/png.h"
 #include "host/media/text.h"
 #include "host/report/problems.h"
 #include "host/report/text.h"
 #include "host/sampling/solvers.h"
+#include "host/serve/masks.h"
 #include "host/serve/work.h"
 
 namespace atelier::serve {
@@ -25,13 +24,12 @@ using nlohmann::json;
 namespace {
 
 constexpr int64_t kMostImages = 1000;  // of one request, by its own numbers; jobs have a limit, too
-constexpr int64_t kMostMaskPixels = int64_t{1} << 25;
-constexpr int64_t kPreviews = 4;  // as often as "progress" shows another picture
+constexpr int64_t kPreviews = 4;       // as often as "progress" shows another picture
 constexpr const char* kAutomatic = "automatic";
 // What webuiapi and the web UI send where their user says nothing.
 constexpr const char* kUnsaidSampler = "Euler a";
 
-constexpr SdField kIgnored[] = {
+constexpr SdField kIgnoredSd[] = {
     // The second pass.
     {"enable_hr", "no second pass enlarges pictures; width and height say their size", false},
     {"hr_scale", "of the second pass"},
@@ -89,7 +87,7 @@ constexpr SdField kIgnored[] = {
 };
 
 const SdField* find_ignored(std::string_view name) {
-  for (const SdField& field : kIgnored) {
+  for (const SdField& field : kIgnoredSd) {
     if (field.name == name) return &field;
   }
   return nullptr;
@@ -114,7 +112,7 @@ std::vector<std::string> other_names() {
                                     "scheduler",   "init_images",      "mask",
                                     "send_images", "override_settings"};
   for (const auto& [name, _] : kRenamed) names.emplace_back(name);
-  for (const SdField& field : kIgnored) names.emplace_back(field.name);
+  for (const SdField& field : kIgnoredSd) names.emplace_back(field.name);
   return names;
 }
 
@@ -151,19 +149,6 @@ void put_overrides(Asked& asked, const json& overrides, const ModelFacts& model)
   if (format == "jpg" || format == "jpeg") asked.format = "jpeg";
 }
 
-Upload inverted(Upload mask) {
-  media::Image image;
-  try {
-    image = media::decode_image(
-        {reinterpret_cast<const uint8_t*>(mask.bytes.data()), mask.bytes.size()}, "mask",
-        {.max_pixels = kMostMaskPixels});
-  } catch (const Error& error) {
-    throw HttpError(400, error.what());
-  }
-  for (uint8_t& value : image.rgb) value = static_cast<uint8_t>(255 - value);
-  return {media::encode_png(image)};
-}
-
 void put_init_images(Asked& asked, json& fields, const Service& service) {
   const json sent = take(fields, "init_images");
   if (is_nothing(sent)) throw wrong("init_images", "is missing");
@@ -174,7 +159,7 @@ void put_init_images(Asked& asked, json& fields, const Service& service) {
     std::vector<Upload> masks = uploads_of("mask", value, service.jobs);
     if (masks.size() != 1) throw wrong("mask", "takes one file");
     mask = std::move(masks.front());
-    if (!is_nothing(inverts)) mask = inverted(std::move(*mask));
+    if (!is_nothing(inverts)) mask = inverted_mask(*mask);
   }
   const bool starts =
       put_pictures(asked, "init_images", std::move(pictures), std::move(mask), service.model);
@@ -253,7 +238,7 @@ double part_done(const JobView& view) {
 }  // namespace
 
 std::span<const SdField> ignored_sd_fields() {
-  return kIgnored;
+  return kIgnoredSd;
 }
 
 std::vector<std::pair<std::string, double>> take_loras(std::string_view field,

@@ -22,10 +22,6 @@ using nlohmann::json;
 
 constexpr std::string_view kAll = "all", kFirst = "transformer", kSecond = "transformer_2";
 
-Response json_reply(const json& body) {
-  return {.body = body.dump(-1, ' ', false, json::error_handler_t::replace)};
-}
-
 // One LoRA that POST /v1/set_lora asks for.
 struct Wanted {
   std::string name, file;
@@ -123,7 +119,7 @@ Response merge(const Request& request, Service& service, LastSet& last) {
   return json_reply({{"status", "ok"}});
 }
 
-Response list(const Service& service) {
+Response list_all(const Service& service) {
   json adapters = json::array(), active = json::array();
   for (const RegisteredLora& lora : service.loras.list()) {
     const std::string file = std::filesystem::path(lora.file).filename().string();
@@ -153,7 +149,7 @@ void add_sglang_loras(http::Router& router, Service& service) {
     return json_reply({{"status", "ok"}});
   });
   router.add("GET", "/v1/list_loras",
-             [&service](const Request&, Client&) { return list(service); });
+             [&service](const Request&, Client&) { return list_all(service); });
 }
 
 }  // namespace atelier::serve
