@@ -31,11 +31,11 @@ class Maker {
 };
 
 struct InferenceOptions {
-  int64_t max_batch = 1;                        // images of running jobs, from which on none begins
-  double idle_after_s = 0;                      // without a job the maker rests; 0: it does not
-  std::function<bool()> is_stopped = {};        // whether the server is being ended
+  int64_t max_batch = 1;                  // images of running jobs, from which on none begins
+  double idle_after_s = 0;                // without a job the maker rests; 0: it does not
+  std::function<bool()> is_stopped = {};  // whether the server is being ended
   std::function<void(const std::string&)> warn = {};
-  std::function<double()> steady = {};          // as in TableOptions
+  std::function<double()> steady = {};  // as in TableOptions
 };
 
 // Used by one thread. What is given by reference outlives it.

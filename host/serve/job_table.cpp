@@ -55,9 +55,11 @@ std::optional<JobState> find_state(std::string_view name) {
 }
 
 std::string content_type_of(const std::string& path) {
-  static const std::map<std::string, std::string, std::less<>> types = {
-      {".png", "image/png"}, {".jpg", "image/jpeg"}, {".mp4", "video/mp4"},
-      {".gif", "image/gif"}, {".webp", "image/webp"}};
+  static const std::map<std::string, std::string, std::less<>> types = {{".png", "image/png"},
+                                                                        {".jpg", "image/jpeg"},
+                                                                        {".mp4", "video/mp4"},
+                                                                        {".gif", "image/gif"},
+                                                                        {".webp", "image/webp"}};
   const auto found = types.find(fs::path(path).extension().string());
   return found != types.end() ? found->second : "application/octet-stream";
 }
@@ -156,7 +158,8 @@ std::optional<std::string> JobTable::claim(const Asked& asked, const std::string
                                            const std::string& content) {
   const std::string key = key_of(asked);
   std::unique_lock lock(mutex_);
-  for (auto found = keys_.find(key); !key.empty() && found != keys_.end(); found = keys_.find(key)) {
+  for (auto found = keys_.find(key); !key.empty() && found != keys_.end();
+       found = keys_.find(key)) {
     if (found->second.content != content)
       throw HttpError(422, "Idempotency-Key: it was sent with another request");
     if (found->second.is_entered) return found->second.id;
@@ -167,10 +170,9 @@ std::optional<std::string> JobTable::claim(const Asked& asked, const std::string
   if (stage_ == Stage::kClosed) throw HttpError(503, "the server is being ended");
   const int64_t places = options_.max_queue + (running_ == 0 ? 1 : 0);
   if (std::ssize(line_) + entering_ >= places)
-    throw HttpError(429,
-                    "the line is full: " + std::to_string(line_.size()) +
-                        " jobs wait; try again later",
-                    {{"Retry-After", std::to_string(retry_after())}});
+    throw HttpError(
+        429, "the line is full: " + std::to_string(line_.size()) + " jobs wait; try again later",
+        {{"Retry-After", std::to_string(retry_after())}});
   ++entering_;
   if (!key.empty()) keys_.emplace(key, Claim{id, content});
   return std::nullopt;
@@ -205,9 +207,9 @@ void JobTable::stand_in_line(JobPtr job) {
   job->view.settings = job->work.shown;
   job->view.note = job->asked.note;
   job->view.api = job->asked.api;
-  const auto place = std::ranges::upper_bound(
-      line_, job->asked.priority, std::greater(),
-      [](const JobPtr& other) { return other->asked.priority; });
+  const auto place =
+      std::ranges::upper_bound(line_, job->asked.priority, std::greater(),
+                               [](const JobPtr& other) { return other->asked.priority; });
   jobs_.emplace(job->view.id, job);
   line_.insert(place, std::move(job));
   renumber();
@@ -429,8 +431,7 @@ void JobTable::end(const JobPtr& job, JobState state, const std::string& error, 
   if (job->view.state == JobState::kRunning) {
     constexpr double kWeight = 0.25;  // of the last job in what is known of all
     --running_;
-    if (state == JobState::kDone)
-      job_seconds_ += kWeight * (now - job->began_s - job_seconds_);
+    if (state == JobState::kDone) job_seconds_ += kWeight * (now - job->began_s - job_seconds_);
   } else {
     std::erase(line_, job);
   }

@@ -51,10 +51,10 @@ std::string text_of(const Error& error);
 class JobTable : public Jobs {
  public:
   // Checks a job whose files are in the spool, by the thread of a connection; throws HttpError.
-  using Prepare = std::function<PreparedJob(const std::string& id, const Asked&, const SpooledFiles&)>;
+  using Prepare =
+      std::function<PreparedJob(const std::string& id, const Asked&, const SpooledFiles&)>;
   // What is given by reference outlives the table.
-  JobTable(TableOptions options, const Spool& spool, Prepare prepare, Bell& bell,
-           Metrics& metrics);
+  JobTable(TableOptions options, const Spool& spool, Prepare prepare, Bell& bell, Metrics& metrics);
   ~JobTable() override;
 
   std::string submit(Asked asked) override;
@@ -126,8 +126,8 @@ class JobTable : public Jobs {
   mutable std::mutex mutex_;
   mutable std::condition_variable has_changed_;
   std::map<std::string, JobPtr, std::less<>> jobs_;
-  std::vector<JobPtr> line_;    // in the order in which they run
-  std::deque<JobPtr> over_;     // the one that ended first is first
+  std::vector<JobPtr> line_;  // in the order in which they run
+  std::deque<JobPtr> over_;   // the one that ended first is first
   std::set<std::string> cancelled_;
   std::map<std::string, Claim> keys_;  // of Idempotency-Key
   int64_t entering_ = 0;               // jobs that are being checked

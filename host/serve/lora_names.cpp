@@ -30,7 +30,8 @@ using Metadata = std::map<std::string, std::string>;
 json words_of(const std::string& text) {
   json words = json::array();
   for (const std::string& word : formats::parse_list(text))
-    if (!word.empty() && std::find(words.begin(), words.end(), word) == words.end()) words.push_back(word);
+    if (!word.empty() && std::find(words.begin(), words.end(), word) == words.end())
+      words.push_back(word);
   return words;
 }
 
@@ -142,8 +143,9 @@ void LoraNames::add(const std::string& name, const std::string& file,
   try {
     lora.path = lora::find_in_folder(folder_, file);
   } catch (const Error& error) {
-    throw HttpError(error.code() == ErrorCode::kNotFound ? 404 : 400,
-                    "file: " + without_folder(text_of(error), {.name = name, .path = folder_ + "/x"}));
+    throw HttpError(
+        error.code() == ErrorCode::kNotFound ? 404 : 400,
+        "file: " + without_folder(text_of(error), {.name = name, .path = folder_ + "/x"}));
   }
   try {
     check_(lora);
@@ -161,10 +163,10 @@ LoraNames::Entry& LoraNames::find_entry(const std::string& name, int status) con
   std::vector<std::string> known;
   for (const auto& [other, entry] : entries_) known.push_back(other);
   const std::string nearest = report::nearest_name(name, known);
-  throw HttpError(status, "loras: " + formats::quote_and_escape(name) + " is not registered" +
-                              (nearest.empty() ? "; GET /v1/loras lists those that are"
-                                               : "; did you mean " +
-                                                     formats::quote_and_escape(nearest) + "?"));
+  throw HttpError(
+      status, "loras: " + formats::quote_and_escape(name) + " is not registered" +
+                  (nearest.empty() ? "; GET /v1/loras lists those that are"
+                                   : "; did you mean " + formats::quote_and_escape(nearest) + "?"));
 }
 
 void LoraNames::remove(const std::string& name) {

@@ -8,8 +8,8 @@
 #include "formats/glob.h"
 #include "host/generate/fill_settings.h"
 #include "host/inputs/parse.h"
-#include "host/model/media_defaults.h"
 #include "host/model/encoder_check.h"
+#include "host/model/media_defaults.h"
 #include "host/model/stages.h"
 
 namespace atelier::serve {

@@ -198,10 +198,9 @@ json fields_of(const Request& request, std::initializer_list<const char*> known)
   for (const auto& [name, value] : form.fields.items()) {
     if (std::ranges::find(names, name) != names.end()) continue;
     const std::string nearest = report::nearest_name(name, names);
-    throw wrong(name, nearest.empty()
-                          ? "is not known"
-                          : "is not known; did you mean " + formats::quote_and_escape(nearest) +
-                                "?");
+    throw wrong(name, nearest.empty() ? "is not known"
+                                      : "is not known; did you mean " +
+                                            formats::quote_and_escape(nearest) + "?");
   }
   return form.fields;
 }

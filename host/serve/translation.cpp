@@ -78,8 +78,8 @@ void throw_if_any(const report::Problems& problems, const Spool& spool,
 // Steps of one image.
 int64_t steps_of(const Settings& s, const ModelFamily& family, std::string_view variant) {
   if (!s.sigmas.empty()) return std::ssize(s.sigmas);
-  const int64_t steps = s.num_inference_steps.value_or(
-      generate::schedule_of(s, family, variant).num_inference_steps);
+  const int64_t steps =
+      s.num_inference_steps.value_or(generate::schedule_of(s, family, variant).num_inference_steps);
   if (!order::has_start(s, family.inputs())) return steps;
   const double part = s.denoising_strength.value_or(order::kDefaultStrength);
   return std::max<int64_t>(1, std::llround(part * static_cast<double>(steps)));
@@ -88,7 +88,7 @@ int64_t steps_of(const Settings& s, const ModelFamily& family, std::string_view 
 }  // namespace
 
 PreparedJob Translation::prepare(const std::string& id, const Asked& asked,
-                          const SpooledFiles& files) const {
+                                 const SpooledFiles& files) const {
   PreparedJob work = {.id = id, .settings = read(asked, files)};
   hold_limits(work.settings);
   errands_.run([&] { check(work, asked); });
@@ -108,14 +108,15 @@ Settings Translation::read(const Asked& asked, const SpooledFiles& files) const 
 void Translation::hold_limits(const Settings& s) const {
   const order::RequestLimits& limits = order_.limits;
   at_most("num_images", s.num_images, limits.max_images);
-  at_most("batch_size", s.batch_size, std::max(order_.max_batch, order_.generation.base.batch_size));
+  at_most("batch_size", s.batch_size,
+          std::max(order_.max_batch, order_.generation.base.batch_size));
   at_most("num_inference_steps", s.num_inference_steps.value_or(1), limits.max_steps);
   at_most("sigmas", std::ssize(s.sigmas), limits.max_steps, " levels");
   at_most("num_frames", s.num_frames.value_or(1), limits.max_frames);
   at_most("height", s.height.value_or(1), limits.max_pixels);
   at_most("width", s.width.value_or(1), limits.max_pixels);
-  const int64_t pixels = std::max<int64_t>(s.height.value_or(1), 0) *
-                         std::max<int64_t>(s.width.value_or(1), 0);
+  const int64_t pixels =
+      std::max<int64_t>(s.height.value_or(1), 0) * std::max<int64_t>(s.width.value_or(1), 0);
   at_most("height", pixels, limits.max_pixels, " pixels in all");
 }
 
@@ -134,8 +135,8 @@ void Translation::check(PreparedJob& work, const Asked& asked) const {
   throw_if_any(problems, spool_, job.settings.loras);
   work.settings = std::move(job.settings);
   if (asked.previews > 0)
-    work.preview_every = std::max<int64_t>(
-        1, steps_of(work.settings, family, variant) / (asked.previews + 1));
+    work.preview_every =
+        std::max<int64_t>(1, steps_of(work.settings, family, variant) / (asked.previews + 1));
   work.shown = shown_settings(work.settings, family, variant);
 }
 
@@ -145,9 +146,8 @@ void Translation::name_output(Settings& s, const std::string& id, const std::str
   std::string extension = format;
   if (format == "jpeg") extension = "jpg";
   if (is_clip && format == "png") extension = "mp4";
-  const std::vector<std::string> known = is_clip
-                                             ? std::vector<std::string>{"mp4", "webp", "gif"}
-                                             : std::vector<std::string>{"png", "jpg"};
+  const std::vector<std::string> known = is_clip ? std::vector<std::string>{"mp4", "webp", "gif"}
+                                                 : std::vector<std::string>{"png", "jpg"};
   if (std::ranges::find(known, extension) == known.end())
     throw HttpError(400, "format: " + formats::quote_and_escape(format) +
                              (is_clip ? " is none of a clip; use mp4, webp or gif"

@@ -1,12 +1,12 @@
 // The line of jobs and the thread that makes them, with what makes images replaced.
+#include "host/serve/job_table.h"
+
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "host/http/server.h"
 #include "host/serve/inference.h"
-#include "host/serve/job_table.h"
-
 #include "support/catch.h"
 #include "support/files.h"
 
@@ -74,11 +74,12 @@ class FakeMaker : public Maker {
 struct Parts {
   explicit Parts(const std::string& folder = {}, TableOptions options = {}, int64_t max_batch = 1)
       : spool(folder),
-        jobs(with_clock(options), spool,
-             [this](const std::string& id, const Asked& asked, const SpooledFiles& files) {
-               return prepare(id, asked, files);
-             },
-             bell, metrics),
+        jobs(
+            with_clock(options), spool,
+            [this](const std::string& id, const Asked& asked, const SpooledFiles& files) {
+              return prepare(id, asked, files);
+            },
+            bell, metrics),
         inference(jobs, errands, bell, maker, metrics,
                   {.max_batch = max_batch,
                    .idle_after_s = 10,
