@@ -107,6 +107,10 @@ int status_of(ErrorCode code) {
   }
 }
 
+int refusal_of(ErrorCode code) {
+  return code == ErrorCode::kEnvironment || code == ErrorCode::kInternal ? 500 : 400;
+}
+
 std::string text_of(const Error& error) {
   return error.message() + (error.hint().empty() ? "" : "; " + error.hint());
 }

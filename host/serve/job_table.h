@@ -44,6 +44,8 @@ struct TableOptions {
 
 // Which HTTP status says what went wrong in a job.
 int status_of(ErrorCode code);
+// Which status refuses a request whose check failed so: wrong values and files are the client's.
+int refusal_of(ErrorCode code);
 // "message; hint".
 std::string text_of(const Error& error);
 

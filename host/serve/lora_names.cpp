@@ -150,7 +150,7 @@ void LoraNames::add(const std::string& name, const std::string& file,
   try {
     check_(lora);
   } catch (const Error& error) {
-    throw HttpError(status_of(error.code()), "file: " + without_folder(text_of(error), lora));
+    throw HttpError(refusal_of(error.code()), "file: " + without_folder(text_of(error), lora));
   }
   const std::lock_guard lock(mutex_);
   std::erase(loaded_, name);
@@ -186,7 +186,7 @@ void LoraNames::set_loaded(const std::string& name, bool is_loaded, double stren
     try {
       check_(lora);
     } catch (const Error& error) {
-      throw HttpError(status_of(error.code()), "name: " + without_folder(text_of(error), lora));
+      throw HttpError(refusal_of(error.code()), "name: " + without_folder(text_of(error), lora));
     }
   }
   const std::lock_guard lock(mutex_);

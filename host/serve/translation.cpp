@@ -70,8 +70,7 @@ void throw_if_any(const report::Problems& problems, const Spool& spool,
   } catch (const Error& error) {
     std::string message = spool.without_folder(text_of(error));
     for (const lora::LoraRef& lora : loras) message = without_folder(std::move(message), lora);
-    const bool is_environment = error.code() == ErrorCode::kEnvironment;
-    throw HttpError(is_environment ? 500 : 400, message);
+    throw HttpError(refusal_of(error.code()), message);
   }
 }
 
