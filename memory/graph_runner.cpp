@@ -82,6 +82,7 @@ std::optional<std::vector<int64_t>> weights_of(Block& block) {
         key.push_back(static_cast<int64_t>(factor->scalar_type()));
       }
       key.push_back(std::bit_cast<int64_t>(adapter.scale));
+      key.push_back(adapter.number);
       has_dropout |= adapter.dropout != 0;
     }
   });

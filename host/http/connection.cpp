@@ -109,7 +109,9 @@ bool Connection::serve_one() {
     return !is_lost_ && reply(std::move(response)) && facts_.keeps_alive;
   } catch (const HttpError& error) {
     facts_.keeps_alive = false;  // some of the request may not have been read
-    return reply(shared_.router.error_reply(path_, error));
+    reader_.forget();
+    reply(shared_.router.error_reply(path_, error));
+    return false;
   }
 }
 

@@ -93,6 +93,9 @@ class RequestReader::Parser {
     if (parser_.content_length().value_or(0) > max_bytes_) fail_too_large();
     parser_.body_limit(max_bytes_);
     parser_.eager(true);
+    // Room for all that may come in chunks: pages that are not written take no memory, and growing
+    // would take twice the bytes for a while.
+    if (parser_.chunked()) parser_.get().body().reserve(max_bytes_);
   }
   bool is_done() const { return parser_.is_done(); }
   // How many bytes it took.
@@ -179,6 +182,11 @@ std::optional<std::string> RequestReader::read_body() {
     if (!receive()) return std::nullopt;
   }
   return parser_->take_body();
+}
+
+void RequestReader::forget() {
+  parser_.reset();
+  buffer_ = {};
 }
 
 }  // namespace atelier::http

@@ -36,6 +36,8 @@ class RequestReader {
   // The body of that request, after begin_body(). nullopt: the client is gone. Throws HttpError:
   // 400, 408, and 413 when more has come.
   std::optional<std::string> read_body();
+  // Drops what has come of a request that is refused. No other one is read after it.
+  void forget();
 
  private:
   class Parser;

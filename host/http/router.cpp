@@ -38,14 +38,18 @@ HttpError own_failure(std::string_view path, const std::string& cause, const cha
   return {500, told, {{"x-should-retry", "false"}}};
 }
 
+std::string with_hint(const std::string& message, const std::string& hint) {
+  return hint.empty() ? message : message + "; " + hint;
+}
+
 HttpError failure_of(std::string_view path, const Error& error) {
   switch (error.code()) {
     case ErrorCode::kInvalidArgument:
     case ErrorCode::kUnsupported:
     case ErrorCode::kDataLoss:
-      return {400, error.what()};
+      return {400, with_hint(error.message(), error.hint())};
     case ErrorCode::kNotFound:
-      return {404, error.what()};
+      return {404, with_hint(error.message(), error.hint())};
     case ErrorCode::kOutOfMemory:
       return own_failure(path, error.what(), "out of memory: ask for less at once");
     default:
@@ -62,8 +66,7 @@ HttpError current_failure(std::string_view path) {
   } catch (const Error& error) {
     return failure_of(path, error);
   } catch (const formats::ParseError& error) {
-    const std::string hint = error.hint.empty() ? "" : "; " + error.hint;
-    return {400, error.what() + hint};
+    return {400, with_hint(error.what(), error.hint)};
   } catch (const std::bad_alloc&) {
     return own_failure(path, "out of memory", "out of memory: ask for less at once");
   } catch (const std::exception& error) {

@@ -44,7 +44,7 @@ bool is_file_kind(std::string_view kind);
 // that begins with the name.
 void put_field(Asked& asked, const std::string& name, const nlohmann::json& value,
                const Service& service, std::span<const std::string> also = {});
-// The same of a file that came along.
+// Puts a file that came along into a job, by its field.
 void put_file(Asked& asked, const std::string& name, std::string bytes, const ModelFacts& model,
               std::span<const std::string> also = {});
 
@@ -56,7 +56,7 @@ std::vector<Upload> uploads_of(const std::string& name, const nlohmann::json& va
 // HttpError 400 for names that are not registered, with the nearest one.
 void put_loras(Asked& asked, const std::string& name, const nlohmann::json& value,
                const Loras& loras);
-// The same of one LoRA.
+// Adds one LoRA, as put_loras() does.
 void add_lora(Asked& asked, const std::string& field, const std::string& name, double strength,
               const Loras& loras);
 

@@ -5,7 +5,7 @@
 
 namespace atelier::serve {
 
-// Of one that is transparent where the picture is made anew; one without transparency is ours
+// Takes a mask that is transparent where the picture is made anew; one without transparency is ours
 // already. Throws HttpError 400 where it is no picture or a large one, as inverted_mask() does.
 Upload mask_of_transparent(Upload mask);
 // White for black.

@@ -68,7 +68,9 @@ constexpr SdField kIgnoredSd[] = {
     {"inpaint_full_res_padding", "the whole picture is made"},
     {"image_cfg_scale", "of models of another kind"},
     {"include_init_images", "the request is given back without its pictures"},
-    // What other programs do beside.
+    // What other programs do beside. SillyTavern sends on all that its page sent.
+    {"url", "SillyTavern's own"},
+    {"auth", "SillyTavern's own"},
     {"clip_skip", "texts are encoded as the model learned it"},
     {"styles", "no texts are kept under names", false},
     {"script_name", "there are no scripts", false},
@@ -290,8 +292,8 @@ std::string solver_of(const json& sampler, const ModelFacts& model) {
 SdRequest read_sd(json fields, const Service& service, bool is_img2img) {
   if (!fields.is_object()) throw HttpError(400, "the body is no JSON object");
   SdRequest request = {.parameters = fields};
-  request.parameters.erase("init_images");
-  request.parameters.erase("mask");
+  for (const char* const name : {"init_images", "mask", "url", "auth"})
+    request.parameters.erase(name);
   Asked& asked = request.asked;
   asked.api = "sdapi";
   asked.previews = kPreviews;

@@ -45,7 +45,7 @@ class Dit final : public atelier::Denoiser, public atelier::PacksCalls, public a
   struct Rope {
     at::Tensor image_cos, image_sin, text_cos, text_sin, cos, sin;  // the last of both, joined
   };
-  // Of one sample: the image in tokens, and its text.
+  // What one sample has: the image in tokens, and its text.
   struct SampleRows {
     int64_t height, width, text;
     bool operator==(const SampleRows&) const = default;

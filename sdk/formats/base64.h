@@ -7,7 +7,7 @@
 
 namespace atelier::formats {
 
-// Of RFC 4648, section 4: the standard alphabet, padded with "=".
+// Base64 of RFC 4648, section 4: the standard alphabet, padded with "=".
 std::string encode_base64(std::string_view bytes);
 
 // nullopt where it is no such text. Padding may be absent; line breaks may not be there.

@@ -48,7 +48,7 @@ struct Scene {
     return linear(x, weight, bias, adapters_of(sample));
   }
   Tensor together(const Tensor& x) const { return linear(x, weight, bias, adapters); }
-  // Of the whole layer, so rounded as its products are.
+  // The whole layer is rounded as its products are.
   double tolerance() const { return dtype == at::kBFloat16 ? 0.02 : 1e-6; }
 };
 
@@ -253,6 +253,15 @@ TEST_CASE("Noise levels that are prepared stay, and those that samples change ar
   }
   const auto plain = net.made(of_samples, std::vector<std::optional<int64_t>>(11));
   net.levels.prepare(sigmas, runner);
+  {  // of other rows than the samples'
+    const SampleScope scope(strengths);
+    const SampleScope::Part part(0, 5);
+    net.end.adapters = {{.a = at::randn({2, kOut}), .b = at::randn({8, 2}), .number = 0}};
+    CHECK(test::error_of([&] { net.made(of_samples, prepared); }).code() == ErrorCode::kInternal);
+    net.levels.prepare(sigmas, runner);  // whichever samples there are
+    net.end.adapters.clear();
+  }
+  CHECK(at::equal(net.made(of_samples, prepared).second, plain.second));
   for (nn::Linear* layer : {&net.in, &net.out, &net.end, &net.block.scale}) {
     INFO(layer->path());
     layer->adapters = {{.a = at::randn({2, layer->in_features()}),

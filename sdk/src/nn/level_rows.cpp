@@ -39,7 +39,7 @@ std::vector<at::Tensor> by_group(const at::Tensor& groups, int64_t B, const Of& 
   std::vector<at::Tensor> parts;
   int64_t first = 0;
   for (const at::Tensor& group : groups.unbind(0)) {
-    const ops::SampleScope::Rows rows(first, std::clamp<int64_t>(B - first, 0, kLevelRows));
+    const ops::SampleScope::Rows rows(first, std::clamp<int64_t>(B - first, 0, kLevelRows), B);
     parts.push_back(of(group));
     first += kLevelRows;
   }
@@ -119,6 +119,7 @@ void NoiseLevels::prepare(std::span<const float> sigmas, BlockRunner& runner) {
   // Made where autograd may save them, whatever mode the caller is in.
   const c10::InferenceMode normal(false);
   const c10::NoGradGuard no_grad;
+  const ops::SampleScope::Part of_no_sample(0, 0);
   const at::Tensor weight = in_.weight->draw();
   const auto count = static_cast<int64_t>(sigmas.size());
   const Step all =

@@ -55,8 +55,8 @@ SampleScope::Part::~Part() {
   scope_->noted_ = std::move(noted_);
 }
 
-SampleScope::Rows::Rows(int64_t first, int64_t count)
-    : scope_(current_sample_scope), first_(first), count_(count) {
+SampleScope::Rows::Rows(int64_t first, int64_t count, int64_t total)
+    : scope_(current_sample_scope), first_(first), count_(count), total_(total) {
   if (scope_ != nullptr) outer_ = std::exchange(scope_->named_, this);
 }
 
@@ -93,7 +93,10 @@ std::vector<SampleScope::Stretch> SampleScope::named_stretches(int64_t rows) con
 std::vector<SampleScope::Stretch> SampleScope::stretches_of(const at::Tensor& x) {
   if (SequenceScope::current() != nullptr) fail(x);
   const int64_t rows = x.numel() / std::max<int64_t>(x.size(-1), 1);
-  if (named_ != nullptr) return named_stretches(rows);
+  if (named_ != nullptr) {
+    if (named_->total_ != count_) fail(x);
+    return named_stretches(rows);
+  }
   if (count_ == 1) return {{0, 0, rows}};
   if (x.dim() < 2) fail(x);
   const int64_t length = x.size(row_axis(x));

@@ -131,7 +131,7 @@ inline ModelFacts facts(bool makes_clips = false) {
           .started_s = 1000};
 }
 
-// The same of a model that is shown the pictures it changes.
+// Tables of a model that is shown the pictures it changes.
 inline ModelFacts editing_facts() {
   ModelFacts model = facts();
   model.inputs["inputs"].push_back(

@@ -161,7 +161,7 @@ TEST_CASE("Pictures of an edit are files or values, and masks are turned round",
           read(fake, {{"prompt", "a"}}, {}, true);
         }).message == "image: is missing");
   CHECK(refusal_of([&] {
-          read(fake, {}, {{"image", "a"}, {"mask", "no picture"}}, true);
+          read(fake, json::object(), {{"image", "a"}, {"mask", "no picture"}}, true);
         }).status == 400);
 }
 

@@ -49,11 +49,12 @@ class ATELIER_API SampleScope {
     std::vector<std::vector<int64_t>> noted_;
   };
 
-  // Row i of what is multiplied is of sample `first` + i, and none's from row `count` on. Does
-  // nothing without a scope.
+  // Row i of what is multiplied is of sample `first` + i, and none's from row `count` on, where
+  // there are `total` samples; where there are others, it is not known. Does nothing without a
+  // scope.
   class ATELIER_API Rows {
    public:
-    Rows(int64_t first, int64_t count);
+    Rows(int64_t first, int64_t count, int64_t total);
     ~Rows();
     Rows(const Rows&) = delete;
     Rows& operator=(const Rows&) = delete;
@@ -62,7 +63,7 @@ class ATELIER_API SampleScope {
     friend class SampleScope;
     SampleScope* scope_;
     const Rows* outer_ = nullptr;
-    int64_t first_, count_;
+    int64_t first_, count_, total_;
   };
 
   int64_t count() const { return count_; }  // of samples

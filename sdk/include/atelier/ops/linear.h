@@ -18,9 +18,9 @@ struct Adapter {
   // 1 / (1 - dropout). Which ones comes from the default CPU generator, anew in each call. Set
   // while training only.
   double dropout = 0.0;
-  // Of an adapter that is not for all rows: where samples have adapters of their own, it is in the
-  // rows of those that have it, as strong as they say; elsewhere it takes no part. -1: for all
-  // rows. Without a dropout, and outside of grad mode only.
+  // Which one it is of those that not all samples have, from 0: it is in the rows of samples that
+  // have it, as strong as they say, and takes no part where no samples are told apart. -1: it is in
+  // all rows. A numbered one has no dropout and no gradients.
   int64_t number = -1;
 };
 
