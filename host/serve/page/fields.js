@@ -71,7 +71,7 @@ class ValueField {
   }
 
   // Takes a value as settings have it.
-  take(value) { this.control.value = Array.isArray(value) ? value.join("\n") : String(value); }
+  take(value) { this.control.value = Array.isArray(value) ? value.join(this.row.list ? "\n" : ",") : String(value); }
 
   clear() { this.control.value = ""; }
 
