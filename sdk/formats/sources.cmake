@@ -4,6 +4,7 @@ set(ATELIER_FORMATS_SOURCES
   csv.cpp
   elf_note.cpp
   escape.cpp
+  gguf.cpp
   git_lfs.cpp
   glob.cpp
   json.cpp
