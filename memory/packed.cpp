@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <mutex>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -261,6 +262,43 @@ Tensor code_values(const Packed& packed, int64_t begin, int64_t count) {
   return table.index_select(0, half_bytes(bytes)).narrow(0, 0, count);
 }
 
+}  // namespace
+
+// Memory of the CPU for values that are drawn, one at a time: those of the next draw stand where
+// the last ones stood once they are let go. Pages new from the system take as long to get as values
+// to make. Safe to use from several threads.
+class DrawnMemory {
+ public:
+  Tensor take(at::IntArrayRef sizes, at::ScalarType dtype) {
+    const int64_t bytes =
+        c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(dtype));
+    const std::lock_guard lock(mutex_);
+    const bool is_held = memory_.defined() && memory_.storage().use_count() > 1;
+    if (bytes < kLeastBytes || is_held) return at::empty(sizes, at::TensorOptions(dtype));
+    if (!memory_.defined() || memory_.numel() < bytes)
+      memory_ = at::empty({bytes}, at::TensorOptions(at::kByte));
+    return memory_.narrow(0, 0, bytes).view(dtype).view(sizes);
+  }
+
+ private:
+  static constexpr int64_t kLeastBytes = int64_t{4} << 20;  // smaller ones are not mapped anew
+
+  std::mutex mutex_;
+  Tensor memory_;
+};
+
+namespace {
+
+// It is there as long as a store is.
+std::shared_ptr<DrawnMemory> drawn_memory() {
+  static std::mutex mutex;
+  static std::weak_ptr<DrawnMemory> known;
+  const std::lock_guard lock(mutex);
+  std::shared_ptr<DrawnMemory> memory = known.lock();
+  if (memory == nullptr) known = memory = std::make_shared<DrawnMemory>();
+  return memory;
+}
+
 // On the CPU, whether loops of our own take it.
 bool has_loops(const Packed& packed, at::ScalarType dtype) {
   const Tensor& codes = packed.parts.front();
@@ -400,10 +438,14 @@ Packed outline(const Packed& packed) {
 }
 
 PackedStore::PackedStore(Packed value, at::ScalarType dtype)
-    : value_(std::move(value)), dtype_(dtype) {}
+    : value_(std::move(value)), dtype_(dtype), memory_(drawn_memory()) {}
 
 Tensor PackedStore::draw() const {
-  return unpack(value_, dtype_);
+  const at::NoGradGuard no_grad;
+  if (!has_loops(value_, dtype_)) return unpack(value_, dtype_);
+  Tensor out = memory_->take(value_.shape, dtype_);
+  if (out.numel() > 0) run_loops(value_, out);
+  return out;
 }
 
 std::shared_ptr<const WeightStore> PackedStore::over(std::vector<at::Tensor> copies) const {

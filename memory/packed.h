@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -78,6 +79,8 @@ Packed joined_rows(std::span<const Packed> parts);
 // `packed` without values.
 Packed outline(const Packed& packed);
 
+class DrawnMemory;
+
 // Draws a tensor anew each time, in `dtype` and on the device of the codes. Immutable and safe to
 // use from several threads.
 class PackedStore final : public WeightStore {
@@ -94,6 +97,7 @@ class PackedStore final : public WeightStore {
  private:
   Packed value_;
   at::ScalarType dtype_;
+  std::shared_ptr<DrawnMemory> memory_;
 };
 
 }  // namespace atelier::memory

@@ -28,6 +28,12 @@ inline uint32_t as_bits(float v) {
   return __builtin_bit_cast(uint32_t, v);
 }
 
+#if defined(__AVX512BW__)
+// The float16 in two bytes.
+inline float half_at(const uint8_t* in) {
+  return _cvtsh_ss(static_cast<uint16_t>(in[0] | in[1] << 8));
+}
+#else
 // The float16 in two bytes. The exponent is put right by a product, which keeps infinity and NaN; a
 // subnormal value is a difference of two floats of one exponent.
 inline float half_at(const uint8_t* in) {
@@ -38,6 +44,7 @@ inline float half_at(const uint8_t* in) {
   const float subnormal = as_float(magnitude | (126u << 23)) - 0.5f;
   return as_float(sign | as_bits(magnitude < 0x400u ? subnormal : normal));
 }
+#endif
 
 inline void store(float& to, float v) {
   to = v;
@@ -217,35 +224,6 @@ struct Q6_K : Block<256, 210, 16, false> {
   }
 };
 
-template <typename Kind, typename T>
-void unpack_blocks(const uint8_t* in, Index count, void* out_) {
-  constexpr Index kGroups = Kind::kValues / Kind::kGroup;
-  T* out = static_cast<T*>(out_);
-  alignas(64) int8_t codes[Kind::kValues];
-  float scales[kGroups], offsets[kGroups] = {};
-  for (Index block = 0; block < count; ++block, in += Kind::kBytes) {
-    Kind::unpack(in, codes, scales, offsets);
-    for (Index group = 0; group < kGroups; ++group, out += Kind::kGroup) {
-      const int8_t* own = codes + group * Kind::kGroup;
-      const float scale = scales[group], offset = offsets[group];
-      ATELIER_SIMD
-      for (Index i = 0; i < Kind::kGroup; ++i) {
-        const float value = scale * static_cast<float>(own[i]);
-        store(out[i], Kind::kHasOffsets ? value - offset : value);
-      }
-    }
-  }
-}
-
-// 32 values of a table of 16 at the codes in 16 bytes.
-template <typename T>
-inline void look_up(const uint8_t* codes, const T* table, T* out) {
-  for (Index i = 0; i < 16; ++i) {
-    out[2 * i] = table[codes[i] >> 4];
-    out[2 * i + 1] = table[codes[i] & 15];
-  }
-}
-
 #if defined(__AVX512BW__)
 // The codes in 16 bytes, in order.
 inline __m256i codes_of(const uint8_t* codes) {
@@ -255,27 +233,211 @@ inline __m256i codes_of(const uint8_t* codes) {
   const __m128i low = _mm_and_si128(packed, mask);
   return _mm256_set_m128i(_mm_unpackhi_epi8(high, low), _mm_unpacklo_epi8(high, low));
 }
-inline void look_up_words(const uint8_t* codes, const void* table, void* out) {
+// 32 values of a table at these codes, which are below `size`, 16 or 32.
+template <Index size, typename T>
+inline void look_up_codes(__m256i codes, const T* table, T* out) {
+  static_assert(sizeof(T) == 2);
   const __m512i values =
-      _mm512_castsi256_si512(_mm256_loadu_si256(static_cast<const __m256i*>(table)));
-  const __m512i index = _mm512_cvtepu8_epi16(codes_of(codes));
+      size == 16
+          ? _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(table)))
+          : _mm512_loadu_si512(table);
+  const __m512i index = _mm512_cvtepu8_epi16(codes);
   _mm512_storeu_si512(out, _mm512_permutexvar_epi16(index, values));
 }
-inline void look_up(const uint8_t* codes, const BFloat16* table, BFloat16* out) {
-  look_up_words(codes, table, out);
+template <Index size>
+inline void look_up_codes(__m256i codes, const float* table, float* out) {
+  const __m512 low = _mm512_loadu_ps(table);
+  for (Index half = 0; half < 2; ++half) {
+    const __m128i own =
+        half == 0 ? _mm256_castsi256_si128(codes) : _mm256_extracti128_si256(codes, 1);
+    const __m512i index = _mm512_maskz_cvtepu8_epi32(0xffff, own);
+    const __m512 values =
+        size == 16 ? _mm512_maskz_permutexvar_ps(0xffff, index, low)
+                   : _mm512_permutex2var_ps(low, index, _mm512_loadu_ps(table + size - 16));
+    _mm512_storeu_ps(out + 16 * half, values);
+  }
 }
-inline void look_up(const uint8_t* codes, const Half* table, Half* out) {
-  look_up_words(codes, table, out);
+template <typename T>
+inline void look_up(const uint8_t* codes, const T* table, T* out) {
+  look_up_codes<16>(codes_of(codes), table, out);
 }
-inline void look_up(const uint8_t* codes, const float* table, float* out) {
-  const __m256i index = codes_of(codes);
-  const __m512 values = _mm512_loadu_ps(table);
-  const __m512i first = _mm512_maskz_cvtepu8_epi32(0xffff, _mm256_castsi256_si128(index));
-  const __m512i second = _mm512_maskz_cvtepu8_epi32(0xffff, _mm256_extracti128_si256(index, 1));
-  _mm512_storeu_ps(out, _mm512_maskz_permutexvar_ps(0xffff, first, values));
-  _mm512_storeu_ps(out + 16, _mm512_maskz_permutexvar_ps(0xffff, second, values));
+#else
+// 32 values of a table of 16 at the codes in 16 bytes.
+template <typename T>
+inline void look_up(const uint8_t* codes, const T* table, T* out) {
+  for (Index i = 0; i < 16; ++i) {
+    out[2 * i] = table[codes[i] >> 4];
+    out[2 * i + 1] = table[codes[i] & 15];
+  }
 }
 #endif
+
+#if defined(__AVX512BW__)
+inline void store(float* to, __m512 v) {
+  _mm512_storeu_ps(to, v);
+}
+inline void store(BFloat16* to, __m512 v) {
+  const __m512i bits = _mm512_castps_si512(v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  const __mmask16 is_nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+  const __m512i rounded = _mm512_mask_mov_epi32(_mm512_maskz_srli_epi32(0xffff, sum, 16), is_nan,
+                                                _mm512_set1_epi32(0x7fc0));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_maskz_cvtepi32_epi16(0xffff, rounded));
+}
+inline void store(Half* to, __m512 v) {
+  _mm256_storeu_si256(
+      reinterpret_cast<__m256i*>(to),
+      _mm512_maskz_cvtps_ph(0xffff, v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+// kGroup values: scale * codes[i] - offset.
+template <typename Kind, typename T>
+inline void put_group(const int8_t* codes, float scale, float offset, T* out) {
+  for (Index i = 0; i < Kind::kGroup; i += 16) {
+    const __m128i own = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i));
+    const __m512 value =
+        _mm512_mul_ps(_mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, own)),
+                      _mm512_set1_ps(scale));
+    store(out + i, Kind::kHasOffsets ? _mm512_sub_ps(value, _mm512_set1_ps(offset)) : value);
+  }
+}
+#else
+// kGroup values: scale * codes[i] - offset.
+template <typename Kind, typename T>
+inline void put_group(const int8_t* codes, float scale, float offset, T* out) {
+  ATELIER_SIMD
+  for (Index i = 0; i < Kind::kGroup; ++i) {
+    const float value = scale * static_cast<float>(codes[i]);
+    store(out[i], Kind::kHasOffsets ? value - offset : value);
+  }
+}
+#endif
+
+template <typename Kind, typename T>
+inline void unpack_block(const uint8_t* in, T* out) {
+  constexpr Index kGroups = Kind::kValues / Kind::kGroup;
+  alignas(64) int8_t codes[Kind::kValues];
+  float scales[kGroups], offsets[kGroups] = {};
+  Kind::unpack(in, codes, scales, offsets);
+  for (Index group = 0; group < kGroups; ++group)
+    put_group<Kind>(codes + group * Kind::kGroup, scales[group], offsets[group],
+                    out + group * Kind::kGroup);
+}
+
+#if defined(__AVX512BW__)
+// 32 codes that stand in a block as 16 bytes of two each: the low halves first.
+inline __m256i halves_at(const uint8_t* in) {
+  const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in));
+  const __m128i mask = _mm_set1_epi8(15);
+  return _mm256_set_m128i(_mm_and_si128(_mm_srli_epi16(packed, 4), mask),
+                          _mm_and_si128(packed, mask));
+}
+// Group number `group` of codes in runs of 32 bytes, each with the low halves first.
+inline __m256i long_half_at(const uint8_t* in, Index group) {
+  const __m256i packed =
+      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + 32 * (group / 2)));
+  const __m256i shifted = group % 2 == 0 ? packed : _mm256_srli_epi16(packed, 4);
+  return _mm256_and_si256(shifted, _mm256_set1_epi8(15));
+}
+inline __m256i with_fifth_bits(__m256i codes, __mmask32 bits) {
+  return _mm256_or_si256(codes, _mm256_maskz_set1_epi8(bits, 16));
+}
+inline __mmask32 mask_at(const uint8_t* in) {
+  return in[0] | static_cast<uint32_t>(in[1]) << 8 | static_cast<uint32_t>(in[2]) << 16 |
+         static_cast<uint32_t>(in[3]) << 24;
+}
+
+// Kinds whose groups are 32 codes of at most 5 bits: how many values there are, what is taken away
+// from codes, and the codes of a group.
+template <typename Kind>
+struct Table {
+  static constexpr Index kSize = 0;
+};
+template <>
+struct Table<Q4_0> {
+  static constexpr Index kSize = 16, kSubtracted = 8;
+  static __m256i codes(const uint8_t* in, Index) { return halves_at(in + 2); }
+};
+template <>
+struct Table<Q4_1> {
+  static constexpr Index kSize = 16, kSubtracted = 0;
+  static __m256i codes(const uint8_t* in, Index) { return halves_at(in + 4); }
+};
+template <>
+struct Table<Q5_0> {
+  static constexpr Index kSize = 32, kSubtracted = 16;
+  static __m256i codes(const uint8_t* in, Index) {
+    return with_fifth_bits(halves_at(in + 6), mask_at(in + 2));
+  }
+};
+template <>
+struct Table<Q5_1> {
+  static constexpr Index kSize = 32, kSubtracted = 0;
+  static __m256i codes(const uint8_t* in, Index) {
+    return with_fifth_bits(halves_at(in + 8), mask_at(in + 4));
+  }
+};
+template <>
+struct Table<Q4_K> {
+  static constexpr Index kSize = 16, kSubtracted = 0;
+  static __m256i codes(const uint8_t* in, Index group) { return long_half_at(in + 16, group); }
+};
+template <>
+struct Table<Q5_K> {
+  static constexpr Index kSize = 32, kSubtracted = 0;
+  static __m256i codes(const uint8_t* in, Index group) {
+    const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + 16));
+    const __mmask32 bits =
+        _mm256_test_epi8_mask(high, _mm256_set1_epi8(static_cast<char>(1 << group)));
+    return with_fifth_bits(long_half_at(in + 48, group), bits);
+  }
+};
+
+// Scales and offsets of a block.
+template <typename Kind>
+inline void take_scales(const uint8_t* in, float* scales, float* offsets) {
+  if constexpr (Kind::kValues == 256) {
+    take_six_bits(in + 4, half_at(in), half_at(in + 2), scales, offsets);
+  } else {
+    scales[0] = half_at(in);
+    if constexpr (Kind::kHasOffsets) offsets[0] = -half_at(in + 2);
+  }
+}
+
+// Every group has a table of its values.
+template <typename Kind, typename T>
+inline void unpack_block_by_table(const uint8_t* in, T* out) {
+  using Own = Table<Kind>;
+  constexpr Index kGroups = Kind::kValues / 32;
+  float scales[kGroups], offsets[kGroups] = {};
+  take_scales<Kind>(in, scales, offsets);
+  for (Index group = 0; group < kGroups; ++group, out += 32) {
+    alignas(64) T table[Own::kSize];
+    const float scale = scales[group], offset = offsets[group];
+    ATELIER_SIMD
+    for (Index i = 0; i < Own::kSize; ++i) {
+      const float value = scale * static_cast<float>(i - Own::kSubtracted);
+      store(table[i], Kind::kHasOffsets ? value - offset : value);
+    }
+    look_up_codes<Own::kSize>(Own::codes(in, group), table, out);
+  }
+}
+#endif
+
+template <typename Kind, typename T>
+void unpack_blocks(const uint8_t* in, Index count, void* out_) {
+  T* out = static_cast<T*>(out_);
+  for (Index block = 0; block < count; ++block, in += Kind::kBytes, out += Kind::kValues) {
+#if defined(__AVX512BW__)
+    if constexpr (Table<Kind>::kSize > 0) {
+      unpack_block_by_table<Kind>(in, out);
+      continue;
+    }
+#endif
+    unpack_block<Kind>(in, out);
+  }
+}
 
 // Each block has a table of its 16 values.
 template <typename T>

@@ -23,7 +23,6 @@ using memory::Packing;
 using nlohmann::json;
 
 constexpr std::string_view kWeight = ".weight";
-constexpr const char* kMetadataKey = "_quantization_metadata";  // of ComfyUI
 constexpr int64_t kMostStateBytes = 65'536;
 constexpr const char* kDownloadAgain = "the file is damaged, download it again";
 
@@ -168,7 +167,7 @@ class Taker {
       const std::string layer = name.substr(0, name.size() - kMarker.size());
       layers.emplace(layer, read_json(layer + std::string(kWeight), name));
     }
-    const auto text = metadata_.find(kMetadataKey);
+    const auto text = metadata_.find(kQuantizationKey);
     if (text == metadata_.end()) return layers;
     try {
       const json metadata = formats::parse_json(text->second);
@@ -181,7 +180,7 @@ class Taker {
     } catch (const formats::ParseError&) {  // told below
     }
     throw Error(ErrorCode::kDataLoss,
-                std::string("__metadata__: ") + kMetadataKey + " is no JSON object of layers",
+                std::string("__metadata__: ") + kQuantizationKey + " is no JSON object of layers",
                 kDownloadAgain, "PACKED_FORM");
   }
 

@@ -32,6 +32,10 @@ struct PackedTensor {
 };
 using PackedTensors = std::map<std::string, PackedTensor, std::less<>>;  // by name
 
+// The key of `__metadata__` under which ComfyUI may say how layers are stored: no more true of a
+// file in which their values were written.
+inline constexpr const char* kQuantizationKey = "_quantization_metadata";
+
 // The packing of a type of GGUF; nullopt for one that is no codes.
 std::optional<memory::Packing> packing_of(formats::GgufType type);
 

@@ -324,7 +324,8 @@ class LoadedModel::Opening {
   // Weights that are published as codes stay so unless the user says otherwise.
   void keep_packed(const LoadedPart& part) {
     const std::string& name = part.detection.component;
-    if (part.checkpoint.packed().empty() || model_->storage_.contains(name)) return;
+    if (part.checkpoint.packed().empty() || request_.storage.contains(name)) return;
+    if (model_->storage(name) != weights::Storage::kPlain) return;  // its entry says how
     if (!weights::storable_weights(*model_->model_, name).empty())
       model_->storage_[name] = weights::Storage::kPublished;
   }

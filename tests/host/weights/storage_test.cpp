@@ -327,7 +327,7 @@ TEST_CASE("A quant option says how an entry is stored, and what of it is not", "
   const auto whole = load(file + ":bitsandbytes_nf4");
   CHECK(whole->storage("dit") == Storage::kNf4);
   CHECK(packed_store_of(*whole, "blocks.0.down.weight") != nullptr);
-  const auto part = load(file + ":bitsandbytes_nf4/down,blocks.1.up;");
+  const auto part = load(file + ":bitsandbytes_nf4/down,blocks.1.gate;");
   CHECK(packed_store_of(*part, "blocks.0.up.weight") != nullptr);
   CHECK(packed_store_of(*part, "blocks.1.up.weight") == nullptr);
   CHECK(packed_store_of(*part, "blocks.0.down.weight") == nullptr);
