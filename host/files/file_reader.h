@@ -52,7 +52,7 @@ struct FileTensor {
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;  // in elements; empty: the elements lie in order
   uint64_t begin = 0, end = 0;   // from the start of the file
-  // Of a GGUF file: how codes are stored, which `dtype` does not say.
+  // How codes of a GGUF file are stored, which `dtype` does not say.
   std::optional<formats::GgufType> codes = {};
 };
 struct FileTensors {

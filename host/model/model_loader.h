@@ -112,7 +112,7 @@ class LoadedModel {
   // For load_weights: what load_component passes to it, and what it would pass for another storage.
   weights::WeightStorage weight_storage(std::string_view component);
   weights::WeightStorage weight_storage(std::string_view component, weights::Storage storage);
-  // Of a component that was given.
+  // How the weights of a component that was given are made of its tensors.
   const weights::WeightBinding& binding(std::string_view component) const {
     return bindings_.find(component)->second;
   }
