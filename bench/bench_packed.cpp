@@ -1,12 +1,12 @@
 // Times products over packed weights beside those over bfloat16, in turns, and prints how much
-// longer they take: medians of pairs that follow each other. "back": of the gradient that passes
-// through the weight.
+// longer processors are busy: medians of pairs that follow each other. "back": of the gradient that
+// passes through the weight.
 //
 //   atelier-bench-packed [pairs] [rows...]
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <memory>
 #include <vector>
 
@@ -45,18 +45,26 @@ Packed packed_matrix(Packing packing, int64_t rows, int64_t columns) {
   return {packing, {rows, columns}, {blocks.view({rows, -1})}};
 }
 
+// Of processors: other programs on the machine take none of it.
+double seconds_now() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
 double seconds_of(const at::Tensor& x, const WeightPtr& weight, bool is_back) {
-  const auto begin = std::chrono::steady_clock::now();
   if (is_back) {
     const at::Tensor leaf = x.detach().requires_grad_();
     const at::Tensor y = ops::linear(leaf, weight, nullptr, {});
-    const auto middle = std::chrono::steady_clock::now();
-    torch::autograd::grad({y}, {leaf}, {at::ones_like(y)});
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - middle).count();
+    const at::Tensor grad = at::ones_like(y);
+    const double begin = seconds_now();
+    torch::autograd::grad({y}, {leaf}, {grad});
+    return seconds_now() - begin;
   }
   const at::NoGradGuard no_grad;
+  const double begin = seconds_now();
   ops::linear(x, weight, nullptr, {});
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return seconds_now() - begin;
 }
 
 double median(std::vector<double> values) {

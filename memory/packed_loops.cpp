@@ -278,7 +278,8 @@ inline void store(float* to, __m512 v) {
 }
 inline void store(BFloat16* to, __m512 v) {
   const __m512i bits = _mm512_castps_si512(v);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i odd =
+      _mm512_and_si512(_mm512_maskz_srli_epi32(0xffff, bits, 16), _mm512_set1_epi32(1));
   const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
   const __mmask16 is_nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
   const __m512i rounded = _mm512_mask_mov_epi32(_mm512_maskz_srli_epi32(0xffff, sum, 16), is_nan,
