@@ -1,6 +1,5 @@
 #include "host/train/objective.h"
 
-
 #include <c10/util/ScopeExit.h>
 
 #include "atelier/host/weight_state.h"
