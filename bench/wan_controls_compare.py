@@ -230,8 +230,9 @@ def generate(options, folder, *more):
     from PIL import Image
     picture = options.work / "inactive.png"
     line = [base.PROGRAM, "generate", "--plugin", "wan", "--model_paths", json.dumps([str(folder)]), "--prompt", "a cat",
-            "--height", 256, "--width", 256, "--num_frames", 5, "--num_inference_steps", STEPS, "--seed", 3, "--dtype",
-            "float32", "--device", "cpu", "--threads", options.threads, "--output", picture, *more]
+            "--height", 256, "--width", 256, "--num_frames", 5, "--num_inference_steps", STEPS, "--seed", 3,
+            "--schedule", "diffusers", "--dtype", "float32", "--device", "cpu", "--threads", options.threads,
+            "--output", picture, *more]
     process = subprocess.Popen(base.command_line(line), env=base.environment(options.threads), stdout=subprocess.DEVNULL,
                                stderr=subprocess.PIPE, text=True)
     said = process.stderr.read()
@@ -240,7 +241,8 @@ def generate(options, folder, *more):
     if process.returncode != 0:
         raise SystemExit(f"error: exit code {process.returncode}: {said[-2000:]}")
     minutes, seconds = re.search(rf"denoise: {STEPS} steps in (?:(\d+):)?([\d.]+)", said).groups()
-    return 1000 * (60 * int(minutes or 0) + float(seconds)) / STEPS, used.ru_maxrss * 1024, numpy.asarray(Image.open(picture.with_name("inactive_0004.png")))
+    pixels = numpy.asarray(Image.open(picture.with_name("inactive_0004.png")))
+    return 1000 * (60 * int(minutes or 0) + float(seconds)) / STEPS, used.ru_maxrss * 1024, pixels
 
 
 def compare_inactive(options):

@@ -130,7 +130,8 @@ class WanVapTest(wan_checks.FolderTest):
         x = torch.cat([(1 - sigma) * clean + sigma * noise, encoded["given_clip"]])[None]
         velocity = vap.velocity(self.base, self.branch, x, 1000 * sigma,
                                 wan_models.pad_prompts(encoded["prompt_embeds"][None]), encoded["image_embeds"][None],
-                                {"vap_clip": torch.cat([encoded["vap_clip"], encoded["vap_known"]])[None], "vap_image_embeds": encoded["vap_image_embeds"][None],
+                                {"vap_clip": torch.cat([encoded["vap_clip"], encoded["vap_known"]])[None],
+                                 "vap_image_embeds": encoded["vap_image_embeds"][None],
                                  "vap_embeds": wan_models.pad_prompts(encoded["vap_embeds"][None])})
         return float(wan_train_parity_test.weights()[level]) * (velocity[0] - (noise - clean)).square().mean()
 

