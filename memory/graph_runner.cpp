@@ -8,6 +8,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "atelier/error.h"
+#include "atelier/host/sample_scope.h"
 #include "atelier/host/sequence_scope.h"
 #include "atelier/host/stop.h"
 #include "atelier/host/upload.h"
@@ -81,6 +82,7 @@ std::optional<std::vector<int64_t>> weights_of(Block& block) {
         key.push_back(static_cast<int64_t>(factor->scalar_type()));
       }
       key.push_back(std::bit_cast<int64_t>(adapter.scale));
+      key.push_back(adapter.number);
       has_dropout |= adapter.dropout != 0;
     }
   });
@@ -139,6 +141,8 @@ void GraphRunner::end() {
 bool GraphRunner::can_record(const Tensors& inputs) const {
   if (options_.recorder == nullptr || at::GradMode::is_enabled()) return false;
   if (SequenceScope::current() != nullptr) return false;  // ranks exchange rows within a block
+  // How strong each sample's adapters are would be fixed.
+  if (ops::SampleScope::current() != nullptr) return false;
   const at::DeviceType device = options_.recorder->device().type();
   const auto is_bound = [&](const Tensor& t) {
     return !t.defined() || is_of_host(t) ||

@@ -5,7 +5,7 @@ usage: docs_test.py SOURCE BUILD [PAGE...]    without a page: all but README.md
 The ```sh blocks of a page are one script, run in a folder that holds what the pages speak of: a model below models/, a
 dataset in data/, an image with a mask, two LoRAs, a file of jobs and one of settings. `atelier` is the built program;
 images are made smaller and in fewer steps than the page says, and a run that has 500 steps there, or says no number of
-them, has STEPS, because the model is the one of examples/shapes and the tests are short.
+them, has STEPS, because the model is the one of examples/shapes and the tests are short. A server is at a port that is free.
 """
 import contextlib
 import json
@@ -31,7 +31,7 @@ SOURCE, BUILD = pathlib.Path(), pathlib.Path()
 PAGES = ["README.md", "examples/tiny_model/README.md", "docs/adding_a_family.md", "docs/building.md", "docs/cache.md",
          "docs/checkpoints.md", "docs/datasets.md", "docs/distributed.md", "docs/file_formats.md", "docs/generate.md",
          "docs/lora.md", "docs/memory.md", "docs/numerics.md", "docs/optimizers.md", "docs/plugins.md",
-         "docs/storage.md", "docs/training.md"]
+         "docs/serve.md", "docs/storage.md", "docs/training.md", "examples/comfyui_node/README.md"]
 
 # Commands that begin like this are not run here. Why, in each case:
 LEFT_OUT = {
@@ -65,6 +65,8 @@ if words and words[0] == "generate":
             words[place] = str(min(most, int(words[place])))
         elif flag != "--resident_blocks":
             words += [flag, str(most)]
+if words and words[0] == "serve":
+    os.execv(%r, ["atelier"] + words + ["--port", "%d"])
 begins = "--resume" not in words or "latest" in words
 if words and words[0] == "train" and begins and "--max_train_steps" not in words:
     words += ["--max_train_steps", "%d"]
@@ -130,6 +132,11 @@ def commands_of(page):
     return re.sub(r"((--save_steps |step-)(00000)?)500\b", lambda found: found[1] + f"{STEPS:0{3 if found[3] else 1}}", script)
 
 
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
 def write_program(path, text):
     path.write_text(text)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -145,7 +152,10 @@ class Docs(unittest.TestCase):
         cls.folder = pathlib.Path(holder.name) / "start"
         programs = cls.folder / "programs"
         programs.mkdir(parents=True)
-        write_program(programs / "atelier", PROGRAM % (SHORT, LIMITS, STEPS, str(BUILD / "bin/atelier")))
+        cls.port = free_port()
+        binary = str(BUILD / "bin/atelier")
+        write_program(programs / "atelier", PROGRAM % (SHORT, LIMITS, binary, cls.port, STEPS, binary))
+        write_program(programs / "python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
         write_program(programs / "srun", '#!/bin/sh\nexec "$@"\n')
         model = SOURCE / "examples/shapes/model"
         for name in ("Qwen-Image", "Qwen/Qwen-Image"):
@@ -212,7 +222,9 @@ rm -r first
         self.assertNotRegex(script, "…|\\.\\.\\. ", "a command that leaves something out cannot be run")
         folder = self.folder.parent / page.replace("/", "_")
         shutil.copytree(self.folder, folder, symlinks=True)
-        self.run_script(folder, "trap 'echo \"failed: $BASH_COMMAND\"' ERR\nset -euo pipefail\n" + script)
+        # A server that a page starts in the background ends with the page.
+        traps = "trap 'echo \"failed: $BASH_COMMAND\"' ERR\ntrap 'kill $(jobs -p) 2>/dev/null' EXIT\n"
+        self.run_script(folder, traps + "set -euo pipefail\n" + script.replace("127.0.0.1:7860", f"127.0.0.1:{self.port}"))
 
 
 def add_test(page):

@@ -24,9 +24,9 @@ MAY_INCLUDE = {
 # The map of the house: a folder of host/ uses its own headers and those of folders before it. host/README.md says
 # what each one holds.
 HOST_ORDER = """
-    report progress random device distributed media files tune flags inputs plugins weights model
+    report progress random device distributed media files http tune flags inputs plugins weights model
     lora data optim run sampling samples order generate foreign parameters train
-    plan check inspect conformance cli main.cpp
+    plan check serve inspect conformance cli main.cpp
 """.split()
 # Where a family may be named, beside its own folder.
 FAMILIES_ALLOWED = ("sdk/parts/", "tests/", "docs/", "examples/", "bench/", "plugins/CMakeLists.txt", "tools/demo", "README.md")

@@ -118,10 +118,10 @@ Dit::Dit(const DitConfig& c)
 }
 
 Dit::Tables Dit::tables(const Key& key) const {
-  const auto& [texts, height, width, device] = key;
+  const auto& [samples, device] = key;
   const auto count = [](int64_t n) { return at::arange(n, at::kDouble); };
   std::vector<at::Tensor> text, image;  // positions, [rows, 3]
-  for (const int64_t length : texts) {
+  for (const auto& [length, height, width] : samples) {
     const at::Tensor none = at::zeros({length}, at::kDouble);
     text.push_back(at::stack({count(length) + 1, none, none}, 1));
     image.push_back(at::stack({at::full({height * width}, length + 1.0, at::kDouble),
@@ -133,34 +133,77 @@ Dit::Tables Dit::tables(const Key& key) const {
           nn::axis_waves(at::cat(text), config_.axes, config_.rope_theta, device)};
 }
 
-at::Tensor Dit::denoise(const DenoiseInputs& in, BlockRunner& runner) {
-  const int64_t B = in.x_BCTHW.size(0), C = config_.channels;
-  const int64_t height = in.x_BCTHW.size(3) / 2, width = in.x_BCTHW.size(4) / 2;
-  const int64_t cells = height * width;
-  const at::ScalarType dtype = in.x_BCTHW.scalar_type();
+std::vector<Dit::Sample> Dit::samples(std::span<const DenoiseInputs> calls,
+                                      const std::vector<int64_t>& texts) const {
+  std::vector<Sample> result;
+  for (const DenoiseInputs& in : calls) {
+    for (int64_t b = 0; b < in.x_BCTHW.size(0); ++b) {
+      const int64_t text = texts[result.size()];
+      result.push_back({text + padding(text), in.x_BCTHW.size(3) / 2, in.x_BCTHW.size(4) / 2});
+    }
+  }
+  return result;
+}
 
-  // Patches of two by two cells, channels innermost.
-  const at::Tensor patches = in.x_BCTHW.view({B, C, height, 2, width, 2})
-                                 .permute({0, 2, 4, 3, 5, 1})
-                                 .reshape({B, cells, 4 * C});
-  const PackedRows text = pack_entry(in.cond, kPromptEmbeds);
-  std::vector<int64_t> text_lengths;
-  for (const int64_t length : text.lengths) text_lengths.push_back(length + padding(length));
-  const Segments image_all = Segments::uniform(B, cells + padding(cells)), text_all(text_lengths);
+std::vector<at::Tensor> Dit::patches(std::span<const DenoiseInputs> calls) const {
+  std::vector<at::Tensor> samples;
+  for (const DenoiseInputs& in : calls) {
+    const int64_t C = config_.channels, H = in.x_BCTHW.size(3) / 2, W = in.x_BCTHW.size(4) / 2;
+    for (const at::Tensor& x : in.x_BCTHW.unbind(0))
+      samples.push_back(x.view({C, H, 2, W, 2}).permute({1, 3, 2, 4, 0}).reshape({H * W, 4 * C}));
+  }
+  return samples;
+}
+
+std::vector<at::Tensor> Dit::velocities(std::span<const DenoiseInputs> calls,
+                                        const std::vector<at::Tensor>& rows) const {
+  std::vector<at::Tensor> result;
+  auto sample = rows.begin();
+  for (const DenoiseInputs& in : calls) {
+    const int64_t B = in.x_BCTHW.size(0), C = config_.channels, H = in.x_BCTHW.size(3) / 2,
+                  W = in.x_BCTHW.size(4) / 2;
+    std::vector<at::Tensor> own;
+    for (int64_t b = 0; b < B; ++b) own.push_back((sample++)->narrow(0, 0, H * W));
+    // The published model predicts clean - noise.
+    result.push_back(at::stack(own)
+                         .neg()
+                         .view({B, H, W, 2, 2, C})
+                         .permute({0, 5, 1, 3, 2, 4})
+                         .reshape(in.x_BCTHW.sizes()));
+  }
+  return result;
+}
+
+at::Tensor Dit::denoise(const DenoiseInputs& in, BlockRunner& runner) {
+  return denoise_all({&in, 1}, runner).front();
+}
+
+std::vector<at::Tensor> Dit::denoise_all(std::span<const DenoiseInputs> calls,
+                                         BlockRunner& runner) {
+  const CallSamples all = samples_of(calls);
+  const at::Device device = calls.front().x_BCTHW.device();
+  const at::ScalarType dtype = calls.front().x_BCTHW.scalar_type();
+  const PackedRows text = pack_entry(all.cond, kPromptEmbeds);
+  const Key key = {this->samples(calls, text.lengths), device};
+  std::vector<int64_t> text_lengths, cells, image_lengths;
+  for (const Sample& sample : key.first) {
+    text_lengths.push_back(sample.text);
+    cells.push_back(sample.height * sample.width);
+    image_lengths.push_back(cells.back() + padding(cells.back()));
+  }
+  const Segments image_all(image_lengths), text_all(text_lengths);
   const SharedRows image_rows(image_all), text_rows(text_all);
 
-  const Key key = {text_lengths, height, width, in.x_BCTHW.device()};
   const Tables& tables = tables_.get(key, [&] { return this->tables(key); });
   const at::Tensor image_cos = image_rows.take(tables.image.cos),
                    image_sin = image_rows.take(tables.image.sin),
                    text_cos = text_rows.take(tables.text.cos),
                    text_sin = text_rows.take(tables.text.sin);
-  const nn::NoiseLevels::Step time = levels_.step(in.sigma_B, dtype, in.level);
+  const nn::NoiseLevels::Step time = levels_.step(all.sigma_B, dtype, all.levels);
   size_t modulated = 0;
 
-  at::Tensor image = x_embedder_.forward(image_rows.take(filled(patches.unbind(0))));
-  image = with_pads(image, image_all, std::vector<int64_t>(static_cast<size_t>(B), cells),
-                    image_rows, x_pad_);
+  at::Tensor image = x_embedder_.forward(image_rows.take(filled(patches(calls))));
+  image = with_pads(image, image_all, cells, image_rows, x_pad_);
   for (const auto& block : noise_refiner_)
     image = runner.run(*block, {image, image_rows.rows().tensor(), image_cos, image_sin,
                                 time.of_block(modulated++)})[0];
@@ -171,11 +214,11 @@ at::Tensor Dit::denoise(const DenoiseInputs& in, BlockRunner& runner) {
   for (const auto& block : context_refiner_)
     state = runner.run(*block, {state, text_rows.rows().tensor(), text_cos, text_sin})[0];
 
-  const SharedRows all = join(image_rows, text_rows);
+  const SharedRows both = join(image_rows, text_rows);
   const auto joined = [&](const at::Tensor& a, const at::Tensor& b) {
     return join_rows(a, image_rows.rows(), b, text_rows.rows());
   };
-  Tensors inputs = {joined(image, state), all.rows().tensor(), joined(image_cos, text_cos),
+  Tensors inputs = {joined(image, state), both.rows().tensor(), joined(image_cos, text_cos),
                     joined(image_sin, text_sin), at::Tensor()};
   for (const auto& block : layers_) {
     inputs[4] = time.of_block(modulated++);
@@ -185,13 +228,7 @@ at::Tensor Dit::denoise(const DenoiseInputs& in, BlockRunner& runner) {
   image = split_rows(inputs[0], image_rows.rows(), text_rows.rows()).first;
   const at::Tensor out = image_rows.gather(final_linear_.forward(
       ops::norm_modulate(image, /*shift=*/{}, time.of_end(), image_rows.rows(), 1e-6)));
-  // The published model predicts clean - noise.
-  return out.view({B, -1, 4 * C})
-      .slice(1, 0, cells)
-      .neg()
-      .view({B, height, width, 2, 2, C})
-      .permute({0, 5, 1, 3, 2, 4})
-      .reshape(in.x_BCTHW.sizes());
+  return velocities(calls, out.split_with_sizes(image_lengths));
 }
 
 }  // namespace z_image

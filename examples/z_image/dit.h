@@ -46,7 +46,7 @@ class DitBlock final : public Block {
   std::unique_ptr<nn::Linear> modulation_;
 };
 
-class Dit final : public Denoiser, public SharesRows {
+class Dit final : public Denoiser, public PacksCalls, public SharesRows {
  public:
   explicit Dit(const DitConfig& c);
   int64_t channels() const override { return config_.channels; }
@@ -59,14 +59,27 @@ class Dit final : public Denoiser, public SharesRows {
   int64_t key_heads() const override { return config_.heads; }
   nn::NoiseLevels* levels() override { return &levels_; }
   at::Tensor denoise(const DenoiseInputs& in, BlockRunner& runner) override;
+  std::vector<at::Tensor> denoise_all(std::span<const DenoiseInputs> calls,
+                                      BlockRunner& runner) override;
 
  private:
-  // Lengths of the filled texts, rows and columns of the image, and where the tables are.
-  using Key = std::tuple<std::vector<int64_t>, int64_t, int64_t, at::Device>;
+  // The filled text of a sample, and rows and columns of its image.
+  struct Sample {
+    int64_t text, height, width;
+    bool operator==(const Sample&) const = default;
+  };
+  using Key = std::pair<std::vector<Sample>, at::Device>;
   struct Tables {
     nn::Waves image, text;
   };
   Tables tables(const Key& key) const;
+  std::vector<Sample> samples(std::span<const DenoiseInputs> calls,
+                              const std::vector<int64_t>& texts) const;
+  // Patches of two by two cells of all samples, channels innermost.
+  std::vector<at::Tensor> patches(std::span<const DenoiseInputs> calls) const;
+  // The velocities of these rows, which are filled up.
+  std::vector<at::Tensor> velocities(std::span<const DenoiseInputs> calls,
+                                     const std::vector<at::Tensor>& rows) const;
 
   DitConfig config_;
   nn::Linear x_embedder_, time_in_, time_out_;

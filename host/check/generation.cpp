@@ -17,7 +17,7 @@ OpenedGeneration::OpenedGeneration(order::Generation order, progress::Progress& 
     : order_(std::move(order)), progress_(progress) {
   if (order_.load && order_.family() != nullptr) open_model(problems);
   for (order::Job& job : order_.jobs) check(job, problems);
-  if (order_.reads_stdin() && model_)
+  if (order_.has_later_jobs() && model_)
     problems.collect([&] {
       generate::check_sizes(filled_base(), *order_.family(), model_->model(),
                             model_->stages().variant, {}, problems);

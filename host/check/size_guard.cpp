@@ -8,7 +8,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include "host/device/simulated_device.h"
-#include "host/generate/generator.h"
 #include "host/generate/input_files.h"
 #include "host/model/stages.h"
 #include "host/plan/dry_model.h"

@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "host/order/generation.h"
+#include "host/order/serving.h"
 #include "host/order/training.h"
 #include "host/report/error_line.h"
 
@@ -11,6 +12,7 @@ namespace {
 
 constexpr Command kCommands[] = {
     {"generate", "make images from prompts", run_generate, true},
+    {"serve", "serve a model over HTTP, with LoRAs that come and go", run_serve, true},
     {"train", "train a LoRA or a model", run_train, true},
     {"cache", "encode the samples of a training run ahead", run_cache, true},
     {"plan", "say what a run holds where and how long it takes, without running it", run_plan,
@@ -48,7 +50,8 @@ flags::CommandSpec cache_command(const ModelFamily* family) {
 }
 
 std::vector<flags::CommandSpec> command_specs(const ModelFamily* family) {
-  std::vector<flags::CommandSpec> specs = {order::generate_command(family), train_command(family),
+  std::vector<flags::CommandSpec> specs = {order::generate_command(family),
+                                           order::serve_command(family), train_command(family),
                                            cache_command(family)};
   const auto add = [&](std::vector<flags::CommandSpec> more) {
     for (flags::CommandSpec& spec : more) specs.push_back(std::move(spec));

@@ -54,6 +54,7 @@ int run_generate(std::span<const std::string> arguments);
 int run_launch(std::span<const std::string> arguments);
 int run_lora(std::span<const std::string> arguments);
 int run_plan(std::span<const std::string> arguments);
+int run_serve(std::span<const std::string> arguments);
 int run_train(std::span<const std::string> arguments);
 int run_tune(std::span<const std::string> arguments);
 int run_cache(std::span<const std::string> arguments);

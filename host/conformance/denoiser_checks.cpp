@@ -1,11 +1,13 @@
 // What is asked of each denoiser.
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "atelier/host/sample_scope.h"
 #include "atelier/host/weight_state.h"
 #include "atelier/nn/layers.h"
 
@@ -30,6 +32,9 @@ class DenoiserChecks : Checks {
     check("denoise: keeps shape and dtype at two sizes and batches",
           [&] { return check_shapes(); });
     check("denoise: a batch equals its samples", [&] { return check_batch(); });
+    check("denoise: calls made together equal each alone", [&] { return check_calls(); });
+    check("denoise: samples with LoRAs of their own equal each alone",
+          [&] { return check_samples(); });
     check("denoise: runs in bfloat16", [&] { return check_bfloat16(); });
     check("denoise: levels that are prepared give the same bits", [&] { return check_levels(); });
     check("denoise: latents that are given fit", [&] { return check_given(); });
@@ -51,6 +56,15 @@ class DenoiserChecks : Checks {
   Step make_step(const LatentSpec& spec, int64_t batch, int64_t rows, int64_t columns,
                  at::ScalarType dtype = at::kFloat, int64_t frames = 0) const {
     return Checks::make_step(*denoiser_, spec, {batch, rows, columns, frames}, dtype);
+  }
+
+  static Step sample_of(const Step& step, int64_t b) {
+    Step alone;
+    alone.x = step.x.narrow(0, b, 1);
+    alone.sigma = step.sigma.narrow(0, b, 1);
+    alone.cond = {step.cond[static_cast<size_t>(b)]};
+    alone.denoiser = step.denoiser;
+    return alone;
   }
 
   Detail check_lora_targets() const {
@@ -104,16 +118,92 @@ class DenoiserChecks : Checks {
     const at::Tensor together = model->denoise(step.inputs(), runner);
     double worst = 0;
     for (int64_t b = 0; b < 2; ++b) {
-      Step alone;
-      alone.x = step.x.narrow(0, b, 1);
-      alone.sigma = step.sigma.narrow(0, b, 1);
-      alone.cond = {step.cond[static_cast<size_t>(b)]};
-      alone.denoiser = step.denoiser;
+      Step alone = sample_of(step, b);
       worst = std::max(
           worst, difference(together.narrow(0, b, 1), model->denoise(alone.inputs(), runner)));
     }
     expect(worst <= kTolerance, "differs by ", worst, ", at most ", kTolerance, " is allowed");
     return figure(worst);
+  }
+
+  Detail check_calls() const {
+    const at::NoGradGuard no_grad;
+    const std::unique_ptr<Model> model = make_random();
+    const LatentSpec spec = model->latent_spec();
+    std::vector<Step> steps = {make_step(spec, 2, 3, 2), make_step(spec, 1, 2, 4)};
+    steps[1].sigma = steps[0].sigma.narrow(0, 1, 1);
+    DirectRunner runner;
+    std::vector<DenoiseInputs> calls;
+    std::vector<at::Tensor> alone;
+    for (Step& step : steps) {
+      calls.push_back(step.inputs());
+      alone.push_back(model->denoise(calls.back(), runner));
+    }
+    const std::vector<at::Tensor> together = model->denoise_all(calls, runner);
+    expect(together.size() == calls.size(), "gives ", together.size(), " velocities of ",
+           calls.size(), " calls");
+    double worst = 0;
+    for (size_t i = 0; i < calls.size(); ++i) {
+      expect(together[i].sizes() == alone[i].sizes(), "gives ", together[i].sizes(), " for ",
+             alone[i].sizes());
+      worst = std::max(worst, difference(together[i], alone[i]));
+      const std::vector<at::Tensor> one = model->denoise_all({&calls[i], 1}, runner);
+      expect(one.size() == 1 && at::equal(one[0], alone[i]),
+             "one call has other bits than denoise");
+    }
+    expect(worst <= kTolerance, "differs by ", worst, ", at most ", kTolerance, " is allowed");
+    expect(!together[0].is_alias_of(together[1]), "gives two velocities in one memory");
+    return figure(worst);
+  }
+
+  // Puts one LoRA on `layer`, as number 0.
+  void adapt(nn::Linear& layer) const {
+    const double scale = 1.0 / std::sqrt(static_cast<double>(layer.in_features()));
+    layer.adapters = {{.a = noise({2, layer.in_features()}),
+                       .b = noise({layer.out_features(), 2}),
+                       .scale = scale,
+                       .number = 0}};
+  }
+
+  // Layers may leave samples to calls of their own, but none may mistake one for another.
+  Detail check_samples() const {
+    const at::NoGradGuard no_grad;
+    const std::unique_ptr<Model> model = make_random();
+    const ops::SampleStrengths strengths = {{1.0}, {0.0}, {-0.75}};
+    Step step = make_step(model->latent_spec(), 3, 3, 2);
+    DirectRunner runner;
+    std::vector<nn::Linear*> layers, known;
+    model->component(denoiser_->component).visit([&](nn::Module& module) {
+      if (auto* linear = dynamic_cast<nn::Linear*>(&module)) layers.push_back(linear);
+    });
+    for (nn::Linear* layer : layers) {
+      adapt(*layer);
+      const ops::SampleScope scope(strengths);
+      try {
+        model->denoise(step.inputs(), runner);
+        known.push_back(layer);
+      } catch (const Error&) {
+        if (!scope.is_unresolved()) throw;
+      }
+      layer->adapters.clear();
+    }
+    for (nn::Linear* layer : known) adapt(*layer);
+    const at::Tensor together = [&] {
+      const ops::SampleScope scope(strengths);
+      return model->denoise(step.inputs(), runner);
+    }();
+    double worst = 0;
+    for (int64_t b = 0; b < 3; ++b) {
+      Step alone = sample_of(step, b);
+      const ops::SampleStrengths own = {strengths[static_cast<size_t>(b)]};
+      const ops::SampleScope scope(own);
+      worst = std::max(
+          worst, difference(together.narrow(0, b, 1), model->denoise(alone.inputs(), runner)));
+    }
+    expect(worst <= kTolerance, "differs by ", worst, ", at most ", kTolerance,
+           " is allowed: rows are taken for another sample's");
+    return figure(worst) + ", " + std::to_string(known.size()) + " of " +
+           std::to_string(layers.size()) + " layers in one call";
   }
 
   Detail check_bfloat16() const {

@@ -48,7 +48,7 @@ class Images {
       : model_(model),
         options_(options),
         progress_({.quiet = true}),
-        generator_(generate::make_engine(model), progress_) {}
+        engine_(generate::engine_model_of(model), progress_) {}
 
   // float32 [3, 1, H, W] in [-1, 1].
   const Tensor& first() {
@@ -74,8 +74,7 @@ class Images {
     request.seeds = {2, 1};
     request.batch_size = 2;
     std::vector<Tensor> drawn(2);
-    generator_.run(request,
-                   [&](size_t i, int64_t, const Tensor& pixels) { add(drawn[i], pixels); });
+    engine_.run(request, [&](size_t i, int64_t, const Tensor& pixels) { add(drawn[i], pixels); });
     const double most = std::max(distance(drawn[0], second()), distance(drawn[1], first()));
     return {"", most * 127.5 <= 1.0, print(most * 127.5) + " of 255 away from images drawn alone"};
   }
@@ -132,7 +131,7 @@ class Images {
   }
   Tensor run(const generate::Request& request) {
     Tensor drawn;
-    generator_.run(request, [&](size_t, int64_t, const Tensor& pixels) { add(drawn, pixels); });
+    engine_.run(request, [&](size_t, int64_t, const Tensor& pixels) { add(drawn, pixels); });
     return drawn;
   }
   Tensor draw(const std::string& prompt, uint64_t seed) { return run(request_of(prompt, seed)); }
@@ -140,7 +139,7 @@ class Images {
   model::LoadedModel& model_;
   const ImageOptions& options_;
   progress::Progress progress_;
-  generate::Generator generator_;
+  generate::Engine engine_;
   Tensor first_, second_;
 };
 

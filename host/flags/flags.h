@@ -70,6 +70,9 @@ struct GivenValue {
 // declare.
 class ParsedFlags {
  public:
+  // Whether the command declares it.
+  bool has(std::string_view name) const { return values_.contains(name); }
+
   // The user gave it; presets do not count.
   bool is_given(std::string_view name) const;
 

@@ -73,6 +73,11 @@ Table& Table::also(std::string name, bool& value, std::string help) {
              [&value, name](const ParsedFlags& flags) { value = value || flags.flag(name); });
 }
 
+Table& Table::without(const std::function<bool(const FlagSpec&)>& is_left_out) {
+  std::erase_if(rows_, [&](const Row& row) { return is_left_out(row.spec); });
+  return *this;
+}
+
 std::vector<FlagSpec> Table::specs() const {
   std::vector<FlagSpec> specs;
   for (const Row& row : rows_) specs.push_back(row.spec);

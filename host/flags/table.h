@@ -104,6 +104,9 @@ class Table {
         range);
   }
 
+  // Leaves out rows: of a command that has most of another one's.
+  Table& without(const std::function<bool(const FlagSpec&)>& is_left_out);
+
   std::vector<FlagSpec> specs() const;
   // Gives the variables the values of `flags`, of a command with specs(). Numbers out of their
   // range, and errors that the `set` of a row throws, become problems.

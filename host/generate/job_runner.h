@@ -20,6 +20,7 @@ struct JobResult {
   double seconds = 0.0;
   std::string error;  // empty: done
   uint64_t line = 0;
+  std::optional<ErrorCode> code = std::nullopt;  // of the error; not in the line
 
   // {"error":…,"line":3,"output":["out_3.png"],"seed":0,"seconds":1.5}
   std::string to_json() const;

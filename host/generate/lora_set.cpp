@@ -12,15 +12,25 @@ void LoraSet::check(const order::Settings& settings, const order::Origin& place,
     try {
       registry().check(use);
     } catch (const Error& error) {
-      problems.add(error.at(place.of(place.file.empty() ? "lora" : "loras")));
+      problems.add(error.at(place.of(place.is_command_line() ? "lora" : "loras")));
     }
   }
 }
 
-void LoraSet::use(const order::Settings& settings) {
-  if (!registry_ && settings.loras.empty()) return;
-  registry().use(settings.loras);
-  for (const lora::LoraRef& use : settings.loras) {
+void LoraSet::use(const Loras& set) {
+  if (!registry_ && set.empty()) return;
+  registry().use(set);
+  tell_unmatched(set);
+}
+
+std::optional<ops::SampleStrengths> LoraSet::use_each(std::span<const Loras> sets) {
+  std::optional<ops::SampleStrengths> strengths = registry().use_each(sets);
+  for (const Loras& set : sets) tell_unmatched(set);
+  return strengths;
+}
+
+void LoraSet::tell_unmatched(const Loras& set) {
+  for (const lora::LoraRef& use : set) {
     const std::vector<std::string>& unmatched = registry().check(use);
     if (unmatched.empty() || !warned_.insert(use.path).second) continue;
     progress_.warn("LoRA " + use.name + ": " + std::to_string(unmatched.size()) +

@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 
+#include "host/generate/request_loras.h"
 #include "host/lora/registry.h"
 #include "host/model/model_loader.h"
 #include "host/order/settings.h"
@@ -14,7 +15,7 @@
 namespace atelier::generate {
 
 // The model's layers are looked through when the first LoRA is named. Not thread-safe.
-class LoraSet {
+class LoraSet final : public RequestLoras {
  public:
   // `model` and `progress` outlive it.
   LoraSet(model::LoadedModel& model, lora::Mode mode, progress::Progress& progress)
@@ -24,15 +25,18 @@ class LoraSet {
   void check(const order::Settings& settings, const order::Origin& place,
              report::Problems& problems);
 
-  // Makes the LoRAs of `settings` those of the model, and no others. Names in a file that are
-  // nothing in the model are told once.
-  void use(const order::Settings& settings);
+  // Names in a file that are nothing in the model are told once.
+  void use(const Loras& set) override;
+  bool can_share(std::span<const Loras> sets) override { return registry().can_share(sets); }
+  std::optional<ops::SampleStrengths> use_each(std::span<const Loras> sets) override;
+  uint64_t version() const override { return registry_ ? registry_->version() : 0; }
 
   // What Request::encoder_state is with these LoRAs.
   std::string encoder_state(const order::Settings& settings);
 
  private:
   lora::Registry& registry();
+  void tell_unmatched(const Loras& set);
 
   model::LoadedModel& model_;
   lora::Mode mode_;

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "host/generate/generator.h"
+#include "host/generate/image_request.h"
 #include "host/media/png.h"
 #include "host/order/settings.h"
 

@@ -44,11 +44,6 @@ std::string_view renorm_name(CfgRenorm renorm) {
       ->first;
 }
 
-int64_t tokens_of(const MediaTarget& target, const LatentSpec& spec) {
-  const int64_t latent_frames = (target.frames - 1) / spec.temporal_stride + 1;
-  return latent_frames * (target.height / spec.token_stride) * (target.width / spec.token_stride);
-}
-
 const ScheduleDefaults& schedule_of(const order::Settings& s, const ModelFamily& family,
                                     std::string_view variant) {
   return sampling::find_schedule(family.schedules(), s.schedule, variant, s.solver);
@@ -104,6 +99,7 @@ Request make_request(const order::Settings& s, InputFiles files, const ModelFami
   request.input_pixels = std::move(files.start_pixels);
   request.inpaint_mask = std::move(files.inpaint_mask);
   request.latents = std::move(files.latents);
+  request.loras = s.loras;
   request.negative_prompt = s.negative_prompt;
   const CfgScales scales = cfg_scales_of(s, family, variant);
   request.cfg_scale = scales.first;

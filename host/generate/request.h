@@ -1,4 +1,4 @@
-// From settings that were checked to the request that the generator runs.
+// From settings that were checked to the request that the engine runs.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 #include "atelier/model_family.h"
 
-#include "host/generate/generator.h"
+#include "host/generate/image_request.h"
 #include "host/generate/input_files.h"
 #include "host/model/model_loader.h"
 #include "host/order/settings.h"
@@ -18,8 +18,6 @@ namespace atelier::generate {
 // known.
 const ScheduleDefaults& schedule_of(const order::Settings& settings, const ModelFamily& family,
                                     std::string_view variant);
-// The tokens of a denoiser's sequence for this target, as its schedule counts them.
-int64_t tokens_of(const MediaTarget& target, const LatentSpec& spec);
 // Scales of the first denoiser, and of one of less noise where that has another.
 struct CfgScales {
   double first = 1.0;

@@ -6,24 +6,15 @@
 
 #include <ATen/ATen.h>
 #include <ATen/DeviceAccelerator.h>
-#include <c10/util/ScopeExit.h>
 
 #include "atelier/error.h"
 #include "atelier/host/device_graph.h"
 #include "atelier/plugin.h"
 
-#include "host/files/outputs.h"
-#include "host/files/safetensors_writer.h"
-#include "host/generate/clip_file.h"
-#include "host/generate/engine.h"
 #include "host/generate/request.h"
-#include "host/media/jpeg.h"
-#include "host/media/pixels.h"
 #include "host/model/graphs.h"
 #include "host/model/stages.h"
-#include "host/order/output_paths.h"
 #include "host/plugins/guard.h"
-#include "host/report/text.h"
 #include "memory/clock.h"
 
 namespace atelier::generate {
@@ -57,13 +48,18 @@ ModelRecord record_of(const LoadedModel& model, const plugins::Plugin& plugin) {
   return record;
 }
 
-std::shared_ptr<const media::Sound> sound_of(const Sound& made) {
-  const at::Tensor samples = made.samples_CN.to(at::kCPU).contiguous();
-  const float* const values = samples.const_data_ptr<float>();
-  return std::make_shared<const media::Sound>(
-      media::Sound{.channels = static_cast<int>(samples.size(0)),
-                   .sample_rate = static_cast<int>(made.sample_rate),
-                   .values = {values, values + samples.numel()}});
+Error error_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const Error& error) {
+    return error;
+  } catch (...) {
+    try {
+      plugins::rethrow_at("generate");
+    } catch (const Error& error) {
+      return error;
+    }
+  }
 }
 
 // Whether all weights of a model, and the largest images, fit into a GPU at once.
@@ -91,7 +87,7 @@ Layout unplanned_layout(const order::Generation& order, const LoadedModel& model
     throw Error(ErrorCode::kInvalidArgument,
                 "--cuda_graphs on: device " + device.str() + " has no CUDA graphs", "leave it out");
   Layout layout = {.batches_cfg = order.cfg_batch.value_or(true),
-                   .keeps_all = order.has_prompts_file() && everything_fits(model),
+                   .keeps_all = order.has_several_jobs() && everything_fits(model),
                    .graph_rows = memory::graph_rows(order.cuda_graphs, device)};
   if (order.load) layout.weights = {order.load->placement, order.load->storage};
   return layout;
@@ -106,7 +102,8 @@ Session::Session(LoadedModel& model, LoraSet& loras, const order::Generation& or
       hooks_(std::move(hooks)),
       progress_(progress),
       record_(record_of(model, *order.plugin)),
-      generator_(make_engine(), progress, hooks_.is_cancelled) {}
+      engine_(engine_model(), progress, hooks_.is_cancelled,
+              {.max_batch = layout.max_batch, .max_tokens = layout.max_tokens}) {}
 
 Session::~Session() {
   end_graphs();
@@ -120,88 +117,108 @@ uint64_t Session::seed_of(const order::Settings& settings) const {
   return static_cast<uint64_t>(drawn.item<int64_t>());
 }
 
-void Session::run(const order::Settings& settings, JobResult& result) {
-  result.seed = seed_of(settings);
-  const Request request = request_of(settings, *result.seed);
-  loras_.use(settings);
-  const auto batches = (std::ssize(request.seeds) + request.batch_size - 1) / request.batch_size;
-  const auto in_a_clip = std::max<int64_t>(std::ssize(request.pieces), 1);
-  steps_ = batches * in_a_clip * (std::ssize(request.sigmas) - 1);
-  if (!hooks_.ranks.is_first())
-    return make_images(request, [](size_t, int64_t, const at::Tensor&) {}, {});
-  const std::vector<std::string> paths = order::written_files(settings);
-  if (const std::string note = files::replaced_note(paths); !note.empty()) progress_.warn(note);
-  for (const std::string& folder : order::make_folders(paths))
-    progress_.note("made " + folder + "/");
-  const bool is_clip = media::find_clip_format(settings.output) != nullptr;
-  const int64_t frames = request.target.frames;
-  const auto finished = [&](const std::string& path, size_t index) {
-    result.output.push_back(path);
-    progress_.note(path + ": " + report::size_text(request.target.height, request.target.width) +
-                   (is_clip ? ", " + std::to_string(frames) + " frames" : "") + ", seed " +
-                   std::to_string(request.seeds[index]));
+// What Session has of a job that is going on.
+struct Session::Job {
+  JobResult result;
+  JobHooks hooks;
+  OnFailed on_failed;
+  Request request;
+  double begin = seconds_now();
+  std::optional<JobFiles> files;  // none: another rank writes
+};
+
+uint64_t Session::add(const order::Settings& settings, JobHooks hooks) {
+  return add(settings, std::move(hooks), {});
+}
+
+uint64_t Session::add(const order::Settings& settings, JobHooks hooks, OnFailed on_failed) {
+  const uint64_t seed = seed_of(settings);
+  auto job = std::make_unique<Job>();
+  job->result.seed = seed;
+  job->hooks = std::move(hooks);
+  job->on_failed = std::move(on_failed);
+  job->request = request_of(settings, seed);
+  steps_ = steps_of_all(job->request);
+  if (hooks_.ranks.is_first()) open_files(*job, settings);
+  Sink sink = sink_of(*job);
+  const uint64_t ticket = engine_.add(job->request, std::move(sink));
+  jobs_.emplace(ticket, std::move(job));
+  return ticket;
+}
+
+void Session::open_files(Job& job, const order::Settings& settings) {
+  const auto text_of = [this, &job, settings](size_t index) -> media::Text {
+    if (order_.leaves_out_metadata) return {};
+    return metadata_of(record_, settings, job.request, index);
+  };
+  const auto on_file = [this, &job](const std::string& path) {
+    job.result.output.push_back(path);
     if (hooks_.on_file) hooks_.on_file(path);
+    if (job.hooks.on_file) job.hooks.on_file(path);
   };
-  const auto write_images = [&](size_t index, int64_t first, const at::Tensor& pixels) {
-    for (int64_t t = 0; t < pixels.size(1); ++t) {
-      const std::string& path = paths.at(index * static_cast<size_t>(frames) + first + t);
-      const at::Tensor image = pixels.select(1, t);
-      const media::Text text = text_of(settings, request, index);
-      files::write_file(path, order::is_jpeg(path)
-                                  ? media::encode_jpeg(media::to_image(image), text)
-                                  : media::png_of(image, text));
-      finished(path, index);
-    }
-  };
-  std::shared_ptr<const media::Sound> sound = soundtrack_of(settings);
-  const auto keep_sound = [&](size_t, const Sound& made) {
-    if (holds_sound(settings)) sound = sound_of(made);
-  };
-  std::optional<ClipFile> clip;  // that is being decoded
-  std::string clip_path;
-  int64_t written = 0;  // of its frames
-  const auto write_clip = [&](size_t index, int64_t first, const at::Tensor& pixels) {
-    if (first == 0) {
-      clip_path = paths.at(index);
-      clip.emplace(clip_path, request.target, settings.fps.value(),
-                   text_of(settings, request, index), sound);
-    }
-    clip->add(pixels);
-    written = first + pixels.size(1);
-    if (written < frames) return;
-    const auto closes = c10::make_scope_exit([&] { clip.reset(); });  // also where that fails
-    clip->finish();
-    finished(clip_path, index);
-  };
-  try {
-    make_images(request, is_clip ? Generator::OnFrames(write_clip) : write_images, keep_sound);
-  } catch (...) {
-    if (clip && !request.pieces.empty() && written >= request.pieces.front().frames)
-      keep_pieces(*clip, clip_path, written);
-    throw;
-  }
+  job.files.emplace(settings, job.request, model_.family(), progress_,
+                    JobFiles::Hooks{text_of, on_file});
 }
 
-// A clip that ends behind the pieces that were finished. Why it ends there is told by the caller.
-void Session::keep_pieces(ClipFile& clip, const std::string& path, int64_t frames) {
-  try {
-    clip.finish();
-    progress_.warn(path + ": has the first " + std::to_string(frames) + " frames");
-  } catch (const Error& error) {
-    progress_.warn(std::string(error.what()));
-  }
+Sink Session::sink_of(Job& job) {
+  Sink sink = {.on_step = job.hooks.on_step,
+               .preview_every = job.hooks.preview_every,
+               .on_preview = job.hooks.on_preview,
+               .on_done = [this, &job] { end(job, nullptr); },
+               .on_failed = [this, &job](std::exception_ptr failure) { end(job, failure); }};
+  if (!job.files) return sink;
+  sink.on_frames = [&job](size_t index, int64_t first, const at::Tensor& pixels) {
+    job.files->add(index, first, pixels);
+  };
+  sink.on_sound = [&job](size_t, const Sound& made) { job.files->add_sound(made); };
+  return sink;
 }
 
-void Session::make_images(const Request& request, const Generator::OnFrames& on_frames,
-                          Generator::OnSound on_sound) {
+bool Session::advance() {
+  return engine_.advance();
+}
+
+void Session::cancel(uint64_t job) {
+  engine_.cancel(job);
+}
+
+void Session::run(const order::Settings& settings, JobResult& result) {
+  bool is_done = false;
+  std::exception_ptr failure;
+  JobHooks hooks;
+  hooks.on_done = [&](const JobResult& done) {
+    is_done = true;
+    result.seed = done.seed;
+    result.output = done.output;
+  };
+  add(settings, std::move(hooks), [&](std::exception_ptr found) { failure = std::move(found); });
+  while (!is_done) advance();
+  if (failure) std::rethrow_exception(failure);
+}
+
+void Session::end(Job& job, std::exception_ptr failure) {
+  const auto found =
+      std::ranges::find_if(jobs_, [&](const auto& one) { return one.second.get() == &job; });
+  const std::unique_ptr<Job> ended = std::move(found->second);
+  jobs_.erase(found);
+  if (failure) fail(job, failure);
+  job.result.seconds = seconds_now() - job.begin;
+  if (job.hooks.on_done) job.hooks.on_done(job.result);
+}
+
+void Session::fail(Job& job, std::exception_ptr failure) {
+  end_graphs();  // where others go on they make their own
   try {
-    generator_.run(request, on_frames, std::move(on_sound));
+    std::rethrow_exception(failure);
   } catch (...) {
-    const std::optional<Error> failure = plugins::out_of_memory();
-    end_graphs();  // no other phase comes
-    if (!failure) throw;
-    throw does_not_fit(*failure, request);
+    if (const std::optional<Error> no_room = plugins::out_of_memory())
+      failure = std::make_exception_ptr(does_not_fit(*no_room, job.request));
   }
+  if (job.files) job.files->end_early();
+  const Error error = error_of(failure);
+  job.result.error = error.what();
+  job.result.code = error.code();
+  if (job.on_failed) job.on_failed(failure);
 }
 
 void Session::encode_ahead(std::span<const order::Job> jobs) {
@@ -214,7 +231,7 @@ void Session::encode_ahead(std::span<const order::Job> jobs) {
     settings.latents.clear();
     requests.push_back(read_request(settings, model_, /*seed=*/0));
   }
-  generator_.encode_ahead(requests);
+  engine_.encode_ahead(requests);
 }
 
 Request Session::request_of(const order::Settings& settings, uint64_t seed) {
@@ -225,38 +242,9 @@ Request Session::request_of(const order::Settings& settings, uint64_t seed) {
   return request;
 }
 
-// Whether the file that is written may have a sound, which is told where it may not.
-bool Session::holds_sound(const order::Settings& settings) {
-  const media::ClipFormat* const format = media::find_clip_format(settings.output);
-  if (format != nullptr && format->has_sound) return true;
-  progress_.note(settings.output + ": has no sound beside it, which .mp4 files have");
-  return false;
-}
-
-// The sound that is written beside a clip; null: there is none, or the file's format has none.
-std::shared_ptr<const media::Sound> Session::soundtrack_of(const order::Settings& settings) {
-  const std::string file = soundtrack_file(settings, model_.family());
-  if (file.empty()) return nullptr;
-  if (!holds_sound(settings)) return nullptr;
-  const double seconds =
-      static_cast<double>(order::target_of(settings).frames) / settings.fps.value();
-  try {
-    return std::make_shared<const media::Sound>(media::read_soundtrack(file, seconds));
-  } catch (const Error& error) {  // of a clip whose frames can be read
-    progress_.warn("warning: the clip gets no sound: " + std::string(error.what()));
-    return nullptr;
-  }
-}
-
-// How an image was made.
-media::Text Session::text_of(const order::Settings& settings, const Request& request,
-                             size_t index) const {
-  if (order_.leaves_out_metadata) return {};
-  return metadata_of(record_, settings, request, index);
-}
-
-Engine Session::make_engine() {
-  Engine engine = generate::make_engine(model_);
+EngineModel Session::engine_model() {
+  EngineModel engine = engine_model_of(model_);
+  engine.loras = &loras_;
   engine.load = [this](std::string_view component) { load(component); };
   if (layout_.keeps_all) {
     for (const model::PresentComponent& component : engine.stages.components)
@@ -319,7 +307,7 @@ Error Session::does_not_fit(const Error& failure, const Request& request) {
   const memory::DeviceMeter meter(model_.device(), model_.transfer());
   const memory::DeviceBytes device = meter.bytes();
   std::vector<model::Holder> holders = model::weight_holders(model_);
-  holders.push_back({"encoded prompts", generator_.cached_bytes()});
+  holders.push_back({"encoded prompts", engine_.cached_bytes()});
   const int64_t taken = device.when_refused > 0 ? device.when_refused : device.peak;
   holders.push_back({phase_ + ", while it went on", std::max<int64_t>(0, taken - device.live)});
   for (const std::string& line : model::holder_lines(holders, device)) progress_.warn(line);

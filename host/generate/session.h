@@ -1,8 +1,10 @@
-// A model that stays up and makes images, one request after another.
+// A model that stays up and makes the images of jobs that come and go.
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -11,12 +13,11 @@
 #include <utility>
 #include <vector>
 
-#include "host/generate/clip_file.h"
-#include "host/generate/generator.h"
+#include "host/generate/engine.h"
+#include "host/generate/job_files.h"
 #include "host/generate/job_runner.h"
 #include "host/generate/lora_set.h"
 #include "host/generate/metadata.h"
-#include "host/media/sound.h"
 #include "host/model/memory_holders.h"
 #include "host/order/generation.h"
 #include "host/progress/progress.h"
@@ -28,8 +29,10 @@ namespace atelier::generate {
 struct Layout {
   model::WeightLayout weights = {};
   bool batches_cfg = true;  // both halves of guidance in one call of the denoiser
-  bool keeps_all = false;   // components stay beside each other; see Engine
+  bool keeps_all = false;   // components stay beside each other; see EngineModel
   int64_t graph_rows = 0;   // see memory::graph_rows()
+  // See Packing: what jobs have together in one call of the denoiser.
+  int64_t max_batch = 0, max_tokens = 0;
 
   // Flags, with their values, that must be equal on all ranks of one picture.
   std::vector<std::pair<std::string, std::string>> shared_flags() const;
@@ -41,10 +44,22 @@ Layout unplanned_layout(const order::Generation& order, const model::LoadedModel
 
 // Who is told of a session's work, and who shares it.
 struct SessionHooks {
-  std::function<bool()> is_cancelled = {};                    // see Generator
+  std::function<bool()> is_cancelled = {};                    // ends all jobs
   std::function<void(const std::string& path)> on_file = {};  // behind each that is finished
   run::MemoryTimeline* timeline = nullptr;                    // null: none is made
   PictureRanks ranks = {};                                    // all of them run the same requests
+};
+
+// Who is told of one job. Each may be empty, and is called from within Session::advance().
+struct JobHooks {
+  // Behind each step of the job, of those of all its images and pieces; see steps_of_all().
+  std::function<void(int64_t step, int64_t steps)> on_step = {};
+  // A small picture of what becomes of the first image or frame of those that are denoised
+  // together, behind every so many steps: see Decoder::preview(). 0: none.
+  int64_t preview_every = 0;
+  std::function<void(int64_t step, const at::Tensor& pixels_CHW)> on_preview = {};
+  std::function<void(const std::string& path)> on_file = {};  // behind each that is finished
+  std::function<void(const JobResult& result)> on_done = {};  // at its end, or with its error
 };
 
 // Not thread-safe.
@@ -58,9 +73,21 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  // Writes the images of `settings`, which the checks have let through; of several ranks the first
-  // does. `result` gets the seed, and each file as it is finished. Throws Error{kOutOfMemory} with
-  // the flags that would help.
+  // Takes in a job that writes the images of `settings`, which the checks have let through; of
+  // several ranks the first does. Reads its input files, which it holds from then on, and makes its
+  // folders; throws what that throws, and there is no job then. Returns its number.
+  uint64_t add(const order::Settings& settings, JobHooks hooks);
+  // Does one piece of work, see Engine::advance(). A job that fails tells it to its on_done, with
+  // the flags that would help where memory was short. False: there is nothing to do.
+  bool advance();
+  // The job leaves before the next piece of work: none of its hooks is called any more, and a clip
+  // that is not finished leaves no file. May be called from within a hook; does nothing for one
+  // that is not there.
+  void cancel(uint64_t job);
+  bool is_idle() const { return engine_.is_idle(); }
+
+  // Adds a job and advances until it is done. `result` gets the seed and the files that were
+  // finished, also where it throws what the job failed with.
   void run(const order::Settings& settings, JobResult& result);
 
   bool keeps_all() const { return layout_.keeps_all; }
@@ -70,20 +97,23 @@ class Session {
   void encode_ahead(std::span<const order::Job> jobs);
 
  private:
-  Engine make_engine();
+  struct Job;
+  using OnFailed = std::function<void(std::exception_ptr failure)>;
+
+  uint64_t add(const order::Settings& settings, JobHooks hooks, OnFailed on_failed);
+  void open_files(Job& job, const order::Settings& settings);
+  Sink sink_of(Job& job);
+  void end(Job& job, std::exception_ptr failure);
+  void fail(Job& job, std::exception_ptr failure);
+
+  EngineModel engine_model();
   uint64_t seed_of(const order::Settings& settings) const;
-  void make_images(const Request& request, const Generator::OnFrames& on_frames,
-                   Generator::OnSound on_sound);
-  void keep_pieces(ClipFile& clip, const std::string& path, int64_t frames);
-  bool holds_sound(const order::Settings& settings);
   void begin_phase(std::string_view phase, int64_t number = 0);
   void watch_steps(int64_t number);
   void load(std::string_view component);
   void make_graphs(bool wanted);
   void end_graphs();
   Request request_of(const order::Settings& settings, uint64_t seed);
-  std::shared_ptr<const media::Sound> soundtrack_of(const order::Settings& settings);
-  media::Text text_of(const order::Settings& settings, const Request& request, size_t index) const;
   Error does_not_fit(const Error& failure, const Request& request);
 
   model::LoadedModel& model_;
@@ -93,13 +123,14 @@ class Session {
   const SessionHooks hooks_;
   progress::Progress& progress_;
   std::optional<run::SamplingRunner> sampling_;
-  std::string phase_ = "load";  // what the generator does
-  int64_t steps_ = 0;           // of all images of this request; 0: nobody waits to be told
+  std::string phase_ = "load";  // what the engine does
+  int64_t steps_ = 0;           // of all images of the last job; 0: nobody waits to be told
   double first_step_began_s_ = 0.0;
   bool has_graphs_ = false;
   model::PinningProblem pinning_;
   const ModelRecord record_;
-  Generator generator_;
+  std::map<uint64_t, std::unique_ptr<Job>> jobs_;  // by number
+  Engine engine_;
 };
 
 // What to say of steps that will go on for so long; empty where nobody needs to be told.

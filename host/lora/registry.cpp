@@ -169,6 +169,7 @@ std::string Registry::fingerprint(std::span<const LoraRef> set, std::string_view
 }
 
 void Registry::load(const LoraRef& use) {
+  forget_samples();
   check_strength(use);
   check_name(in_use_, use);
   const LoadedPtr loaded = open(use);
@@ -181,6 +182,7 @@ void Registry::load(const LoraRef& use) {
 }
 
 void Registry::unload(std::string_view name) {
+  forget_samples();
   const size_t before = in_use_.size();
   for (size_t i = before; i-- > 0;) {
     if (in_use_[i].name != name) continue;
@@ -234,9 +236,122 @@ void Registry::use(std::span<const LoraRef> set) {
     if (set[i].strength != 0) read(*used[i]);
     used[i]->last_use = ++clock_;
   }
-  if (names == in_use_ && used == used_) return;
+  if (!is_by_sample_ && names == in_use_ && used == used_) return;
   in_use_ = std::move(names);
   used_ = std::move(used);
+  is_by_sample_ = false;
+  place();
+  drop_idle();
+}
+
+std::vector<Registry::Use> Registry::open_set(std::span<const LoraRef> set) {
+  std::vector<LoraRef> names;
+  std::vector<Use> uses;
+  for (const LoraRef& use : set) {
+    check_strength(use);
+    check_name(names, use);
+    names.push_back(use);
+    const LoadedPtr loaded = open(use);
+    if (use.strength == 0) continue;
+    const auto known = std::ranges::find(uses, loaded, &Use::loaded);
+    if (known == uses.end()) {
+      uses.push_back({loaded, use.strength});
+    } else {
+      known->strength += use.strength;
+    }
+  }
+  return uses;
+}
+
+bool Registry::adds_to_weights(const Loaded& loaded) const {
+  const auto adds = [&](const Match::Pair& pair) {
+    return options_.mode == Mode::kMerge || !loaded.file.layers()[pair.layer].is_product();
+  };
+  return !loaded.match.biases.empty() || std::ranges::any_of(loaded.match.pairs, adds);
+}
+
+std::vector<Registry::Use> Registry::adding_to_weights(std::vector<Use> uses) const {
+  std::erase_if(uses, [&](const Use& use) { return !adds_to_weights(*use.loaded); });
+  return uses;
+}
+
+bool Registry::can_share(const std::vector<std::vector<Use>>& sets) const {
+  return std::ranges::all_of(sets, [&](const std::vector<Use>& set) {
+    return adding_to_weights(set) == adding_to_weights(sets.front());
+  });
+}
+
+bool Registry::can_share(std::span<const std::vector<LoraRef>> sets) {
+  std::vector<std::vector<Use>> all;
+  for (const std::vector<LoraRef>& set : sets) all.push_back(open_set(set));
+  return can_share(all);
+}
+
+std::vector<Registry::Use> Registry::used_now() const {
+  std::vector<Use> uses;
+  for (size_t i = 0; i < used_.size(); ++i) uses.push_back({used_[i], in_use_[i].strength});
+  return uses;
+}
+
+void Registry::forget_samples() {
+  if (!is_by_sample_) return;
+  in_use_.clear();
+  used_.clear();
+  is_by_sample_ = false;
+  place();
+}
+
+std::optional<ops::SampleStrengths> Registry::use_each(std::span<const std::vector<LoraRef>> sets) {
+  std::vector<std::vector<Use>> all;
+  for (const std::vector<LoraRef>& set : sets) all.push_back(open_set(set));
+  if (!can_share(all)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "samples of one call have LoRAs that add to weights, and not the same ones",
+                "make calls of samples with the same LoRAs");
+  }
+  if (std::ranges::all_of(all, [&](const auto& set) { return set == all.front(); })) {
+    use(sets.empty() ? std::span<const LoraRef>() : sets.front());
+    return std::nullopt;
+  }
+  use_by_sample(all_of(all));
+  ops::SampleStrengths strengths;
+  for (const std::vector<Use>& set : all) {
+    std::vector<double>& of_sample = strengths.emplace_back(used_.size());
+    for (const Use& use : set) {
+      const auto found = std::ranges::find(used_, use.loaded);
+      of_sample[static_cast<size_t>(found - used_.begin())] = use.strength;
+    }
+  }
+  return strengths;
+}
+
+std::vector<Registry::Use> Registry::all_of(const std::vector<std::vector<Use>>& sets) const {
+  std::vector<Use> all;
+  for (const std::vector<Use>& set : sets) {
+    for (const Use& use : set) {
+      if (std::ranges::find(all, use.loaded, &Use::loaded) == all.end())
+        all.push_back({use.loaded, adds_to_weights(*use.loaded) ? use.strength : 1.0});
+    }
+  }
+  return all;
+}
+
+void Registry::use_by_sample(const std::vector<Use>& all) {
+  for (const Use& use : all) {
+    read(*use.loaded);
+    use.loaded->last_use = ++clock_;
+  }
+  const std::vector<Use> now = used_now();
+  if (is_by_sample_ && now.size() == all.size() && std::ranges::is_permutation(now, all) &&
+      adding_to_weights(now) == adding_to_weights(all))
+    return;
+  in_use_.clear();
+  used_.clear();
+  for (const Use& use : all) {
+    in_use_.push_back({.name = use.loaded->file.path(), .strength = use.strength});
+    used_.push_back(use.loaded);
+  }
+  is_by_sample_ = true;
   place();
   drop_idle();
 }
@@ -244,6 +359,18 @@ void Registry::use(std::span<const LoraRef> set) {
 void Registry::place() {
   place_adapters();
   place_additions();
+  note_version();
+}
+
+void Registry::note_version() {
+  std::vector<Use> uses = used_now();
+  if (is_by_sample_) uses = adding_to_weights(std::move(uses));
+  std::vector<std::pair<uint64_t, double>> all;
+  for (const Use& use : uses)
+    if (use.strength != 0) all.emplace_back(use.loaded->id, use.strength);
+  // What else these do is in no use where products are those of samples.
+  if (is_by_sample_ && !all.empty()) all.emplace_back(0, 0.0);
+  if (std::exchange(noted_, all) != all) ++version_;
 }
 
 void Registry::place_adapters() {
@@ -259,6 +386,7 @@ void Registry::place_adapters() {
     });
   placed_.clear();
   stacked_bytes_ = 0;
+  if (is_by_sample_) return place_numbered();
   std::map<nn::Linear*, std::vector<ops::Adapter>> wanted;
   for (size_t i = 0; i < in_use_.size(); ++i) {
     if (in_use_[i].strength == 0) continue;
@@ -274,6 +402,18 @@ void Registry::place_adapters() {
       stacked_bytes_ += static_cast<int64_t>(adapter.a.nbytes() + adapter.b.nbytes());
     linear->adapters.push_back(adapter);
     placed_.emplace_back(linear, adapter.a);
+  }
+}
+
+void Registry::place_numbered() {
+  for (size_t i = 0; i < used_.size(); ++i) {
+    for (const Adapter& adapter : used_[i]->values->adapters) {
+      adapter.linear->adapters.push_back({.a = adapter.a,
+                                          .b = adapter.b,
+                                          .scale = adapter.scale,
+                                          .number = static_cast<int64_t>(i)});
+      placed_.emplace_back(adapter.linear, adapter.a);
+    }
   }
 }
 

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "atelier/host/sample_scope.h"
+
 #include "host/lora/added_weight.h"
 #include "host/lora/lora_file.h"
 #include "host/lora/selection.h"
@@ -70,6 +72,23 @@ class Registry {
   // Makes `set` the LoRAs in use, in this order. Throws as load().
   void use(std::span<const LoraRef> set);
 
+  // Whether samples with these sets can be in one call of the denoiser: sets differ in nothing but
+  // products that are added to layers'. Reads headers. Throws as check().
+  bool can_share(std::span<const std::vector<LoraRef>> sets);
+
+  // Makes ready for calls whose sample s has sets[s]. Sets that are all the same are in use then,
+  // as by use(), and there is nothing to return. Otherwise products are in no use but within an
+  // ops::SampleScope of the strengths that are returned; what is added to weights, which is the
+  // same in all sets, is in use. Does little where the LoRAs of all sets together are those of the
+  // call before, whichever samples have them. load() and unload() begin without any LoRA
+  // afterwards. Throws as load(), and Error{kInvalidArgument} unless can_share(); all is then as
+  // before.
+  std::optional<ops::SampleStrengths> use_each(std::span<const std::vector<LoraRef>> sets);
+
+  // Changes when LoRAs that are in use do: levels that were prepared before (see
+  // Model::prepare_levels()) are stale then. LoRAs that only samples have change nothing in them.
+  uint64_t version() const { return version_; }
+
   // The bytes of all that is in memory, in use and idle: the values of the files, those that are
   // stacked once more, and the sums with those weights that are added to, which are made when such
   // a weight is first drawn.
@@ -100,12 +119,31 @@ class Registry {
   };
   using LoadedPtr = std::shared_ptr<Loaded>;
 
+  // A LoRA and how strong it is.
+  struct Use {
+    LoadedPtr loaded;
+    double strength;
+    bool operator==(const Use&) const = default;
+  };
+
   LoadedPtr open(const LoraRef& use);
+  // What a set does: its LoRAs, each once, without those of strength 0.
+  std::vector<Use> open_set(std::span<const LoraRef> set);
+  bool adds_to_weights(const Loaded& loaded) const;
+  std::vector<Use> adding_to_weights(std::vector<Use> uses) const;
+  bool can_share(const std::vector<std::vector<Use>>& sets) const;
+  // The LoRAs of all sets, each once, as strong as it adds to weights.
+  std::vector<Use> all_of(const std::vector<std::vector<Use>>& sets) const;
+  void use_by_sample(const std::vector<Use>& all);
+  std::vector<Use> used_now() const;
+  void forget_samples();
   void read(Loaded& loaded) const;
   void add_to_products(Values& values, const LoraFile& file, const Match::Pair& pair) const;
   void add_to_weights(Values& values, const Difference& difference, const Target& target) const;
   void place();
+  void note_version();
   void place_adapters();
+  void place_numbered();
   void place_additions();
   void drop_idle();
 
@@ -114,12 +152,17 @@ class Registry {
   Targets targets_;
   std::map<std::pair<std::string, std::string>, LoadedPtr> files_;  // by path and component
   std::vector<LoraRef> in_use_;
-  std::vector<LoadedPtr> used_;                             // of in_use_
+  std::vector<LoadedPtr> used_;  // of in_use_
+  // Products of used_ are numbered by their place there and those of samples; the strengths of
+  // in_use_ are those with which it adds to weights.
+  bool is_by_sample_ = false;
   std::vector<std::pair<nn::Linear*, at::Tensor>> placed_;  // layer and the adapter's `a`
   int64_t stacked_bytes_ = 0;                               // of what was made for placed_
   std::set<Weight*> added_;                                 // that are added to
   std::set<Weight*> merged_;                                // see merge()
   uint64_t clock_ = 0;
+  uint64_t version_ = 0;
+  std::vector<std::pair<uint64_t, double>> noted_;  // by id, what version_ is the number of
   std::shared_ptr<const model::LoadedModel::Listener> listener_;
 };
 

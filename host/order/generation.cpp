@@ -31,8 +31,15 @@ void add_together(flags::Table& table, Processes& processes) {
               flags::between(0, kDay));
 }
 
-// All flags of the command, with the values of `order` as presets. Those of the model, of settings
-// and the LoRAs are read by read_generation().
+void check_lora_dir(const std::string& folder, report::Problems& problems) {
+  std::error_code failure;
+  if (folder.empty() || std::filesystem::is_directory(folder, failure)) return;
+  problems.add("--lora_dir: " + files::display_path(folder) + " is no folder",
+               "give the folder of the LoRA files", ErrorCode::kNotFound);
+}
+
+}  // namespace
+
 flags::Table generation_table(Generation& order, const ModelFamily* family) {
   flags::Table table;
   table.add({.name = "config",
@@ -91,8 +98,6 @@ flags::Table generation_table(Generation& order, const ModelFamily* family) {
   return table;
 }
 
-}  // namespace
-
 flags::CommandSpec generate_command(const ModelFamily* family) {
   Generation presets;
   flags::CommandSpec command{"generate", "Makes images from prompts."};
@@ -104,14 +109,26 @@ flags::CommandSpec generate_command(const ModelFamily* family) {
   return command;
 }
 
-namespace {
-
-void check_lora_dir(const std::string& folder, report::Problems& problems) {
-  std::error_code failure;
-  if (folder.empty() || std::filesystem::is_directory(folder, failure)) return;
-  problems.add("--lora_dir: " + files::display_path(folder) + " is no folder",
-               "give the folder of the LoRA files", ErrorCode::kNotFound);
+void read_flags(Generation& order, const flags::Table& table, const flags::ParsedFlags& parsed,
+                report::Problems& problems) {
+  const auto inputs = order.family() ? order.family()->inputs() : std::span<const InputSpec>();
+  order.base = settings_of(parsed, inputs, problems);
+  table.read(parsed, problems);
+  check_lora_dir(order.base.lora_dir, problems);
+  try {
+    order.base.loras = lora::parse_flags(parsed.texts("lora"));
+  } catch (const Error& error) {
+    problems.add(error.at("--lora"));
+  }
+  const size_t before = problems.size();
+  model::LoadOptions load = model::load_request(parsed, problems);
+  load.prepares_levels = true;
+  load.cuts_texts = parsed.flag("truncate_captions");
+  if (problems.size() == before) order.load = std::move(load);
+  if (parsed.is_given("prefetch")) order.prefetch = parsed.integer("prefetch");
 }
+
+namespace {
 
 // The jobs of --prompts_file, or the one of the command line.
 void read_jobs(Generation& order, std::span<const InputSpec> inputs, report::Problems& problems) {
@@ -134,23 +151,9 @@ Generation read_generation(const Words& words, const plugins::Plugin* plugin,
   const auto command = generate_command(family);
   const flags::ParsedFlags parsed = flags::parse_flags(
       command, words.command_line(), words.below(command, problems).values, problems);
-  const auto inputs = family ? family->inputs() : std::span<const InputSpec>();
-  order.base = settings_of(parsed, inputs, problems);
-  generation_table(order, family).read(parsed, problems);
-  check_lora_dir(order.base.lora_dir, problems);
-  try {
-    order.base.loras = lora::parse_flags(parsed.texts("lora"));
-  } catch (const Error& error) {
-    problems.add(error.at("--lora"));
-  }
-  read_jobs(order, inputs, problems);
+  read_flags(order, generation_table(order, family), parsed, problems);
+  read_jobs(order, family ? family->inputs() : std::span<const InputSpec>(), problems);
   run::check_report_path(order.report_memory, problems);
-  const size_t before = problems.size();
-  model::LoadOptions load = model::load_request(parsed, problems);
-  load.prepares_levels = true;
-  load.cuts_texts = parsed.flag("truncate_captions");
-  if (problems.size() == before) order.load = std::move(load);
-  if (parsed.is_given("prefetch")) order.prefetch = parsed.integer("prefetch");
   return order;
 }
 

@@ -9,6 +9,7 @@
 
 #include "host/flags/flags.h"
 #include "host/flags/process_flags.h"
+#include "host/flags/table.h"
 #include "host/lora/registry.h"
 #include "host/model/memory_limits.h"
 #include "host/model/model_loader.h"
@@ -43,6 +44,7 @@ struct Generation {
   Settings base = {};                // what jobs leave out
   std::vector<Job> jobs = {};        // those that are known
   std::string prompts_file = {};     // where jobs come from; "-": one by one from stdin
+  bool is_served = false;            // they come from clients of a server, see order::Serving
   bool leaves_out_metadata = false;  // images do not say how they were made
 
   // ---- memory
@@ -60,12 +62,23 @@ struct Generation {
 
   const ModelFamily* family() const { return plugin != nullptr ? plugin->family : nullptr; }
   std::optional<Tiling> tiling() const { return is_tiled ? std::optional(tiles) : std::nullopt; }
-  // Whether jobs come from a file or stdin; then components stay beside each other from one to the
-  // next, where there is room.
   bool has_prompts_file() const { return !prompts_file.empty(); }
-  // Whether jobs come that are not among `jobs`.
   bool reads_stdin() const { return prompts_file == "-"; }
+  // Whether jobs come from a file, stdin or clients; then components stay beside each other from
+  // one to the next, where there is room.
+  bool has_several_jobs() const { return has_prompts_file() || is_served; }
+  // Whether jobs come that are not among `jobs`.
+  bool has_later_jobs() const { return reads_stdin() || is_served; }
 };
+
+// The flags of `atelier generate`, with the values of `order` as presets; `family` may be null.
+// Those of the model, of settings and the LoRAs are read by read_flags() alone.
+flags::Table generation_table(Generation& order, const ModelFamily* family);
+
+// Gives `order`, whose plugin is set, what the flags of a command say that has most of such a
+// table, bound to `order`; no jobs. Mistakes become problems.
+void read_flags(Generation& order, const flags::Table& table, const flags::ParsedFlags& parsed,
+                report::Problems& problems);
 
 // All flags of `atelier generate`; `family` may be null.
 flags::CommandSpec generate_command(const ModelFamily* family);

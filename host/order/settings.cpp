@@ -253,7 +253,7 @@ Error unknown_name(const std::string& name, std::span<const InputSpec> inputs,
   for (const flags::FlagSpec& flag : settings_flags(inputs)) known.push_back(flag.name);
   const std::string nearest = report::nearest_name(name, known);
   return {ErrorCode::kInvalidArgument,
-          place.file + ":" + std::to_string(place.line) + ": " + shown(name) + " is not known",
+          place.prefix() + shown(name) + " is not known",
           nearest.empty() ? "atelier generate --help lists the names"
                           : "did you mean " + shown(nearest) + "?"};
 }
@@ -261,12 +261,15 @@ Error unknown_name(const std::string& name, std::span<const InputSpec> inputs,
 }  // namespace
 
 std::string Origin::of(std::string_view field) const {
-  if (file.empty()) return "--" + std::string(field);
-  return file + ":" + std::to_string(line) + ": " + std::string(field);
+  return (is_command_line() ? "--" : prefix()) + std::string(field);
+}
+
+std::string Origin::prefix() const {
+  return is_request ? "" : file + ":" + std::to_string(line) + ": ";
 }
 
 std::string size_origin(const Settings& s, const Origin& place) {
-  const std::string between = place.file.empty() ? " --" : ", ";
+  const std::string between = place.is_command_line() ? " --" : ", ";
   std::string text = place.of("height") + " " + std::to_string(*s.height) + between + "width " +
                      std::to_string(*s.width);
   if (s.num_frames.value_or(1) > 1) text += between + "num_frames " + std::to_string(*s.num_frames);
@@ -317,7 +320,8 @@ Settings settings_of(const flags::ParsedFlags& flags, std::span<const InputSpec>
   json given = json::object();
   for (const flags::FlagSpec& flag : settings_flags(inputs)) {
     // A wrong value is a problem already.
-    if (!flags.is_given(flag.name) || !flags.find_text(flag.name)) continue;
+    if (!flags.has(flag.name) || !flags.is_given(flag.name) || !flags.find_text(flag.name))
+      continue;
     switch (flag.kind) {
       case FlagKind::kInteger:
         given[flag.name] = flags.integer(flag.name);
@@ -346,8 +350,7 @@ Settings settings_of(const json& line, const Settings& base, std::span<const Inp
                      const Origin& place, report::Problems& problems) {
   Settings settings = base;
   if (!line.is_object()) {
-    problems.add(place.file + ":" + std::to_string(place.line) + ": a JSON object is expected",
-                 "write {\"prompt\": \"…\"}");
+    problems.add(place.prefix() + "a JSON object is expected", "write {\"prompt\": \"…\"}");
     return settings;
   }
   for (const auto& [name, value] : line.items()) {

@@ -62,12 +62,18 @@ inline constexpr const char* kStartName = "input_image";
 inline constexpr const char* kNoStart = "this family does not start from an image";
 inline constexpr int64_t kMaxImages = 100'000;  // of one prompt, each frame of a clip counted
 
-// Where a value was written: names it in messages as "--height" or as "jobs.jsonl:3: height".
+// Where a value was written: names it in messages as "--height", as "jobs.jsonl:3: height", or, of
+// a request, as "height".
 struct Origin {
-  std::string file;  // empty: the command line
+  std::string file = {};  // empty: the command line, or a request
   uint64_t line = 0;
+  bool is_request = false;  // of a client of a server
 
   std::string of(std::string_view field) const;
+  // What stands before a message about all of it: "jobs.jsonl:3: "; "" of a request.
+  std::string prefix() const;
+  // Whether values are those of the command line.
+  bool is_command_line() const { return file.empty() && !is_request; }
 };
 
 // What is made, of settings that fill_target() has filled.
@@ -93,7 +99,7 @@ bool has_start(const Settings& settings, std::span<const InputSpec> inputs);
 // Whether settings_flags() has it whatever the family.
 bool is_setting(std::string_view name);
 
-// The settings that the flags of a command with settings_flags() ask for.
+// The settings that the flags of a command ask for, as far as it has those of settings_flags().
 Settings settings_of(const flags::ParsedFlags& flags, std::span<const InputSpec> inputs,
                      report::Problems& problems);
 

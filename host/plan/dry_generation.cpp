@@ -7,7 +7,6 @@
 
 namespace atelier::plan {
 
-using generate::Engine;
 using generate::Request;
 
 DryGeneration::DryGeneration(DryModel& dry, model::LoadedModel& model, std::set<std::string> stays,
@@ -17,11 +16,10 @@ DryGeneration::DryGeneration(DryModel& dry, model::LoadedModel& model, std::set<
       stays_(std::move(stays)),
       layout_(layout),
       progress_(progress::Options{.quiet = true}),
-      engine_(make_engine()),
-      generator_(engine_, progress_) {}
+      engine_(engine_model(), progress_) {}
 
-Engine DryGeneration::make_engine() {
-  Engine engine = generate::make_engine(model_);
+generate::EngineModel DryGeneration::engine_model() {
+  generate::EngineModel engine = generate::engine_model_of(model_);
   engine.device = at::kMeta;
   engine.runner = &dry_.runner();
   engine.load = [this](std::string_view component) { load(component); };
@@ -47,8 +45,8 @@ void DryGeneration::choose_steps(const Request& request) {
   steps_.clear();
   for (int64_t i = 0; i + 1 < std::ssize(request.sigmas); ++i) {
     const auto [kind, is_new] =
-        first.try_emplace({&generate::denoiser_of(request, engine_.stages.denoisers, i),
-                           generate::is_guided(request, engine_.stages, i)},
+        first.try_emplace({&generate::denoiser_of(request, model_.stages().denoisers, i),
+                           generate::is_guided(request, model_.stages(), i)},
                           i);
     ++steps_[kind->second];
   }
@@ -65,13 +63,13 @@ std::vector<DryPhase> DryGeneration::run(Request request, bool is_next) {
   now_ = SIZE_MAX;
   dry_.lap();
   plugins::guard("a dry run",
-                 [&] { generator_.run(request, [](size_t, int64_t, const at::Tensor&) {}); });
+                 [&] { engine_.run(request, [](size_t, int64_t, const at::Tensor&) {}); });
   end_lap();
   return std::move(phases_);
 }
 
 void DryGeneration::encode_ahead(const Request& request) {
-  plugins::guard("a dry run", [&] { generator_.encode_ahead({&request, 1}); });
+  plugins::guard("a dry run", [&] { engine_.encode_ahead({&request, 1}); });
 }
 
 void DryGeneration::begin(std::string_view phase, int64_t step) {
@@ -86,8 +84,9 @@ void DryGeneration::begin(std::string_view phase, int64_t step) {
 void DryGeneration::load(std::string_view component) {
   const bool is_new = there_.emplace(component).second;
   has_more_to_encode_with_ |= is_new && has_encoded_;
-  const bool denoises = std::ranges::any_of(
-      engine_.stages.denoisers, [&](const auto& denoiser) { return denoiser.name() == component; });
+  const bool denoises = std::ranges::any_of(model_.stages().denoisers, [&](const auto& denoiser) {
+    return denoiser.name() == component;
+  });
   if (!denoises) return;
   denoiser_ = component;
   switch_to("denoise", denoiser_, 0.0);  // what it computes ahead

@@ -1,4 +1,4 @@
-// The generator on a model without values: which phases an image has, and what each one takes.
+// The engine on a model without values: which phases an image has, and what each one takes.
 #pragma once
 
 #include <map>
@@ -21,7 +21,7 @@ struct DryPhase {
   bool is_denoising() const { return !denoiser.empty(); }
 };
 
-// Runs generate::Generator as it is, on meta tensors; of steps that are alike it makes the first
+// Runs generate::Engine as it is, on meta tensors; of steps that are alike it makes the first
 // one, and of tiles and images that are alike it decodes one. Not thread-safe.
 class DryGeneration {
  public:
@@ -39,7 +39,7 @@ class DryGeneration {
   std::vector<DryPhase> run(generate::Request request, bool is_next = false);
 
  private:
-  generate::Engine make_engine();
+  generate::EngineModel engine_model();
   void choose_steps(const generate::Request& request);
   void begin(std::string_view phase, int64_t step);
   void load(std::string_view component);
@@ -51,8 +51,7 @@ class DryGeneration {
   const std::set<std::string> stays_;
   const generate::Layout layout_;
   progress::Progress progress_;
-  const generate::Engine engine_;
-  generate::Generator generator_;
+  generate::Engine engine_;
 
   std::set<std::string> there_;      // components that are loaded
   std::string denoiser_;             // the one that came last

@@ -65,7 +65,7 @@ class GenerationSizes {
     Request asked = request(count_, batches_cfg);
     std::vector<DryPhase> phases = generator_.run(asked);
     // Everything that jobs of stdin have loaded may still be there when the next one comes.
-    const bool comes_back = generation_.order->reads_stdin();
+    const bool comes_back = generation_.order->has_later_jobs();
     if (!comes_back && generation_.images <= count_) return phases;
     if (comes_back) asked.encoder_state += kAnotherState;
     for (const DryPhase& next : generator_.run(asked, /*is_next=*/true)) {

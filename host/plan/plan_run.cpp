@@ -174,7 +174,7 @@ Outcome plan_generation(LoadedModel& model, const order::Generation& order,
       if (jobs.size() == 1) throw;
       throw error.at(order::size_origin(largest.settings, largest.place));
     }
-    const bool has_more = jobs.size() > 1 || order.reads_stdin();
+    const bool has_more = jobs.size() > 1 || order.has_later_jobs();
     if (has_more && everything_stays(planned))
       planned.plan.device_bytes = *bytes_of_everything(planned);
     return planned;
@@ -190,7 +190,7 @@ generate::Layout layout_of(const order::Generation& order, const LoadedModel& mo
   }
   generate::Layout layout = planned->sized.layouts.at(strategy);
   layout.weights = planned_weights(planned->plan, *order.load);
-  layout.keeps_all = order.has_prompts_file() && everything_stays(*planned);
+  layout.keeps_all = order.has_several_jobs() && everything_stays(*planned);
   return layout;
 }
 

@@ -78,6 +78,13 @@ class GuardedModel final : public Model {
         plugin_, "denoise", CallKind::kComputes, [&] { return model_->denoise(in, runner); },
         [&](const at::Tensor& velocity) { check_like(plugin_.place, velocity, in.x_BCTHW); });
   }
+  std::vector<at::Tensor> denoise_all(std::span<const DenoiseInputs> calls,
+                                      BlockRunner& runner) override {
+    return checked_call(
+        plugin_, "denoise_all", CallKind::kComputes,
+        [&] { return model_->denoise_all(calls, runner); },
+        [&](const auto& velocities) { check_velocities(plugin_.place, velocities, calls); });
+  }
   std::vector<WeightPtr> level_weights(std::string_view denoiser) override {
     return checked("level_weights", &Model::level_weights, denoiser);
   }

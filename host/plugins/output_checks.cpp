@@ -165,6 +165,14 @@ void check_like(const std::string& place, const at::Tensor& tensor, const at::Te
                 described(tensor) + ", " + described(like) + " expected");
 }
 
+void check_velocities(const std::string& place, const std::vector<at::Tensor>& velocities,
+                      std::span<const DenoiseInputs> calls) {
+  expect_output(velocities.size() == calls.size(), place,
+                std::to_string(velocities.size()) + " velocities of " +
+                    std::to_string(calls.size()) + " calls");
+  for (size_t i = 0; i < calls.size(); ++i) check_like(place, velocities[i], calls[i].x_BCTHW);
+}
+
 void check_latents(const std::string& place, const NamedTensors& encoded, at::IntArrayRef shape) {
   const auto latents = encoded.find("latents");
   expect_output(latents != encoded.end(), place, "no \"latents\" for what is to be learnt");

@@ -39,6 +39,9 @@ void check_latent_shape(const std::string& place, const std::vector<int64_t>& sh
 
 // A tensor that has the shape and dtype of another one.
 void check_like(const std::string& place, const at::Tensor& tensor, const at::Tensor& like);
+// One for each call, as its latents.
+void check_velocities(const std::string& place, const std::vector<at::Tensor>& velocities,
+                      std::span<const DenoiseInputs> calls);
 
 // Clean latents of this shape.
 void check_latents(const std::string& place, const NamedTensors& encoded, at::IntArrayRef shape);

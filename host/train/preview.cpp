@@ -18,7 +18,7 @@
 namespace atelier::train {
 
 namespace fs = std::filesystem;
-using generate::Generator;
+using generate::Engine;
 using generate::Request;
 using order::Settings;
 
@@ -41,12 +41,12 @@ struct Preview::State {
   std::set<std::string> stays;
   PreviewShare share;
   bool makes_pictures;  // see MediaDefaults
-  std::unique_ptr<Generator> generator;
+  std::unique_ptr<Engine> engine;
 
-  generate::Engine engine() {
-    generate::Engine engine = generate::make_engine(model);
-    engine.stays.insert(stays.begin(), stays.end());
-    return engine;
+  generate::EngineModel engine_model() const {
+    generate::EngineModel of = generate::engine_model_of(model);
+    of.stays.insert(stays.begin(), stays.end());
+    return of;
   }
 
   Request request_of(const Settings& settings, int64_t step) const {
@@ -64,8 +64,8 @@ Preview::Preview(model::LoadedModel& model, std::vector<Settings> prompts, std::
                  std::set<std::string> stays, progress::Progress& progress, PreviewShare share)
     : state_(new State{model, std::move(prompts), std::move(folder), std::move(stays), share,
                        model::media_defaults(model).frames_are_pictures, nullptr}) {
-  state_->generator = std::make_unique<Generator>(
-      state_->engine(), progress,
+  state_->engine = std::make_unique<Engine>(
+      state_->engine_model(), progress,
       [lockstep = share.in_lockstep] { return !lockstep && run::StopSignals::is_requested(); });
 }
 
@@ -76,18 +76,18 @@ void Preview::encode_ahead() {
   const auto [first, stride, in_lockstep] = state_->share;
   for (size_t number = first; number < state_->prompts.size(); number += stride)
     requests.push_back(state_->request_of(state_->prompts[number], 0));
-  state_->generator->encode_ahead(requests);
-  state_->generator->unload();
+  state_->engine->encode_ahead(requests);
+  state_->engine->unload();
 }
 
 void Preview::run(int64_t step, const std::function<void(const Shown&)>& shown) {
   try {
     draw(step, shown);
   } catch (...) {
-    state_->generator->unload();
+    state_->engine->unload();
     throw;
   }
-  state_->generator->unload();
+  state_->engine->unload();
 }
 
 // What is loaded for it stays.
@@ -121,7 +121,7 @@ void Preview::draw(int64_t step, const std::function<void(const Shown&)>& shown)
     std::optional<generate::ClipFile> clip;
     if (is_clip) write([&] { clip.emplace(path, target, settings.fps.value(), text); });
     std::string png;  // of the first frame
-    state_->generator->run(request, [&](size_t, int64_t first, const at::Tensor& pixels) {
+    state_->engine->run(request, [&](size_t, int64_t first, const at::Tensor& pixels) {
       write([&] {
         if (first == 0) png = media::png_of(pixels.select(1, 0), text);
         if (clip) return clip->add(pixels);

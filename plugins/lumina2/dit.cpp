@@ -162,28 +162,33 @@ std::vector<std::unique_ptr<DitBlock>> Dit::make_blocks(const char* name, int64_
   return blocks;
 }
 
-Dit::Rope Dit::make_rope(int64_t height, int64_t width, const std::vector<int64_t>& lengths,
-                         at::Device device) const {
+Dit::Rope Dit::make_rope(const std::vector<SampleRows>& samples, at::Device device) const {
   const auto [text_axis, row_axis, column_axis] = config_.axes;
 
   // Text counts along the first axis; the whole image stands behind its sample's text there, and
   // counts rows and columns along the others.
-  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  const int64_t longest = std::ranges::max(samples, {}, &SampleRows::text).text,
+                highest = std::ranges::max(samples, {}, &SampleRows::height).height,
+                widest = std::ranges::max(samples, {}, &SampleRows::width).width;
   const at::Tensor along_angles = angles(longest + 1, text_axis, device);
-  const at::Tensor row_angles = angles(height, row_axis, device);
-  const at::Tensor column_angles = angles(width, column_axis, device);
+  const at::Tensor row_angles = angles(highest, row_axis, device);
+  const at::Tensor column_angles = angles(widest, column_axis, device);
   Rope r;
   const auto place = [&](at::Tensor (*wave)(const at::Tensor&), at::Tensor& of_image,
                          at::Tensor& of_text, at::Tensor& of_both) {
     const auto values = [&](const at::Tensor& angle) { return wave(angle).to(at::kFloat); };
-    const at::Tensor along = values(along_angles);
-    const at::Tensor rows = values(row_angles).unsqueeze(1).expand({height, width, -1});
-    const at::Tensor columns = values(column_angles).unsqueeze(0).expand({height, width, -1});
-    const at::Tensor grid = at::cat({rows, columns}, 2).view({height * width, -1});
+    const at::Tensor along = values(along_angles), rows = values(row_angles),
+                     columns = values(column_angles);
+    const int64_t grid_width = rows.size(1) + columns.size(1);
     const at::Tensor still =
-        values(at::zeros({1, grid.size(1)}, grid.options()));  // where nothing turns
+        values(at::zeros({1, grid_width}, along_angles.options()));  // where nothing turns
     Tensors text, image, both;
-    for (const int64_t length : lengths) {
+    for (const auto& [height, width, length] : samples) {
+      const at::Tensor grid =
+          at::cat({rows.narrow(0, 0, height).unsqueeze(1).expand({height, width, -1}),
+                   columns.narrow(0, 0, width).unsqueeze(0).expand({height, width, -1})},
+                  2)
+              .view({height * width, -1});
       text.push_back(at::cat({along.narrow(0, 0, length), still.expand({length, -1})}, 1));
       image.push_back(at::cat({along.narrow(0, length, 1).expand({grid.size(0), -1}), grid}, 1));
       both.push_back(text.back());
@@ -198,17 +203,68 @@ Dit::Rope Dit::make_rope(int64_t height, int64_t width, const std::vector<int64_
   return r;
 }
 
+std::vector<Dit::SampleRows> Dit::rows_of(std::span<const atelier::DenoiseInputs> calls,
+                                          const std::vector<int64_t>& texts) const {
+  const int64_t p = config_.patch;
+  std::vector<SampleRows> samples;
+  for (const atelier::DenoiseInputs& in : calls) {
+    const at::Tensor& x = in.x_BCTHW;
+    for (int64_t b = 0; b < x.size(0); ++b)
+      samples.push_back(
+          {.height = x.size(3) / p, .width = x.size(4) / p, .text = texts[samples.size()]});
+  }
+  return samples;
+}
+
+// Values of a token: its rows, its columns, then channels.
+at::Tensor Dit::to_rows(std::span<const atelier::DenoiseInputs> calls) const {
+  const int64_t p = config_.patch;
+  Tensors rows;
+  for (const atelier::DenoiseInputs& in : calls) {
+    const at::Tensor& x = in.x_BCTHW;
+    const int64_t B = x.size(0), C = x.size(1), H = x.size(3) / p, W = x.size(4) / p;
+    rows.push_back(
+        x.reshape({B, C, H, p, W, p}).permute({0, 2, 4, 3, 5, 1}).reshape({B * H * W, p * p * C}));
+  }
+  return rows.size() == 1 ? rows.front() : at::cat(rows);
+}
+
+std::vector<at::Tensor> Dit::to_latents(const at::Tensor& rows,
+                                        std::span<const atelier::DenoiseInputs> calls) const {
+  const int64_t p = config_.patch;
+  std::vector<at::Tensor> latents;
+  int64_t first = 0;
+  for (const atelier::DenoiseInputs& in : calls) {
+    const at::Tensor& x = in.x_BCTHW;
+    const int64_t B = x.size(0), C = x.size(1), H = x.size(3) / p, W = x.size(4) / p;
+    // The model goes from noise to the image.
+    latents.push_back(rows.narrow(0, first, B * H * W)
+                          .neg()
+                          .view({B, H, W, p, p, C})
+                          .permute({0, 5, 1, 3, 2, 4})
+                          .reshape({B, C, 1, H * p, W * p}));
+    first += B * H * W;
+  }
+  return latents;
+}
+
 at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
-  const at::Tensor& x = in.x_BCTHW;
-  const int64_t B = x.size(0), C = x.size(1), p = config_.patch;
-  const int64_t H = x.size(3) / p, W = x.size(4) / p;
-  const at::ScalarType dtype = x.scalar_type();
-  const atelier::PackedRows prompts = atelier::pack_entry(in.cond, atelier::kPromptEmbeds);
-  const SharedRows text_rows(prompts.rows), image_rows(Segments::uniform(B, H * W)),
+  return denoise_all({&in, 1}, runner).front();
+}
+
+std::vector<at::Tensor> Dit::denoise_all(std::span<const atelier::DenoiseInputs> calls,
+                                         atelier::BlockRunner& runner) {
+  const atelier::CallSamples all = atelier::samples_of(calls);
+  const at::Device device = calls.front().x_BCTHW.device();
+  const at::ScalarType dtype = calls.front().x_BCTHW.scalar_type();
+  const atelier::PackedRows prompts = atelier::pack_entry(all.cond, atelier::kPromptEmbeds);
+  const std::vector<SampleRows> samples = rows_of(calls, prompts.lengths);
+  std::vector<int64_t> of_images;
+  for (const SampleRows& sample : samples) of_images.push_back(sample.height * sample.width);
+  const SharedRows text_rows(prompts.rows), image_rows{Segments(of_images)},
       rows = join(text_rows, image_rows);
-  const Rope& table = ropes_.get({H, W, prompts.lengths, x.device()},
-                                 [&] { return make_rope(H, W, prompts.lengths, x.device()); });
-  const auto level = levels_.step(in.sigma_B, dtype, in.level);
+  const Rope& table = ropes_.get({samples, device}, [&] { return make_rope(samples, device); });
+  const auto level = levels_.step(all.sigma_B, dtype, all.levels);
 
   at::Tensor text =
       caption_in_.forward(caption_norm_.forward(text_rows.take(prompts.values.to(dtype))));
@@ -218,9 +274,7 @@ at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& 
     text = runner.run(*block, {text, text_cos, text_sin, text_rows.rows().tensor()})[0];
   }
 
-  // Values of a token: its rows, its columns, then channels.
-  at::Tensor image = x_embedder_.forward(image_rows.take(
-      x.reshape({B, C, H, p, W, p}).permute({0, 2, 4, 3, 5, 1}).reshape({B * H * W, p * p * C})));
+  at::Tensor image = x_embedder_.forward(image_rows.take(to_rows(calls)));
   const at::Tensor image_cos = image_rows.take(table.image_cos),
                    image_sin = image_rows.take(table.image_sin);
   for (size_t i = 0; i < noise_refiner_.size(); ++i) {
@@ -240,12 +294,7 @@ at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& 
   const at::Tensor scale = level.of_end();
   image = final_linear_.forward(
       ops::norm_modulate(image, at::zeros_like(scale), scale, image_rows.rows(), kFinalNormEps));
-  // The model goes from noise to the image.
-  return image_rows.gather(image)
-      .neg()
-      .view({B, H, W, p, p, C})
-      .permute({0, 5, 1, 3, 2, 4})
-      .reshape({B, C, 1, H * p, W * p});
+  return to_latents(image_rows.gather(image), calls);
 }
 
 }  // namespace lumina2

@@ -3,7 +3,8 @@
 #pragma once
 
 #include <memory>
-#include <tuple>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "atelier/component_model.h"
@@ -19,13 +20,15 @@ class DitBlock;
 
 // Weights are called as the original checkpoint calls them. Not thread-safe: tables of the last
 // shapes are kept between calls.
-class Dit final : public atelier::Denoiser, public atelier::SharesRows {
+class Dit final : public atelier::Denoiser, public atelier::PacksCalls, public atelier::SharesRows {
  public:
   explicit Dit(const DitConfig& config);
   ~Dit() override;
 
   // Reads "prompt_embeds": [L, text_width] of each sample.
   at::Tensor denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) override;
+  std::vector<at::Tensor> denoise_all(std::span<const atelier::DenoiseInputs> calls,
+                                      atelier::BlockRunner& runner) override;
 
   int64_t channels() const override { return config_.channels; }
   int64_t patch() const override { return config_.patch; }
@@ -42,9 +45,19 @@ class Dit final : public atelier::Denoiser, public atelier::SharesRows {
   struct Rope {
     at::Tensor image_cos, image_sin, text_cos, text_sin, cos, sin;  // the last of both, joined
   };
-  // `height` and `width` in tokens, `lengths` of the texts.
-  Rope make_rope(int64_t height, int64_t width, const std::vector<int64_t>& lengths,
-                 at::Device device) const;
+  // What one sample has: the image in tokens, and its text.
+  struct SampleRows {
+    int64_t height, width, text;
+    bool operator==(const SampleRows&) const = default;
+  };
+  Rope make_rope(const std::vector<SampleRows>& samples, at::Device device) const;
+  std::vector<SampleRows> rows_of(std::span<const atelier::DenoiseInputs> calls,
+                                  const std::vector<int64_t>& texts) const;
+  // Latents of all samples of `calls` to rows of tokens, one after the other.
+  at::Tensor to_rows(std::span<const atelier::DenoiseInputs> calls) const;
+  // Rows of all samples back to latents, as those of each call.
+  std::vector<at::Tensor> to_latents(const at::Tensor& rows,
+                                     std::span<const atelier::DenoiseInputs> calls) const;
   std::vector<std::unique_ptr<DitBlock>> make_blocks(const char* name, int64_t count,
                                                      bool is_modulated);
 
@@ -57,8 +70,7 @@ class Dit final : public atelier::Denoiser, public atelier::SharesRows {
   std::vector<std::unique_ptr<DitBlock>> context_refiner_, noise_refiner_, layers_;
   atelier::nn::Linear final_modulation_, final_linear_;
   atelier::nn::NoiseLevels levels_;
-  atelier::nn::RecentTables<std::tuple<int64_t, int64_t, std::vector<int64_t>, at::Device>, Rope>
-      ropes_;
+  atelier::nn::RecentTables<std::pair<std::vector<SampleRows>, at::Device>, Rope> ropes_;
 };
 
 }  // namespace lumina2

@@ -20,13 +20,8 @@ namespace {
 constexpr const char* kTextToImageOnly =
     "checkpoints of Qwen-Image, Qwen-Image-2512 and Qwen-Image-Edit are loaded so far";
 
-constexpr const char* kNoControlNet = "ControlNets are not loaded yet; leave it out";
-
 // Checkpoints of the family that this code does not run.
 constexpr atelier::UnsupportedKind kUnsupported[] = {
-    {"controlnet_blocks.0.x_rms.weight", "a blockwise Qwen-Image ControlNet", kNoControlNet},
-    {"controlnet_x_embedder.weight", "a Qwen-Image ControlNet", kNoControlNet},
-    {"controlnet_blocks.0.weight", "a Qwen-Image ControlNet", kNoControlNet},
     {"time_text_embed.addition_t_embedding.weight", "Qwen-Image-Layered", kTextToImageOnly},
     {"use_additional_t_cond", "Qwen-Image-Layered", kTextToImageOnly},
     {"use_layer3d_rope", "Qwen-Image-Layered", kTextToImageOnly},
@@ -38,28 +33,13 @@ bool says_clean_references(const PartView& view) {
 }
 
 DitConfig read_dit(const PartView& view) {
-  constexpr const char* kDamaged = "the file may be damaged";
-  const std::string block = "transformer_blocks.0.";
-  DitConfig c;
-  c.layers = view.block_count("transformer_blocks.{}.img_mod.1.weight");
-  c.width = view.dim("img_in.weight", 0);
-  c.head_dim = view.dim(block + "attn.norm_q.weight", 0);
-  c.heads = view.parts("img_in.weight", 0, c.head_dim, kDamaged);
-  c.mlp_width = view.dim(block + "img_mlp.net.0.proj.weight", 0);
-  c.text_width = view.dim("txt_in.weight", 1);
-  c.channels = view.parts("img_in.weight", 1, kPatch * kPatch, kDamaged);
+  DitConfig c = read_blocks(view);
   const int64_t out = view.dim("proj_out.weight", 0);
   if (out != c.channels * kPatch * kPatch) {
     refuse_kind("a Qwen-Image DiT with " + to_string(c.channels * kPatch * kPatch) + " input and " +
                     to_string(out) + " output channels",
                 kTextToImageOnly);
   }
-  view.require_config(c.width == 3072 && c.head_dim == 128 && c.mlp_width == 12288 &&
-                          c.text_width == 3584 && c.channels == 16,
-                      "axes_dims_rope");
-  // The axes of 128 are 16, 56 and 56.
-  c.axes = view.rope_axes("axes_dims_rope", c.head_dim,
-                          {c.head_dim / 8, c.head_dim / 16 * 7, c.head_dim / 16 * 7});
   c.clean_references = says_clean_references(view);
   return c;
 }
@@ -141,6 +121,26 @@ TextEncoderConfig read_text_encoder(const PartView& view) {
 
 }  // namespace
 
+DitConfig read_blocks(const PartView& view) {
+  constexpr const char* kDamaged = "the file may be damaged";
+  const std::string block = "transformer_blocks.0.";
+  DitConfig c{};
+  c.layers = view.block_count("transformer_blocks.{}.img_mod.1.weight");
+  c.width = view.dim("img_in.weight", 0);
+  c.head_dim = view.dim(block + "attn.norm_q.weight", 0);
+  c.heads = view.parts("img_in.weight", 0, c.head_dim, kDamaged);
+  c.mlp_width = view.dim(block + "img_mlp.net.0.proj.weight", 0);
+  c.text_width = view.dim("txt_in.weight", 1);
+  c.channels = view.parts("img_in.weight", 1, kPatch * kPatch, kDamaged);
+  view.require_config(c.width == 3072 && c.head_dim == 128 && c.mlp_width == 12288 &&
+                          c.text_width == 3584 && c.channels == 16,
+                      "axes_dims_rope");
+  // The axes of 128 are 16, 56 and 56.
+  c.axes = view.rope_axes("axes_dims_rope", c.head_dim,
+                          {c.head_dim / 8, c.head_dim / 16 * 7, c.head_dim / 16 * 7});
+  return c;
+}
+
 Detection detection_of_dit(const DitConfig& config, std::string prefix) {
   Detection part = atelier::detection_of("dit", "diffusers", config, std::move(prefix));
   if (!config.clean_references) part.config.erase(kCleanReferences);
@@ -174,11 +174,11 @@ TextEncoderConfig text_encoder_config(const Detection& part) {
 
 std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
   static constexpr std::string_view kMarkers[] = {"transformer_blocks.0.img_mod.1.weight",
-                                                  "transformer_blocks.0.img_mod.1.qweight",
-                                                  "controlnet_blocks.0.x_rms.weight"};
+                                                  "transformer_blocks.0.img_mod.1.qweight"};
   const auto prefix = atelier::find_prefix(checkpoint, atelier::kDenoiserPrefixes, kMarkers);
   if (!prefix) return std::nullopt;
   const PartView view(checkpoint, *prefix, "DiT");
+  if (view.contains(kControlNetMark)) return std::nullopt;
   view.refuse_kinds(kUnsupported);
   view.refuse_quantised();
   Detection part = detection_of_dit(read_dit(view), *prefix);

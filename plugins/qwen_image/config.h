@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "atelier/architecture.h"
+#include "atelier/part_view.h"
 
 namespace qwen_image {
 
@@ -18,9 +19,15 @@ inline constexpr std::string_view kVariants[] = {"qwen-image",           "qwen-i
 // clean.
 inline constexpr std::string_view kEditVariants = "*-edit*", kOnePictureVariant = "qwen-image-edit",
                                   kCleanReferencesVariant = "qwen-image-edit-2511";
+// Variants that make an image of a text, and the input that is a picture beside it.
+inline constexpr std::string_view kTextVariants = "qwen-image|qwen-image-2512";
+inline constexpr const char* kContext = "context_image";
 inline bool edits(std::string_view variant) {
   return variant.find("-edit") != std::string_view::npos;
 }
+// Components of ControlNets.
+inline constexpr const char *kBlockwise = "blockwise_controlnet", *kControlNet = "controlnet";
+inline constexpr const char* kControlNetMark = "controlnet_x_embedder.weight";  // a tensor of one
 inline constexpr const char* kCleanMark = "__index_timestep_zero__";  // a tensor of repacked files
 inline constexpr const char* kCleanReferences = "clean_references";   // of DitConfig
 inline constexpr const char* kSections = "sections";                  // of TextEncoderConfig
@@ -72,6 +79,8 @@ bool has_clean_references(const atelier::Detection& dit);
 inline constexpr const char* kSectionFields[] = {"rope_scaling.mrope_section",
                                                  "rope_parameters.mrope_section"};
 
+// The numbers of a denoiser's blocks, which a ControlNet of diffusers has, too.
+DitConfig read_blocks(const atelier::PartView& view);
 // See ComponentRow::detect.
 std::optional<atelier::Detection> detect_dit(const atelier::TensorIndex& checkpoint);
 std::optional<atelier::Detection> detect_text_encoder(const atelier::TensorIndex& checkpoint);

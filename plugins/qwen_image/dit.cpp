@@ -8,186 +8,33 @@
 #include <ATen/ATen.h>
 
 #include "atelier/named_inputs.h"
-#include "atelier/nn/forward_all.h"
-#include "atelier/ops/attention.h"
 #include "atelier/ops/pointwise.h"
+
+#include "controls.h"
+#include "dit_block.h"
 
 namespace qwen_image {
 
 using atelier::Segments;
 using atelier::SharedRows;
 using atelier::Tensors;
-using atelier::nn::Linear;
-using atelier::nn::Module;
-using atelier::nn::of_levels;
-using atelier::nn::RMSNorm;
 namespace ops = atelier::ops;
 
 namespace {
 
-constexpr int64_t kTimeChannels = 256;
-constexpr double kNormEps = 1e-6, kRopeTheta = 10000;
-
-// [N, D] to [N, heads, d].
-at::Tensor heads(const at::Tensor& x, int64_t head_dim) {
-  return x.view({x.size(0), x.size(1) / head_dim, head_dim});
-}
-
-// Half precision alone overflows in the residual streams.
-at::Tensor in_range(const at::Tensor& x) {
-  return x.scalar_type() == at::kHalf ? at::clamp(x, -65504.0, 65504.0) : x;
-}
-
-at::Tensor time_channels(const at::Tensor& sigma_B) {
-  return atelier::nn::time_channels(sigma_B, kTimeChannels, 1000.0);
-}
+constexpr double kRopeTheta = 10000;
 
 at::Tensor angles(const at::Tensor& positions, int64_t channels) {
   return atelier::nn::rope_angles(positions, channels, kRopeTheta);
 }
 
-// Shift, scale and gate of the two halves of a block, of one kind of rows: [B, D] each, views of
-// [B, 6 D].
-struct Modulation {
-  explicit Modulation(const at::Tensor& m) {
-    const std::vector<at::Tensor> parts = m.chunk(6, 1);
-    shift1 = parts[0], scale1 = parts[1], gate1 = parts[2];
-    shift2 = parts[3], scale2 = parts[4], gate2 = parts[5];
-  }
-  at::Tensor shift1, scale1, gate1, shift2, scale2, gate2;
-};
-
 }  // namespace
-
-// Inputs: image rows [N, D], text rows [N, D], the noise level, cosines and sines of image rows and
-// of text rows, offsets of image rows and of text rows. Rows of references follow their image's;
-// where they have a level of their own, it and the offsets of images and of references follow.
-// Outputs: image rows and text rows; of the last block image rows alone.
-//
-// The noise level is silu(time), [B, D] or in groups (see level_groups()), or what the block makes
-// of it, prepared: the modulation of image rows, then that of text rows, [B, 12 D].
-class DitBlock final : public atelier::Block {
- public:
-  enum Input {
-    kImage,
-    kText,
-    kLevel,
-    kImageCos,
-    kImageSin,
-    kTextCos,
-    kTextSin,
-    kImageRows,
-    kTextRows,
-    kCleanLevel,
-    kHalves
-  };
-
-  DitBlock(Module* parent, std::string name, const DitConfig& c, bool last)
-      : Block(parent, std::move(name)),
-        head_dim_(c.head_dim),
-        last_(last),
-        img_mod_(this, "img_mod.1", c.width, 6 * c.width),
-        norm_q_(this, "attn.norm_q", c.head_dim, kNormEps),
-        norm_k_(this, "attn.norm_k", c.head_dim, kNormEps),
-        to_q_(this, "attn.to_q", c.width, c.width),
-        to_k_(this, "attn.to_k", c.width, c.width),
-        to_v_(this, "attn.to_v", c.width, c.width),
-        add_q_(this, "attn.add_q_proj", c.width, c.width),
-        add_k_(this, "attn.add_k_proj", c.width, c.width),
-        add_v_(this, "attn.add_v_proj", c.width, c.width),
-        to_out_(this, "attn.to_out.0", c.width, c.width),
-        to_add_out_(this, "attn.to_add_out", c.width, c.width),
-        norm_added_q_(this, "attn.norm_added_q", c.head_dim, kNormEps),
-        norm_added_k_(this, "attn.norm_added_k", c.head_dim, kNormEps),
-        img_up_(this, "img_mlp.net.0.proj", c.width, c.mlp_width),
-        img_down_(this, "img_mlp.net.2", c.mlp_width, c.width),
-        txt_mod_(this, "txt_mod.1", c.width, 6 * c.width),
-        txt_up_(this, "txt_mlp.net.0.proj", c.width, c.mlp_width),
-        txt_down_(this, "txt_mlp.net.2", c.mlp_width, c.width) {}
-
-  std::string_view kind() const override { return last_ ? "dit.last" : "dit"; }
-
-  Tensors forward(const Tensors& in) override {
-    const Segments image_rows = Segments::from_tensor(in[kImageRows]);
-    const Segments text_rows = Segments::from_tensor(in[kTextRows]);
-    const bool has_halves = in.size() > kHalves;
-    const Segments levels = has_halves ? Segments::from_tensor(in[kHalves]) : image_rows;
-    const auto [image, text] =
-        modulations(in[kLevel], has_halves ? in[kCleanLevel] : at::Tensor(), image_rows.count());
-
-    at::Tensor attended = [&] {
-      const at::Tensor x =
-          ops::norm_modulate(in[kImage], image.shift1, image.scale1, levels, kNormEps);
-      const at::Tensor y =
-          ops::norm_modulate(in[kText], text.shift1, text.scale1, text_rows, kNormEps);
-      const Tensors of_x = atelier::nn::forward_all({&to_q_, &to_k_, &to_v_}, x);
-      const Tensors of_y = atelier::nn::forward_all({&add_q_, &add_k_, &add_v_}, y);
-      // Each sample's rows are its text, then its image.
-      const auto turn = [&](const at::Tensor& t, const RMSNorm& of_text, const at::Tensor& i,
-                            const RMSNorm& of_image) {
-        return ops::joined_norm_rope(
-            {heads(t, head_dim_), of_text.weight->draw(), in[kTextCos], in[kTextSin], text_rows},
-            {heads(i, head_dim_), of_image.weight->draw(), in[kImageCos], in[kImageSin],
-             image_rows},
-            ops::RopeLayout::kInterleaved, kNormEps);
-      };
-      const at::Tensor q = turn(of_y[0], norm_added_q_, of_x[0], norm_q_);
-      const at::Tensor k = turn(of_y[1], norm_added_k_, of_x[1], norm_k_);
-      const at::Tensor v = atelier::join_rows(heads(of_y[2], head_dim_), text_rows,
-                                              heads(of_x[2], head_dim_), image_rows);
-      return ops::attention(q, k, v, atelier::join(text_rows, image_rows));
-    }();
-    auto [text_out, image_out] = atelier::split_rows(attended, text_rows, image_rows);
-    attended.reset();
-
-    at::Tensor x =
-        second_half(in[kImage], to_out_.forward(image_out), image, levels, img_up_, img_down_);
-    if (last_) return {x};  // nothing reads the text behind the last block
-    at::Tensor y =
-        second_half(in[kText], to_add_out_.forward(text_out), text, text_rows, txt_up_, txt_down_);
-    return {x, y};
-  }
-
-  std::vector<const Linear*> level_layers() const { return {&img_mod_, &txt_mod_}; }
-
- private:
-  // Modulations of image rows and of text rows; with a level of references, of each image and of
-  // its references in turn.
-  std::pair<Modulation, Modulation> modulations(const at::Tensor& level, const at::Tensor& clean,
-                                                int64_t B) const {
-    const int64_t width = img_mod_.in_features();
-    const auto part = [&](const Linear& layer, const at::Tensor& of, int64_t first) {
-      return of.size(-1) == width ? of_levels(layer, of, B) : of.narrow(1, first, 6 * width);
-    };
-    at::Tensor image = part(img_mod_, level, 0);
-    if (clean.defined())
-      image = at::stack({image, part(img_mod_, clean, 0)}, 1).view({2 * B, 6 * width});
-    return {Modulation(image), Modulation(part(txt_mod_, level, 6 * width))};
-  }
-
-  static at::Tensor second_half(const at::Tensor& x, const at::Tensor& attended,
-                                const Modulation& m, const Segments& rows, const Linear& up,
-                                const Linear& down) {
-    const auto [sum, normed] =
-        ops::gate_residual_norm_modulate(x, attended, m.gate1, m.shift2, m.scale2, rows, kNormEps);
-    const at::Tensor mlp = down.forward(ops::gelu_tanh(up.forward(normed)));
-    return in_range(ops::gate_residual(sum, mlp, m.gate2, rows));
-  }
-
-  int64_t head_dim_;
-  bool last_;
-  Linear img_mod_;
-  RMSNorm norm_q_, norm_k_;
-  Linear to_q_, to_k_, to_v_, add_q_, add_k_, add_v_, to_out_, to_add_out_;
-  RMSNorm norm_added_q_, norm_added_k_;
-  Linear img_up_, img_down_, txt_mod_, txt_up_, txt_down_;
-};
 
 Dit::Dit(const DitConfig& c)
     : Denoiser(nullptr, "dit"),
       config_(c),
-      time_in_(this, "time_text_embed.timestep_embedder.linear_1", kTimeChannels, c.width),
-      time_out_(this, "time_text_embed.timestep_embedder.linear_2", c.width, c.width),
+      time_in_(this, kTimeIn, kTimeChannels, c.width),
+      time_out_(this, kTimeOut, c.width, c.width),
       txt_norm_(this, "txt_norm", c.text_width, kNormEps),
       img_in_(this, "img_in", c.channels * kPatch * kPatch, c.width),
       txt_in_(this, "txt_in", c.text_width, c.width),
@@ -200,6 +47,14 @@ Dit::Dit(const DitConfig& c)
               {.name = kCleanPictures},
               {.name = kNoisyPictures}};
   for (const std::string& name : reference_names_) entries_.push_back({.name = name});
+  for (const ControlKind& kind : {kBlockwiseKind, kControlNetKind}) {
+    for (int64_t i = 0; i < kMaxControls; ++i) {
+      control_names_.push_back(control_name(kind, i));
+      control_names_.push_back(control_use_name(kind, i));
+    }
+  }
+  for (const std::string& name : control_names_) entries_.push_back({.name = name});
+  entries_.push_back({.name = kControlPrompt});
   for (int64_t i = 0; i < c.layers; ++i) {
     blocks_.push_back(std::make_unique<DitBlock>(this, "transformer_blocks." + std::to_string(i), c,
                                                  i + 1 == c.layers));
@@ -235,8 +90,11 @@ int64_t SampleRows::reference_rows() const {
   return rows;
 }
 
-Dit::Rope Dit::make_rope(int64_t height, int64_t width, const std::vector<SampleRows>& samples,
-                         at::Device device) const {
+Dit::Rope Dit::rope_of(const std::vector<SampleRows>& samples, at::Device device) {
+  return ropes_.get({samples, device}, [&] { return make_rope(samples, device); });
+}
+
+Dit::Rope Dit::make_rope(const std::vector<SampleRows>& samples, at::Device device) const {
   const auto [frame_axis, row_axis, column_axis] = config_.axes;
   const auto options = at::TensorOptions(device).dtype(at::kFloat);
   std::vector<at::Tensor> image_cos, image_sin, text;
@@ -256,6 +114,7 @@ Dit::Rope Dit::make_rope(int64_t height, int64_t width, const std::vector<Sample
     image_sin.push_back(waves(at::sin));
   };
   for (const SampleRows& sample : samples) {
+    const int64_t height = sample.height, width = sample.width;
     // Rows and columns count from the middle of each picture.
     add_picture(0, centered(height, options), centered(width, options));
     int64_t start = std::max(height / 2, width / 2), number = 0;
@@ -275,12 +134,47 @@ Dit::Rope Dit::make_rope(int64_t height, int64_t width, const std::vector<Sample
 
 namespace {
 
-// Latents [B, C, T, H, W] to rows of tokens.
-at::Tensor to_rows(const at::Tensor& x) {
-  const int64_t B = x.size(0), C = x.size(1), H = x.size(3) / kPatch, W = x.size(4) / kPatch;
-  return x.reshape({B, C, H, kPatch, W, kPatch})
-      .permute({0, 2, 4, 1, 3, 5})
-      .reshape({B * H * W, C * kPatch * kPatch});
+// All samples of `calls`, one after the other.
+at::Tensor rows_of(std::span<const atelier::DenoiseInputs> calls) {
+  Tensors rows;
+  for (const atelier::DenoiseInputs& in : calls) rows.push_back(to_rows(in.x_BCTHW));
+  return rows.size() == 1 ? rows.front() : at::cat(rows);
+}
+
+// Rows of tokens of all samples, back to latents as those of each call.
+std::vector<at::Tensor> to_latents(const at::Tensor& rows,
+                                   std::span<const atelier::DenoiseInputs> calls) {
+  std::vector<at::Tensor> result;
+  int64_t first = 0;
+  for (const atelier::DenoiseInputs& in : calls) {
+    const auto& x = in.x_BCTHW;
+    const int64_t B = x.size(0), C = x.size(1), H = x.size(3) / kPatch, W = x.size(4) / kPatch;
+    const at::Tensor own = calls.size() == 1 ? rows : rows.narrow(0, first, B * H * W).clone();
+    result.push_back(own.view({B, H, W, C, kPatch, kPatch})
+                         .permute({0, 3, 1, 4, 2, 5})
+                         .reshape({B, C, 1, H * kPatch, W * kPatch}));
+    first += B * H * W;
+  }
+  return result;
+}
+
+// The images of all samples in tokens, and their texts.
+std::vector<SampleRows> images_of(std::span<const atelier::DenoiseInputs> calls,
+                                  const std::vector<int64_t>& texts) {
+  std::vector<SampleRows> samples;
+  for (const atelier::DenoiseInputs& in : calls) {
+    for (int64_t b = 0; b < in.x_BCTHW.size(0); ++b)
+      samples.push_back({.height = in.x_BCTHW.size(3) / kPatch,
+                         .width = in.x_BCTHW.size(4) / kPatch,
+                         .text = texts[samples.size()]});
+  }
+  return samples;
+}
+
+Segments image_segments(const std::vector<SampleRows>& samples) {
+  std::vector<int64_t> lengths;
+  for (const SampleRows& sample : samples) lengths.push_back(sample.height * sample.width);
+  return Segments(lengths);
 }
 
 // Offsets of what is modulated alike: each sample's image, then its references.
@@ -293,64 +187,86 @@ Segments halves(const Segments& image, const Segments& references) {
   return Segments(lengths);
 }
 
-// For all samples: what their references are, and the rows of these.
+// For all samples: the rows of their references.
 struct References {
-  std::vector<SampleRows> samples;
   std::vector<at::Tensor> rows;
   std::vector<int64_t> lengths;
 };
 
-// The noise level of each sample's references: 0 where they are clean, and the image's where they
-// are not. None where all have the image's.
-std::optional<at::Tensor> levels_of_references(std::span<const atelier::Conditioning* const> cond,
-                                               bool are_clean, const at::Tensor& sigma_B) {
+// The noise level of each sample's references: 0 where they are clean, which is the prepared one
+// `clean_level`, and the image's where they are not. None where all have the image's.
+struct ReferenceLevels {
+  at::Tensor sigma_B;
+  std::vector<std::optional<int64_t>> prepared;
+};
+
+std::optional<ReferenceLevels> levels_of_references(const atelier::CallSamples& samples,
+                                                    bool are_clean, int64_t clean_level) {
   std::vector<float> kept;
-  for (const atelier::Conditioning* one : cond)
-    kept.push_back(one->contains(kNoisyPictures) || (!are_clean && !one->contains(kCleanPictures)));
+  ReferenceLevels levels{.sigma_B = {}, .prepared = samples.levels};
+  for (size_t s = 0; s < samples.cond.size(); ++s) {
+    const atelier::Conditioning& one = *samples.cond[s];
+    kept.push_back(one.contains(kNoisyPictures) || (!are_clean && !one.contains(kCleanPictures)));
+    if (kept.back() == 0 && levels.prepared[s]) levels.prepared[s] = clean_level;
+  }
   if (std::ranges::count(kept, 1.0F) == std::ssize(kept)) return std::nullopt;
-  if (std::ranges::count(kept, 0.0F) == std::ssize(kept)) return at::zeros_like(sigma_B);
-  return sigma_B * at::tensor(kept).to(sigma_B.device());
+  levels.sigma_B = std::ranges::count(kept, 0.0F) == std::ssize(kept)
+                       ? at::zeros_like(samples.sigma_B)
+                       : samples.sigma_B * at::tensor(kept).to(samples.sigma_B.device());
+  return levels;
 }
 
+// Says in `samples` what their references are.
 References references_of(std::span<const atelier::Conditioning* const> cond,
-                         const std::vector<int64_t>& texts, const at::TensorOptions& options) {
+                         std::vector<SampleRows>& samples, const at::TensorOptions& options) {
   References result;
   for (size_t s = 0; s < cond.size(); ++s) {
-    SampleRows sample{
-        .text = texts[s], .references = {}, .stretches = cond[s]->contains(kStretchedPlaces)};
+    samples[s].stretches = cond[s]->contains(kStretchedPlaces);
     for (int64_t i = 0; cond[s]->contains(reference_name(i)); ++i) {
       const at::Tensor& latents = atelier::named_tensor(*cond[s], reference_name(i), 4);
-      sample.references.emplace_back(latents.size(2) / kPatch, latents.size(3) / kPatch);
+      samples[s].references.emplace_back(latents.size(2) / kPatch, latents.size(3) / kPatch);
       result.rows.push_back(to_rows(latents.to(options).unsqueeze(0)));
     }
-    result.lengths.push_back(sample.reference_rows());
-    result.samples.push_back(std::move(sample));
+    result.lengths.push_back(samples[s].reference_rows());
   }
   return result;
+}
+
+std::vector<Pass::Sample> pass_samples(std::span<const atelier::DenoiseInputs> calls) {
+  std::vector<Pass::Sample> samples;
+  for (const atelier::DenoiseInputs& in : calls)
+    for (const atelier::Conditioning* cond : in.cond)
+      samples.push_back({.cond = cond, .step = in.step, .steps = in.steps});
+  return samples;
 }
 
 }  // namespace
 
 at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
-  const at::Tensor& x = in.x_BCTHW;
-  const int64_t B = x.size(0), C = x.size(1), H = x.size(3) / kPatch, W = x.size(4) / kPatch;
-  const at::ScalarType dtype = x.scalar_type();
-  const atelier::PackedRows prompts = atelier::pack_entry(in.cond, atelier::kPromptEmbeds);
-  References references = references_of(in.cond, prompts.lengths, x.options());
-  const SharedRows text_rows(prompts.rows), own_rows(Segments::uniform(B, H * W)),
+  return denoise_all({&in, 1}, runner).front();
+}
+
+std::vector<at::Tensor> Dit::denoise_all(std::span<const atelier::DenoiseInputs> calls,
+                                         atelier::BlockRunner& runner) {
+  const atelier::CallSamples all = atelier::samples_of(calls);
+  const at::TensorOptions options = calls.front().x_BCTHW.options();
+  const at::ScalarType dtype = calls.front().x_BCTHW.scalar_type();
+  const atelier::PackedRows prompts = atelier::pack_entry(all.cond, atelier::kPromptEmbeds);
+  std::vector<SampleRows> samples = images_of(calls, prompts.lengths);
+  const References references = references_of(all.cond, samples, options);
+  const SharedRows text_rows(prompts.rows), own_rows(image_segments(samples)),
       reference_rows(Segments(references.lengths));
   const bool has_references = !references.rows.empty();
   const SharedRows image_rows = has_references ? join(own_rows, reference_rows) : own_rows;
-  const Rope& table = ropes_.get({H, W, references.samples, x.device()},
-                                 [&] { return make_rope(H, W, references.samples, x.device()); });
-  const auto level = levels_.step(in.sigma_B, dtype, in.level);
+  const Rope table = rope_of(samples, options.device());
+  const auto level = levels_.step(all.sigma_B, dtype, all.levels);
   std::optional<atelier::nn::NoiseLevels::Step> clean;
-  const auto of_references = levels_of_references(in.cond, config_.clean_references, in.sigma_B);
+  const auto of_references = levels_of_references(all, config_.clean_references, clean_level_);
   if (has_references && of_references)
-    clean =
-        levels_.step(*of_references, dtype, in.level ? std::optional(clean_level_) : std::nullopt);
+    clean = levels_.step(of_references->sigma_B, dtype, of_references->prepared);
 
-  at::Tensor rows = own_rows.take(to_rows(x));
+  const at::Tensor latents = own_rows.take(rows_of(calls));
+  at::Tensor rows = latents;
   if (has_references) {
     rows = atelier::join_rows(rows, own_rows.rows(), reference_rows.take(at::cat(references.rows)),
                               reference_rows.rows());
@@ -361,8 +277,18 @@ at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& 
                    image_sin = image_rows.take(table.image_sin),
                    text_cos = text_rows.take(table.text_cos),
                    text_sin = text_rows.take(table.text_sin);
+  Pass pass{.samples = pass_samples(calls),
+            .lengths = samples,
+            .dit = *this,
+            .runner = runner,
+            .own = own_rows,
+            .references = has_references ? &reference_rows : nullptr,
+            .latents = latents,
+            .sigma_B = all.sigma_B,
+            .image = std::move(image)};
+  for (const auto& addition : additions_) addition->begin(pass);
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    Tensors inputs = {image,
+    Tensors inputs = {pass.image,
                       text,
                       level.of_block(i),
                       image_cos,
@@ -376,18 +302,15 @@ at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& 
       inputs.push_back(halves(own_rows.rows(), reference_rows.rows()).tensor());
     }
     Tensors out = runner.run(*blocks_[i], inputs);
-    image = std::move(out[0]);
+    pass.image = std::move(out[0]);
     text = out.size() > 1 ? std::move(out[1]) : at::Tensor();
+    for (const auto& addition : additions_) addition->after(static_cast<int64_t>(i), pass);
   }
-  if (has_references)
-    image = atelier::split_rows(image, own_rows.rows(), reference_rows.rows()).first;
+  image = pass.own_image();
 
   const std::vector<at::Tensor> ends = level.of_end().chunk(2, 1);  // scale, then shift
   image = proj_out_.forward(ops::norm_modulate(image, ends[1], ends[0], own_rows.rows(), kNormEps));
-  return own_rows.gather(image)
-      .view({B, H, W, C, kPatch, kPatch})
-      .permute({0, 3, 1, 4, 2, 5})
-      .reshape({B, C, 1, H * kPatch, W * kPatch});
+  return to_latents(own_rows.gather(image), calls);
 }
 
 }  // namespace qwen_image

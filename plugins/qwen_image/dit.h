@@ -2,8 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -12,6 +12,7 @@
 #include "atelier/nn/waves.h"
 #include "atelier/shared_rows.h"
 
+#include "addition.h"
 #include "config.h"
 
 namespace qwen_image {
@@ -27,23 +28,25 @@ std::string reference_name(int64_t number);
 inline constexpr const char *kStretchedPlaces = "stretched_places",
                             *kCleanPictures = "clean_pictures", *kNoisyPictures = "noisy_pictures";
 
-// Rows of one sample beside those of the image.
+// Rows of one sample: of the image and those beside it.
 struct SampleRows {
-  int64_t text = 0;
-  std::vector<std::pair<int64_t, int64_t>> references;  // height and width in tokens
+  int64_t height = 0, width = 0, text = 0;                   // of the image in tokens
+  std::vector<std::pair<int64_t, int64_t>> references = {};  // height and width in tokens
   bool stretches = false;
   bool operator==(const SampleRows&) const = default;
   int64_t reference_rows() const;
 };
 
 // Not thread-safe: tables of the last shapes are kept between calls.
-class Dit final : public atelier::Denoiser, public atelier::SharesRows {
+class Dit final : public atelier::Denoiser, public atelier::PacksCalls, public atelier::SharesRows {
  public:
   explicit Dit(const DitConfig& config);
   ~Dit() override;
 
   // Reads "prompt_embeds": [L, text_width] of each sample, and its references.
   at::Tensor denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) override;
+  std::vector<at::Tensor> denoise_all(std::span<const atelier::DenoiseInputs> calls,
+                                      atelier::BlockRunner& runner) override;
 
   int64_t channels() const override { return config_.channels; }
   int64_t patch() const override { return kPatch; }
@@ -53,22 +56,39 @@ class Dit final : public atelier::Denoiser, public atelier::SharesRows {
   int64_t heads() const override { return config_.heads; }
   int64_t key_heads() const override { return config_.heads; }
 
+  // Cosines and sines of every row, [N, head_dim / 2] float32, on all ranks together.
+  struct Rope {
+    at::Tensor image_cos, image_sin, text_cos, text_sin;
+  };
+  Rope rope_of(const std::vector<SampleRows>& samples, at::Device device);
+  int64_t layers() const { return config_.layers; }
+
+  // Runs what is added beside the blocks while it lives.
+  class With {
+   public:
+    With(Dit& dit, std::span<const std::unique_ptr<Addition>> additions) : dit_(dit) {
+      dit.additions_ = additions;
+    }
+    ~With() { dit_.additions_ = {}; }
+    With(const With&) = delete;
+    With& operator=(const With&) = delete;
+
+   private:
+    Dit& dit_;
+  };
+
   bool has_clean_references() const { return config_.clean_references; }
   // Which prepared level is that of clean references.
   void set_clean_level(int64_t level) { clean_level_ = level; }
 
  private:
-  // Cosines and sines of every row, [N, head_dim / 2] float32.
-  struct Rope {
-    at::Tensor image_cos, image_sin, text_cos, text_sin;
-  };
-  // `height` and `width` in tokens.
-  Rope make_rope(int64_t height, int64_t width, const std::vector<SampleRows>& samples,
-                 at::Device device) const;
+  Rope make_rope(const std::vector<SampleRows>& samples, at::Device device) const;
 
   DitConfig config_;
   std::vector<atelier::ConditioningEntry> entries_;
   std::vector<std::string> reference_names_;  // which entries_ point to
+  std::vector<std::string> control_names_;    // likewise
+  std::span<const std::unique_ptr<Addition>> additions_;
   int64_t clean_level_ = 0;
   atelier::nn::Linear time_in_, time_out_;
   atelier::nn::RMSNorm txt_norm_;
@@ -76,8 +96,7 @@ class Dit final : public atelier::Denoiser, public atelier::SharesRows {
   std::vector<std::unique_ptr<DitBlock>> blocks_;
   atelier::nn::Linear norm_out_, proj_out_;
   atelier::nn::NoiseLevels levels_;
-  atelier::nn::RecentTables<std::tuple<int64_t, int64_t, std::vector<SampleRows>, at::Device>, Rope>
-      ropes_;
+  atelier::nn::RecentTables<std::pair<std::vector<SampleRows>, at::Device>, Rope> ropes_;
 };
 
 }  // namespace qwen_image

@@ -5,7 +5,10 @@
 #include "atelier/parts/causal_vae.h"
 #include "atelier/plugin.h"
 
+#include "blockwise.h"
 #include "config.h"
+#include "controlnet.h"
+#include "controls.h"
 #include "dit.h"
 #include "model.h"
 #include "text_encoder.h"
@@ -119,7 +122,34 @@ constexpr ComponentRow kRows[] = {
      .weight_map = dit_map,
      .make = make_dit,
      .tiny = tiny_dit},
+    {.spec = {.name = kBlockwise,
+              .role = Role::kControl,
+              .required = false,
+              .help = "Qwen-Image-Blockwise-ControlNet-{Canny,Depth,Inpaint}: model.safetensors",
+              .beside = "dit",
+              .max_count = kMaxControls},
+     .detect = detect_blockwise,
+     .config_fields = blockwise_fields,
+     .weight_map = blockwise_map,
+     .make = make_part<Blockwise, BlockwiseConfig>},
+    {.spec = {.name = kControlNet,
+              .role = Role::kControl,
+              .required = false,
+              .help = "InstantX/Qwen-Image-ControlNet-{Union,Inpainting}: "
+                      "diffusion_pytorch_model.safetensors",
+              .beside = "dit",
+              .max_count = kMaxControls},
+     .detect = detect_controlnet,
+     .config_fields = controlnet_fields,
+     .weight_map = controlnet_map,
+     .make = make_part<ControlNet, ControlNetConfig>},
 };
+
+// A number of each picture that a kind of ControlNet follows; one counts for all.
+constexpr InputSpec control_number(const char* name, InputUse use, std::string_view help) {
+  return {
+      .name = name, .kind = InputKind::kReal, .use = use, .help = help, .max_count = kMaxControls};
+}
 
 constexpr InputSpec kInputs[] = {
     {.name = "prompt",
@@ -152,6 +182,40 @@ constexpr InputSpec kInputs[] = {
      .variants = kEditVariants,
      .help = "pictures are clean at every noise level; false: as noisy as the image; else as the "
              "model says"},
+    {.name = kContext,
+     .kind = InputKind::kImage,
+     .variants = kTextVariants,
+     .help =
+         "a picture beside the image, of the same size, for LoRAs of In-Context-Control: edges, "
+         "depth, poses",
+     .fit = atelier::InputFit::kStretch},
+    {.name = kBlockwiseKind.image,
+     .kind = InputKind::kImage,
+     .help = "a picture for each blockwise ControlNet to follow, in the order of their files",
+     .max_count = kMaxControls},
+    {.name = kBlockwiseKind.mask,
+     .kind = InputKind::kMask,
+     .help = "white where that picture is made anew, for ControlNets of inpainting",
+     .max_count = kMaxControls},
+    control_number(kBlockwiseKind.scale, InputUse::kBoth, "how much each of them counts; else 1"),
+    control_number(kBlockwiseKind.start, InputUse::kGenerate,
+                   "part of the way that is left from which on each counts; else 1, all of it"),
+    control_number(kBlockwiseKind.end, InputUse::kGenerate,
+                   "part of the way that is left at which each stops to count; else 0"),
+    {.name = kControlNetKind.image,
+     .kind = InputKind::kImage,
+     .help = "a picture for each ControlNet to follow, or several for one: edges, depth, poses, a "
+             "picture to be filled in",
+     .max_count = kMaxControls},
+    {.name = kControlNetKind.mask,
+     .kind = InputKind::kMask,
+     .help = "white where control_image is filled in, for ControlNets of inpainting",
+     .max_count = kMaxControls},
+    control_number(kControlNetKind.scale, InputUse::kBoth, "how much each picture counts; else 1"),
+    control_number(kControlNetKind.start, InputUse::kGenerate,
+                   "part of the steps behind which each counts; else 0"),
+    control_number(kControlNetKind.end, InputUse::kGenerate,
+                   "part of the steps behind which each counts no more; else 1"),
     atelier::kStartImage,
 };
 
@@ -160,12 +224,31 @@ constexpr std::string_view kTextInputs[] = {"prompt", "edit_image", "edit_image_
 constexpr std::string_view kReferencesInputs[] = {"edit_image", "edit_image_auto_resize",
                                                   "edit_rope_interpolation", "zero_cond_t"};
 
+constexpr std::string_view kContextInputs[] = {kContext};
+constexpr std::string_view kBlockwiseComponents[] = {"vae", kBlockwise};
+constexpr std::string_view kBlockwiseInputs[] = {kBlockwiseKind.image, kBlockwiseKind.mask,
+                                                 kBlockwiseKind.scale, kBlockwiseKind.start,
+                                                 kBlockwiseKind.end};
+constexpr std::string_view kControlNetComponents[] = {"vae", kControlNet};
+constexpr std::string_view kControlNetInputs[] = {kControlNetKind.image, kControlNetKind.mask,
+                                                  kControlNetKind.scale, kControlNetKind.start,
+                                                  kControlNetKind.end};
+
 constexpr atelier::EncodeStage kStages[] = {
-    {.name = "text", .components = kTextComponents, .inputs = kTextInputs},
+    {.name = "text",
+     .components = kTextComponents,
+     .inputs = kTextInputs,
+     .kept_as = kControlPrompt},
     {.name = "references",
      .components = atelier::kLatentsComponents,
      .inputs = kReferencesInputs,
      .variants = kEditVariants},
+    {.name = "references",
+     .components = atelier::kLatentsComponents,
+     .inputs = kContextInputs,
+     .variants = kTextVariants},
+    {.name = kBlockwise, .components = kBlockwiseComponents, .inputs = kBlockwiseInputs},
+    {.name = kControlNet, .components = kControlNetComponents, .inputs = kControlNetInputs},
     atelier::kImageStage,
 };
 

@@ -7,7 +7,9 @@
 #include "atelier/error.h"
 #include "atelier/named_inputs.h"
 
+#include "blockwise.h"
 #include "config.h"
+#include "controlnet.h"
 #include "dit.h"
 #include "text_encoder.h"
 #include "vision.h"
@@ -62,7 +64,11 @@ std::vector<PictureRows> picture_rows(const std::vector<int64_t>& starts,
 QwenImage::QwenImage(std::span<const atelier::ComponentRow> rows,
                      std::span<const atelier::Detection> parts,
                      const atelier::ModelOptions& options)
-    : ComponentModel(rows, parts, options), variant_(variant_of(parts)) {
+    : ComponentModel(rows, parts, options),
+      blockwise_masks_(mask_readers(parts, kBlockwiseKind)),
+      controlnet_masks_(mask_readers(parts, kControlNetKind)),
+      variant_(variant_of(parts)) {
+  check_controls(parts);
   if (has_tokenizer()) prompts_.emplace(tokenizer(), wording_of(variant_));
 }
 
@@ -96,6 +102,8 @@ std::vector<at::Tensor> QwenImage::pictures_of(const atelier::Inputs& inputs) co
 
 atelier::MediaTarget QwenImage::target(const atelier::Inputs& inputs,
                                        const atelier::MediaTarget& asked) const {
+  for (const ControlKind& kind : {kBlockwiseKind, kControlNetKind})
+    check_control_inputs(kind, readers(kind), inputs);
   const std::vector<at::Tensor> pictures = pictures_of(inputs);
   if (pictures.empty()) return asked;
   const PictureSize size = PictureRules().for_vae(size_of(pictures.back()));
@@ -107,6 +115,8 @@ atelier::Conditioning QwenImage::encode(const atelier::EncodeInputs& in,
                                         atelier::BlockRunner& runner) {
   if (in.stage == "latents") return encode_latents(in.values, "image", runner);
   if (in.stage == "references") return encode_references(in, runner);
+  for (const ControlKind& kind : {kBlockwiseKind, kControlNetKind})
+    if (in.stage == kind.component) return encode_pictures(kind, in.values, runner);
   return encode_text(in, runner);
 }
 
@@ -143,6 +153,8 @@ at::Tensor QwenImage::read_with_pictures(std::vector<int64_t> ids,
 
 atelier::Conditioning QwenImage::encode_references(const atelier::EncodeInputs& in,
                                                    atelier::BlockRunner& runner) {
+  if (in.values.contains(kContext))
+    return {{reference_name(0), encode_latents(in.values, kContext, runner).at("latents")}};
   atelier::Conditioning cond;
   for (const at::Tensor& picture : pictures_of(in.values)) {
     const at::Tensor pixels = pixels_for_vae(picture, rules_of(in.values));
@@ -154,6 +166,55 @@ atelier::Conditioning QwenImage::encode_references(const atelier::EncodeInputs& 
   if (const bool* is_clean = atelier::find_input<bool>(in.values, "zero_cond_t"))
     cond.emplace(*is_clean ? kCleanPictures : kNoisyPictures, at::ones({1}, at::kFloat));
   return cond;
+}
+
+const std::vector<bool>& QwenImage::readers(const ControlKind& kind) const {
+  return kind.component == kBlockwiseKind.component ? blockwise_masks_ : controlnet_masks_;
+}
+
+atelier::Conditioning QwenImage::encode_pictures(const ControlKind& kind,
+                                                 const atelier::Inputs& values,
+                                                 atelier::BlockRunner& runner) {
+  check_control_inputs(kind, readers(kind), values);
+  return encode_controls(kind, readers(kind), values, [&](const at::Tensor& picture) {
+    return encode_latents({{kind.image, picture}}, kind.image, runner).at("latents");
+  });
+}
+
+std::vector<std::unique_ptr<Addition>> QwenImage::controls_of(
+    std::span<const atelier::DenoiseInputs> calls) {
+  const auto is_given = [&](const ControlKind& kind, int64_t number) {
+    return std::ranges::any_of(calls, [&](const atelier::DenoiseInputs& in) {
+      return std::ranges::any_of(in.cond, [&](const atelier::Conditioning* cond) {
+        return cond->contains(control_name(kind, number));
+      });
+    });
+  };
+  // One ControlNet alone has all pictures.
+  const auto net_of = [&](const ControlKind& kind, int64_t number) {
+    const bool has_own = number > 0 && readers(kind).size() > 1;
+    return has_own ? kind.component + ("." + std::to_string(number)) : std::string(kind.component);
+  };
+  std::vector<std::unique_ptr<Addition>> controls;
+  for (int64_t i = 0; is_given(kBlockwiseKind, i); ++i)
+    controls.push_back(
+        std::make_unique<BlockwiseHints>(loaded<Blockwise>(net_of(kBlockwiseKind, i)), i));
+  const int64_t layers = loaded<Dit>(calls.front().denoiser).layers();
+  for (int64_t i = 0; is_given(kControlNetKind, i); ++i)
+    controls.push_back(std::make_unique<ControlNetHints>(
+        loaded<ControlNet>(net_of(kControlNetKind, i)), i, layers));
+  return controls;
+}
+
+at::Tensor QwenImage::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
+  return denoise_all({&in, 1}, runner).front();
+}
+
+std::vector<at::Tensor> QwenImage::denoise_all(std::span<const atelier::DenoiseInputs> calls,
+                                               atelier::BlockRunner& runner) {
+  const auto controls = controls_of(calls);
+  const Dit::With with(loaded<Dit>(calls.front().denoiser), controls);
+  return ComponentModel::denoise_all(calls, runner);
 }
 
 atelier::TextLength QwenImage::text_length(const atelier::EncodeInputs& in) const {

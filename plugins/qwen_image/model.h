@@ -2,11 +2,16 @@
 // velocities.
 #pragma once
 
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "atelier/component_model.h"
 
+#include "addition.h"
+#include "controls.h"
 #include "pictures.h"
 #include "prompt.h"
 
@@ -30,6 +35,11 @@ class QwenImage final : public atelier::ComponentModel {
   atelier::Conditioning encode(const atelier::EncodeInputs& in,
                                atelier::BlockRunner& runner) override;
   atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;
+
+  // ControlNets run beside the denoiser where a sample has a picture for them, see control_name().
+  at::Tensor denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) override;
+  std::vector<at::Tensor> denoise_all(std::span<const atelier::DenoiseInputs> calls,
+                                      atelier::BlockRunner& runner) override;
 
   // Beside the given levels, that of clean references is prepared where pictures are edited.
   void prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
@@ -56,6 +66,13 @@ class QwenImage final : public atelier::ComponentModel {
   PictureRules rules_of(const atelier::Inputs& inputs) const;
   std::vector<at::Tensor> pictures_of(const atelier::Inputs& inputs) const;
 
+  atelier::Conditioning encode_pictures(const ControlKind& kind, const atelier::Inputs& values,
+                                        atelier::BlockRunner& runner);
+  const std::vector<bool>& readers(const ControlKind& kind) const;
+  std::vector<std::unique_ptr<Addition>> controls_of(std::span<const atelier::DenoiseInputs> calls);
+
+  // Whether each ControlNet reads a mask.
+  std::vector<bool> blockwise_masks_, controlnet_masks_;
   std::string variant_;  // of the denoiser, there or not; empty: nothing tells it
   std::optional<PromptTemplate> prompts_;
 };

@@ -1,18 +1,23 @@
 # Sources of atelier_formats, relative to this folder; also built into the fuzzers.
 set(ATELIER_FORMATS_SOURCES
+  base64.cpp
   chars_map.cpp
   csv.cpp
+  data_url.cpp
   elf_note.cpp
   escape.cpp
   gguf.cpp
   git_lfs.cpp
   glob.cpp
+  http_fields.cpp
   json.cpp
   json_reader.cpp
   list.cpp
   lora_names.cpp
+  multipart.cpp
   pickle.cpp
   pth.cpp
+  route.cpp
   safetensors.cpp
   sentencepiece_model.cpp
   shard_index.cpp
@@ -20,5 +25,6 @@ set(ATELIER_FORMATS_SOURCES
   tokenizer_json.cpp
   tokenizer_parts.cpp
   toml_names.cpp
+  url.cpp
   utf8.cpp
   zip.cpp)

@@ -1,7 +1,7 @@
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "formats/base64.h"
 #include "formats/json_tree.h"
 #include "formats/tokenizer_files.h"
 #include "formats/tokenizer_parts.h"
@@ -206,26 +206,10 @@ void read_pattern(const Fields& fields, const std::string& path, Step& step) {
   step.pattern = kinds.string(step.pattern_is_regex ? "Regex" : "String");
 }
 
-// Standard alphabet, padded.
-std::string decode_base64(std::string_view text) {
-  constexpr std::string_view kDigits =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string bytes;
-  bytes.reserve(text.size() / 4 * 3);
-  const size_t end = std::min(text.find('='), text.size());
-  uint32_t bits = 0;
-  for (size_t i = 0; i < end; ++i) {
-    const size_t digit = kDigits.find(text[i]);
-    if (digit == std::string_view::npos) break;
-    bits = bits << 6 | static_cast<uint32_t>(digit);
-    if (i % 4 != 0) bytes += static_cast<char>(bits >> (6 - 2 * (i % 4)));
-  }
-  const size_t padding = text.size() - end;
-  const bool is_whole = text.size() % 4 == 0 && padding <= 2 &&
-                        text.find_first_not_of('=', end) == std::string_view::npos &&
-                        bytes.size() == text.size() / 4 * 3 - padding;
-  if (!is_whole) throw ParseError("TOK_FORM", "normalizer.precompiled_charsmap is not base64");
-  return bytes;
+CharsMap read_chars_map(const Fields& fields) {
+  const auto bytes = decode_base64(fields.string("precompiled_charsmap"));
+  if (!bytes) throw ParseError("TOK_FORM", "normalizer.precompiled_charsmap is not base64");
+  return CharsMap(*bytes);
 }
 
 void read_normalizer(const Fields& fields, std::vector<NormalizerStep>& normalizers) {
@@ -233,9 +217,7 @@ void read_normalizer(const Fields& fields, std::vector<NormalizerStep>& normaliz
   read.type = fields.string("type");
   if (read.type != "Sequence") {
     if (read.type == "Replace") read_pattern(fields, "normalizer.pattern", read);
-    if (read.type == "Precompiled") {
-      read.chars_map = CharsMap(decode_base64(fields.string("precompiled_charsmap")));
-    }
+    if (read.type == "Precompiled") read.chars_map = read_chars_map(fields);
     read.content = fields.string(read.type == "Prepend" ? "prepend" : "content");
     read.strips_left = fields.flag("strip_left", false);
     read.strips_right = fields.flag("strip_right", false);

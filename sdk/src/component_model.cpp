@@ -104,6 +104,20 @@ int64_t Autoencoder::pixel_channels() const {
 
 Denoiser::~Denoiser() = default;
 
+PacksCalls::~PacksCalls() = default;
+
+CallSamples samples_of(std::span<const DenoiseInputs> calls) {
+  CallSamples all;
+  Tensors sigmas;
+  for (const DenoiseInputs& in : calls) {
+    sigmas.push_back(in.sigma_B);
+    all.cond.insert(all.cond.end(), in.cond.begin(), in.cond.end());
+    all.levels.insert(all.levels.end(), in.cond.size(), in.level);
+  }
+  all.sigma_B = sigmas.size() == 1 ? sigmas.front() : at::cat(sigmas);
+  return all;
+}
+
 nn::NoiseLevels* Denoiser::levels() {
   return nullptr;
 }
@@ -269,8 +283,22 @@ at::Tensor ComponentModel::denoise(const DenoiseInputs& in, BlockRunner& runner)
   return run(loaded<Denoiser>(in.denoiser), in, runner);
 }
 
-at::Tensor ComponentModel::run(Denoiser& denoiser, const DenoiseInputs& in,
-                               BlockRunner& runner) const {
+std::vector<at::Tensor> ComponentModel::denoise_all(std::span<const DenoiseInputs> calls,
+                                                    BlockRunner& runner) {
+  if (calls.empty()) return {};
+  auto& denoiser = loaded<Denoiser>(calls.front().denoiser);
+  auto* const packs = dynamic_cast<PacksCalls*>(&denoiser);
+  if (packs == nullptr) return Model::denoise_all(calls, runner);
+  std::vector<DenoiseInputs> all;
+  for (const DenoiseInputs& in : calls) {
+    if (in.denoiser != calls.front().denoiser)
+      invalid("calls of several denoisers", "make those of each at once");
+    all.push_back(checked(denoiser, in));
+  }
+  return packs->denoise_all(all, runner);
+}
+
+DenoiseInputs ComponentModel::checked(const Denoiser& denoiser, const DenoiseInputs& in) const {
   check_latents(in.x_BCTHW, denoiser.channels(), denoiser.patch());
   const int64_t B = in.x_BCTHW.size(0);
   if (in.sigma_B.dim() != 1 || in.sigma_B.size(0) != B || std::ssize(in.cond) != B) {
@@ -283,7 +311,12 @@ at::Tensor ComponentModel::run(Denoiser& denoiser, const DenoiseInputs& in,
   }
   DenoiseInputs checked = in;
   checked.sigma_B = in.sigma_B.to(at::kFloat);
-  return denoiser.denoise(checked, runner);
+  return checked;
+}
+
+at::Tensor ComponentModel::run(Denoiser& denoiser, const DenoiseInputs& in,
+                               BlockRunner& runner) const {
+  return denoiser.denoise(checked(denoiser, in), runner);
 }
 
 std::vector<WeightPtr> ComponentModel::level_weights(std::string_view denoiser) {

@@ -2,9 +2,24 @@
 
 #include <ATen/ATen.h>
 
+#include "atelier/host/sample_scope.h"
+
 namespace atelier {
 
 Model::~Model() = default;
+
+std::vector<at::Tensor> Model::denoise_all(std::span<const DenoiseInputs> calls,
+                                           BlockRunner& runner) {
+  std::vector<at::Tensor> velocities;
+  int64_t first = 0;
+  for (const DenoiseInputs& in : calls) {
+    const int64_t count = in.x_BCTHW.size(0);
+    const ops::SampleScope::Part own(first, count);
+    velocities.push_back(denoise(in, runner));
+    first += count;
+  }
+  return velocities;
+}
 
 at::Tensor Model::guide(const GuideInputs& in, BlockRunner&) {
   return in.without_BCTHW + in.scale * (in.with_BCTHW - in.without_BCTHW);

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "atelier/error.h"
+#include "atelier/host/sample_scope.h"
 
 #include "ops/autograd_support.h"
 
@@ -126,6 +127,11 @@ struct SplitRows : torch::autograd::Function<SplitRows> {
   }
 };
 
+// Rows of samples that have adapters of their own are known by these.
+void note(const Segments& rows) {
+  if (ops::SampleScope* scope = ops::SampleScope::current()) scope->note(rows);
+}
+
 }  // namespace
 
 Segments::Segments(const std::vector<int64_t>& lengths) {
@@ -140,6 +146,7 @@ Segments::Segments(const std::vector<int64_t>& lengths) {
     data[s + 1] = data[s] + lengths[s];
   }
   data_ = data;
+  note(*this);
 }
 
 Segments Segments::uniform(int64_t count, int64_t length) {
@@ -163,6 +170,7 @@ Segments Segments::from_tensor(at::Tensor offsets) {
     if (*begin != 0 || !std::is_sorted(begin, begin + count))
       throw Error(ErrorCode::kInvalidArgument, "segments: offsets do not ascend from 0");
   }
+  note(result);
   return result;
 }
 

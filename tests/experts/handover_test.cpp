@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 
 #include "host/generate/engine.h"
-#include "host/generate/generator.h"
 #include "host/model/model_loader.h"
 #include "host/plugins/plugin_loader.h"
 #include "random_model.h"
@@ -73,9 +72,9 @@ struct HandoverScene {
 
   std::vector<at::Tensor> draw(LoadedModel& model, bool batches_cfg = true,
                                const std::function<bool()>& is_cancelled = {}) {
-    generate::Engine engine = generate::make_engine(model);
-    if (!hands_over) engine.hand_over = {};
-    engine.load = [&](std::string_view component) {
+    generate::EngineModel of = generate::engine_model_of(model);
+    if (!hands_over) of.hand_over = {};
+    of.load = [&](std::string_view component) {
       if (component == "dit_low" && !model.is_loaded(component)) {
         const memory::Residency* residency = model.residency(component);
         copies_before = residency == nullptr ? 0 : residency->stats().copies;
@@ -85,10 +84,10 @@ struct HandoverScene {
         held = model.residency("dit_low")->stats().device_bytes;
     };
     progress::Progress progress(progress::Options{.quiet = true});
-    generate::Generator generator(std::move(engine), progress, is_cancelled);
+    generate::Engine engine(std::move(of), progress, is_cancelled);
     std::vector<at::Tensor> images;
-    generator.run(request(batches_cfg),
-                  [&](size_t, int64_t, const at::Tensor& pixels) { images.push_back(pixels); });
+    engine.run(request(batches_cfg),
+               [&](size_t, int64_t, const at::Tensor& pixels) { images.push_back(pixels); });
     if (model.transfer() != nullptr) peak = model.transfer()->stats().peak_bytes;
     return images;
   }
@@ -123,7 +122,7 @@ TEST_CASE("An expert that was cut off while the next one came runs again", "[str
   const auto model = scene.open(kSimulated);
   const auto expected = scene.draw(*model);
   bool stops = false;
-  // The generator asks before each block, too: it ends within the first one's last call.
+  // The engine asks before each block, too: it ends within the first one's last call.
   const auto cut_off = [&] {
     const memory::Residency* coming = model->residency("dit_low");
     return stops && coming != nullptr && !model->is_loaded("dit_low");

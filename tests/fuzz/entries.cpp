@@ -7,19 +7,25 @@
 #include <unordered_set>
 #include <vector>
 
+#include "formats/base64.h"
 #include "formats/chars_map.h"
 #include "formats/csv.h"
+#include "formats/data_url.h"
 #include "formats/elf_note.h"
 #include "formats/escape.h"
 #include "formats/gguf.h"
 #include "formats/glob.h"
+#include "formats/http_fields.h"
 #include "formats/json.h"
+#include "formats/multipart.h"
 #include "formats/pickle.h"
 #include "formats/pth.h"
+#include "formats/route.h"
 #include "formats/safetensors.h"
 #include "formats/sentencepiece_model.h"
 #include "formats/shard_index.h"
 #include "formats/tokenizer_files.h"
+#include "formats/url.h"
 #include "formats/utf8.h"
 #include "fuzz/promise.h"
 
@@ -281,6 +287,66 @@ void fuzz_csv(std::string_view bytes) {
       for (const std::string& field : row.fields) num_bytes += field.size();
     }
     promise(num_bytes <= bytes.size(), "fields come from the table");
+  } catch (const ParseError& error) {
+    check_error(error);
+  }
+}
+
+// The first line is the type of the form.
+void fuzz_multipart(std::string_view bytes) {
+  const size_t end = std::min(bytes.find('\n'), bytes.size());
+  const std::string_view body = bytes.substr(std::min(end + 1, bytes.size()));
+  try {
+    const char* last = body.data();
+    for (const MultipartPart& part : parse_multipart(bytes.substr(0, end), body)) {
+      promise(!part.name.empty() && find_invalid_utf8(part.name) == std::string_view::npos,
+              "a part has a name");
+      promise(part.bytes.data() > last &&
+                  part.bytes.data() + part.bytes.size() < body.data() + body.size(),
+              "parts lie in the form, one after the other");
+      last = part.bytes.data() + part.bytes.size();
+    }
+  } catch (const ParseError& error) {
+    check_error(error);
+  }
+}
+
+void fuzz_http(std::string_view bytes) {
+  const auto is_text = [](std::string_view text) {
+    return find_invalid_utf8(text) == std::string_view::npos &&
+           text.find_first_of(std::string_view("\0\r\n", 3)) == std::string_view::npos;
+  };
+  try {
+    const RequestTarget target = parse_request_target(bytes);
+    promise(target.path.starts_with('/') && is_text(target.path), "a path is a text");
+    promise((target.path + "/").find("/../") == std::string::npos, "a path does not climb");
+    for (const auto& [name, value] : target.query)
+      promise(is_text(name) && is_text(value), "a query is of texts");
+    const auto values = RoutePattern("/{a}/{b}").match(target.path);
+    promise(!values || "/" + values->at("a") + "/" + values->at("b") == target.path,
+            "the values of a route are its path");
+    promise(RoutePattern(target.path).meets(RoutePattern(target.path)), "a pattern meets itself");
+  } catch (const ParseError& error) {
+    check_error(error);
+  }
+  try {
+    promise(is_http_token(parse_media_type(bytes).type) || bytes.find('/') != bytes.npos,
+            "a type is a word");
+  } catch (const ParseError& error) {
+    check_error(error);
+  }
+  try {
+    if (const auto range = parse_byte_range(bytes, 1000))
+      promise(range->begin < range->end && range->end <= 1000, "a range lies in the file");
+  } catch (const ParseError& error) {
+    check_error(error);
+  }
+  if (const auto origin = parse_origin(bytes))
+    promise(lower_case(bytes).starts_with(origin->scheme + "://"),
+            "an origin begins with a scheme");
+  promise(decode_base64(encode_base64(bytes)) == bytes, "base64 reads back");
+  try {
+    promise(parse_data_url(bytes).bytes.size() < bytes.size(), "a file comes from its text");
   } catch (const ParseError& error) {
     check_error(error);
   }

@@ -17,6 +17,9 @@ void fuzz_pth(std::string_view bytes);
 void fuzz_gguf(std::string_view bytes);
 void fuzz_json(std::string_view bytes);
 void fuzz_csv(std::string_view bytes);
+void fuzz_multipart(std::string_view bytes);
+void fuzz_http(std::string_view bytes);
+void fuzz_request(std::string_view bytes);
 void fuzz_image(std::string_view bytes);
 void fuzz_yaml(std::string_view bytes);
 void fuzz_toml(std::string_view bytes);
@@ -29,7 +32,7 @@ struct FuzzTarget {
 #ifdef ATELIER_FUZZ_VIDEO  // in a program of its own, which needs FFmpeg
 inline constexpr std::array<FuzzTarget, 1> kFuzzTargets = {{{"video", fuzz_video}}};
 #else
-inline constexpr std::array<FuzzTarget, 12> kFuzzTargets = {{
+inline constexpr std::array<FuzzTarget, 15> kFuzzTargets = {{
     {"safetensors", fuzz_safetensors},
     {"shard_index", fuzz_shard_index},
     {"tokenizer", fuzz_tokenizer},
@@ -39,6 +42,9 @@ inline constexpr std::array<FuzzTarget, 12> kFuzzTargets = {{
     {"gguf", fuzz_gguf},
     {"json", fuzz_json},
     {"csv", fuzz_csv},
+    {"multipart", fuzz_multipart},
+    {"http", fuzz_http},
+    {"request", fuzz_request},
     {"image", fuzz_image},
     {"yaml", fuzz_yaml},
     {"toml", fuzz_toml},

@@ -405,6 +405,23 @@ TEST_CASE("A hint chooses the variant and may not contradict the tensors", "[det
                [&] { family().detect(index, {.component = {}, .variant = "\x1b[2J"}); });
 }
 
+TEST_CASE("Every published ControlNet is detected and each of its tensors has a place",
+          "[detect]") {
+  const auto check = [](const std::string& file, const std::string& component,
+                        const std::string& number, int64_t value) {
+    INFO(file);
+    const TensorIndex index = index_of(read_keys(file));
+    const Detection part = detected(index);
+    CHECK(part.component == component);
+    CHECK(part.integer(number) == value);
+    CHECK(check_coverage(index, part) == 0);
+  };
+  check("controlnet_union.txt", "controlnet", "control_channels", 16);
+  check("controlnet_inpaint.txt", "controlnet", "control_channels", 17);
+  check("controlnet_blockwise.txt", "blockwise_controlnet", "channels", 16);
+  check("controlnet_blockwise_inpaint.txt", "blockwise_controlnet", "channels", 17);
+}
+
 TEST_CASE("What cannot be loaded is refused by its name", "[detect]") {
   const auto refuse = [](const std::string& what, const TensorIndex& index) {
     INFO(what);
@@ -412,10 +429,6 @@ TEST_CASE("What cannot be loaded is refused by its name", "[detect]") {
   };
   refuse("Qwen-Image-Layered", index_of(read_keys("transformer_layered.txt")));
   refuse("Qwen-Image-Layered", index_of(read_keys("vae_layered.txt")));
-  refuse("ControlNet", index_of(read_keys("controlnet_union.txt")));
-  refuse("ControlNet", index_of(read_keys("controlnet_inpaint.txt")));
-  refuse("blockwise", index_of(read_keys("controlnet_blockwise.txt")));
-  refuse("blockwise", index_of(read_keys("controlnet_blockwise_inpaint.txt")));
 
   const Keys dit = read_keys("transformer.txt");
   refuse("Layered", index_of(dit, "", {{"use_layer3d_rope", true}}));
@@ -639,6 +652,38 @@ TEST_CASE("The level of clean references is prepared with the others", "[dit][le
     const at::Tensor plain = model->denoise(in, runner);
     in.level = static_cast<int64_t>(i);
     CHECK(at::equal(model->denoise(in, runner), plain));
+  }
+  // References of one sample have the image's level beside clean ones.
+  Conditioning noisy = cond[2];
+  noisy.emplace("noisy_pictures", at::ones({1}));
+  const Conditioning* mixed[] = {&cond[1], &noisy};
+  DenoiseInputs in = {x, at::full({2}, sigmas[1], at::kFloat), mixed};
+  const at::Tensor plain = model->denoise(in, runner);
+  in.level = 1;
+  CHECK(at::equal(model->denoise(in, runner), plain));
+}
+
+TEST_CASE("Calls with and without references are made together as each is alone",
+          "[dit][samples][edit]") {
+  for (const bool clean : {false, true}) {
+    at::manual_seed(5);
+    Detection part = family().tiny_parts().back();
+    part.config["clean_references"] = clean;
+    const auto model = family().make_model({&part, 1}, {});
+    fill(model->component("dit"));
+    const c10::NoGradGuard no_grad;
+    DirectRunner runner;
+    std::vector<Conditioning> cond = with_references(part);
+    cond[1].emplace(clean ? "noisy_pictures" : "clean_pictures", at::ones({1}));
+    cond[2].emplace("stretched_places", at::ones({1}));
+    const Conditioning *first[] = {&cond[0]}, *second[] = {&cond[1], &cond[2]};
+    const std::vector<DenoiseInputs> calls = {
+        {at::randn({1, 16, 1, 6, 8}), at::tensor({0.75F}), first},
+        {at::randn({2, 16, 1, 10, 4}), at::tensor({0.25F, 0.5F}), second}};
+    const std::vector<at::Tensor> together = model->denoise_all(calls, runner);
+    REQUIRE(together.size() == 2);
+    for (size_t i = 0; i < 2; ++i)
+      CHECK(relative_error(together[i], model->denoise(calls[i], runner)) < 1e-5);
   }
 }
 

@@ -34,6 +34,8 @@ struct ToyMistakes {
   bool covers_half = false;       // of the noise levels
   bool confuses_levels = false;   // one that is prepared gives something else
   bool gives_negatives = false;   // of latents that are known
+  bool mixes_calls = false;       // calls made together have the noise level of the first one
+  bool mistakes_rows = false;     // says that a row is another sample's
   bool reads_values = false;      // of the levels, while it denoises
   bool picks_rows = false;        // as many as have a value, while it denoises
   bool stays_on_cpu = false;      // makes a tensor there, whatever the device, while it decodes
@@ -167,6 +169,11 @@ class ToyModel : public Model {
                       dit_->time.forward(in.sigma_B.to(cells.scalar_type()).view({-1, 1, 1}));
     const std::vector<int64_t> shape = rows.sizes().vec();
     Tensors state = {rows.flatten(0, 1)};
+    if (mistakes_.mistakes_rows && shape[0] > 1) {
+      std::vector<int64_t> lengths(static_cast<size_t>(shape[0]), shape[1]);
+      --lengths.front(), ++lengths.back();
+      const Segments wrong(lengths);
+    }
     for (size_t i = mistakes_.skips_a_block ? 1 : 0; i < dit_->layers.size(); ++i)
       state = runner.run(*dit_->layers[i], state);
     if (mistakes_.changes_input) in.x_BCTHW.mul_(0.5);
@@ -177,6 +184,13 @@ class ToyModel : public Model {
         .view(cells.sizes())
         .permute({0, 4, 1, 2, 3})
         .contiguous();
+  }
+  std::vector<at::Tensor> denoise_all(std::span<const DenoiseInputs> calls,
+                                      BlockRunner& runner) override {
+    std::vector<DenoiseInputs> all(calls.begin(), calls.end());
+    for (size_t i = 1; mistakes_.mixes_calls && i < all.size(); ++i)
+      all[i].sigma_B = all[0].sigma_B[0].expand_as(all[i].sigma_B);
+    return Model::denoise_all(all, runner);
   }
   std::optional<GivenLatents> given(const Conditioning&, at::IntArrayRef) const override {
     if (!mistakes_.gives_negatives) return std::nullopt;

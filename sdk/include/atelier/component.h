@@ -74,6 +74,9 @@ struct EncodeStage {
   bool per_branch = false;
   // It runs again for each piece of what is generated, see Model::pieces().
   bool per_piece = false;
+  // What it makes of the prompt, "prompt_embeds", is given to the negative branch of guidance under
+  // this name, too: for what follows the prompt on both branches. Empty: it is not.
+  std::string_view kept_as = {};
 };
 
 }  // namespace atelier

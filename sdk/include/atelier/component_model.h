@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -85,6 +86,24 @@ class ATELIER_API Denoiser : public nn::Module {
   virtual nn::NoiseLevels* levels();
 };
 
+// A denoiser that runs several calls as one derives from this, too.
+class ATELIER_API PacksCalls {
+ public:
+  virtual ~PacksCalls();
+  // See Model::denoise_all. The model has checked each call as for Denoiser::denoise(), which gives
+  // what this one gives of the one call; there is at least one.
+  virtual std::vector<at::Tensor> denoise_all(std::span<const DenoiseInputs> calls,
+                                              BlockRunner& runner) = 0;
+};
+
+// What the samples of several calls have, one call after the other.
+struct CallSamples {
+  at::Tensor sigma_B;
+  std::vector<const Conditioning*> cond;
+  std::vector<std::optional<int64_t>> levels;  // see NoiseLevels::step()
+};
+ATELIER_API CallSamples samples_of(std::span<const DenoiseInputs> calls);
+
 // ---- The model ----
 
 // A model made of rows of the family's table. It encodes, denoises, decodes and probes with
@@ -110,6 +129,11 @@ class ATELIER_API ComponentModel : public Model {
 
   // Checks latents, noise levels and conditionings, then runs the component in.denoiser.
   at::Tensor denoise(const DenoiseInputs& in, BlockRunner& runner) override;
+  // One pass where the component packs calls (see PacksCalls). A family that overrides denoise()
+  // for such a component overrides this as well. Throws Error{kInvalidArgument} where calls name
+  // several components.
+  std::vector<at::Tensor> denoise_all(std::span<const DenoiseInputs> calls,
+                                      BlockRunner& runner) override;
 
   std::vector<WeightPtr> level_weights(std::string_view denoiser) override;
   void prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
@@ -165,6 +189,8 @@ class ATELIER_API ComponentModel : public Model {
   void check_parts();
   void load_tokenizer(const ComponentRow& row, const ModelOptions& options);
   void check_latents(const at::Tensor& latents_BCTHW, int64_t channels, int64_t patch) const;
+  // `in` as the denoiser takes it.
+  DenoiseInputs checked(const Denoiser& denoiser, const DenoiseInputs& in) const;
   at::Tensor run(Denoiser& denoiser, const DenoiseInputs& in, BlockRunner& runner) const;
   NamedTensors probe_media(Autoencoder& autoencoder, const NamedTensors& inputs,
                            BlockRunner& runner) const;

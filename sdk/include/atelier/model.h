@@ -177,6 +177,14 @@ class ATELIER_API Model {
   // Throws Error{kInvalidArgument} when the conditioning lacks an entry or H, W do not fit.
   virtual at::Tensor denoise(const DenoiseInputs& in, BlockRunner& runner) = 0;
 
+  // What denoise() gives of each of `calls`, each with storage of its own. Calls may differ in
+  // everything but `denoiser` and the dtype of latents: in size, prompts, noise level and step. A
+  // family that packs rows runs all samples through its blocks in one pass. Each result is that of
+  // its call alone, within the rounding of its dtype; of one call to the bit. By default one call
+  // after the other.
+  virtual std::vector<at::Tensor> denoise_all(std::span<const DenoiseInputs> calls,
+                                              BlockRunner& runner);
+
   // Weights of a denoiser's blocks that only the noise level reaches. When levels are prepared,
   // they are drawn then and not by denoise(). By default none.
   virtual std::vector<WeightPtr> level_weights(std::string_view denoiser);

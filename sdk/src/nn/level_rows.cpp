@@ -7,6 +7,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include "atelier/error.h"
+#include "atelier/host/sample_scope.h"
 #include "atelier/host/upload.h"
 #include "atelier/host/weight_state.h"
 
@@ -32,6 +33,19 @@ class DrawnOnce final : public WeightStore {
   at::Tensor value_;
 };
 
+// What `of` makes of each group of B samples' rows.
+template <class Of>
+std::vector<at::Tensor> by_group(const at::Tensor& groups, int64_t B, const Of& of) {
+  std::vector<at::Tensor> parts;
+  int64_t first = 0;
+  for (const at::Tensor& group : groups.unbind(0)) {
+    const ops::SampleScope::Rows rows(first, std::clamp<int64_t>(B - first, 0, kLevelRows), B);
+    parts.push_back(of(group));
+    first += kLevelRows;
+  }
+  return parts;
+}
+
 }  // namespace
 
 at::Tensor level_groups(const at::Tensor& rows) {
@@ -42,8 +56,8 @@ at::Tensor level_groups(const at::Tensor& rows) {
 
 at::Tensor of_levels(const Linear& layer, const at::Tensor& rows, int64_t B) {
   if (rows.dim() == 2) return layer.forward(rows);
-  std::vector<at::Tensor> parts;
-  for (const at::Tensor& group : rows.unbind(0)) parts.push_back(layer.forward(group));
+  const std::vector<at::Tensor> parts =
+      by_group(rows, B, [&](const at::Tensor& group) { return layer.forward(group); });
   return (parts.size() == 1 ? parts.front() : at::cat(parts, 0)).narrow(0, 0, B);
 }
 
@@ -89,9 +103,7 @@ NoiseLevels::Step NoiseLevels::time_rows(const at::Tensor& sigma_B, at::ScalarTy
   if (at::GradMode::is_enabled()) {
     step.time_ = embed(channels);
   } else {
-    Tensors groups;
-    for (const at::Tensor& group : level_groups(channels).unbind(0)) groups.push_back(embed(group));
-    step.time_ = at::stack(groups);
+    step.time_ = at::stack(by_group(level_groups(channels), step.samples_, embed));
   }
   const auto reads_silu = [](TimeActivation activation) {
     return activation == TimeActivation::kSilu;
@@ -107,6 +119,7 @@ void NoiseLevels::prepare(std::span<const float> sigmas, BlockRunner& runner) {
   // Made where autograd may save them, whatever mode the caller is in.
   const c10::InferenceMode normal(false);
   const c10::NoGradGuard no_grad;
+  const ops::SampleScope::Part of_no_sample(0, 0);
   const at::Tensor weight = in_.weight->draw();
   const auto count = static_cast<int64_t>(sigmas.size());
   const Step all =
@@ -124,17 +137,41 @@ void NoiseLevels::prepare(std::span<const float> sigmas, BlockRunner& runner) {
   prepared_ = std::move(prepared);
 }
 
+bool NoiseLevels::differs_by_sample() const {
+  const ops::SampleScope* const scope = ops::SampleScope::current();
+  if (scope == nullptr) return false;
+  const auto differs = [&](const Linear* layer) {
+    return std::ranges::any_of(layer->adapters, [&](const ops::Adapter& adapter) {
+      return adapter.number >= 0 && scope->is_used(adapter.number);
+    });
+  };
+  return differs(&in_) || differs(&out_) || std::ranges::any_of(ends_, differs) ||
+         std::ranges::any_of(blocks_, [&](const Reader& reader) {
+           return std::ranges::any_of(reader.layers, differs);
+         });
+}
+
 NoiseLevels::Step NoiseLevels::step(const at::Tensor& sigma_B, at::ScalarType dtype,
                                     std::optional<int64_t> level) const {
-  if (level && (*level < 0 || *level >= prepared_.count)) {
+  const std::vector<std::optional<int64_t>> levels(static_cast<size_t>(sigma_B.size(0)), level);
+  return step(sigma_B, dtype, levels);
+}
+
+NoiseLevels::Step NoiseLevels::step(const at::Tensor& sigma_B, at::ScalarType dtype,
+                                    std::span<const std::optional<int64_t>> levels) const {
+  for (const std::optional<int64_t>& level : levels) {
+    if (!level || (*level >= 0 && *level < prepared_.count)) continue;
     throw Error(ErrorCode::kInvalidArgument,
                 "noise level " + std::to_string(*level) + " is not one of the " +
                     std::to_string(prepared_.count) + " that are prepared");
   }
-  Step step = level ? Step() : time_rows(sigma_B, dtype);
+  const bool is_prepared =
+      std::ranges::all_of(levels, [](const auto& level) { return level.has_value(); }) &&
+      !differs_by_sample();
+  Step step = is_prepared ? Step() : time_rows(sigma_B, dtype);
   step.levels_ = this;
-  step.level_ = level;
   step.samples_ = sigma_B.size(0);
+  for (size_t s = 0; is_prepared && s < levels.size(); ++s) step.prepared_.push_back(*levels[s]);
   return step;
 }
 
@@ -142,14 +179,25 @@ const at::Tensor& NoiseLevels::Step::time(TimeActivation activation) const {
   return activation == TimeActivation::kSilu ? silu_ : time_;
 }
 
+at::Tensor NoiseLevels::Step::rows_of(const at::Tensor& prepared) const {
+  Tensors runs;  // of samples of one level
+  for (size_t first = 0, past = 0; first < prepared_.size(); first = past) {
+    while (past < prepared_.size() && prepared_[past] == prepared_[first]) ++past;
+    runs.push_back(
+        prepared.narrow(0, prepared_[first], 1).expand({static_cast<int64_t>(past - first), -1}));
+  }
+  return runs.size() == 1 ? runs.front().contiguous() : at::cat(runs);
+}
+
 at::Tensor NoiseLevels::Step::of_block(size_t i) const {
-  if (!level_) return time(levels_->blocks_[i].activation);
-  return levels_->prepared_.blocks[i].narrow(0, *level_, 1).expand({samples_, -1}).contiguous();
+  if (prepared_.empty()) return time(levels_->blocks_[i].activation);
+  return rows_of(levels_->prepared_.blocks[i]);
 }
 
 at::Tensor NoiseLevels::Step::of_end(size_t i) const {
-  if (!level_) return nn::of_levels(*levels_->ends_[i], time(levels_->end_activation_), samples_);
-  return levels_->prepared_.ends[i].narrow(0, *level_, 1).expand({samples_, -1}).contiguous();
+  if (prepared_.empty())
+    return nn::of_levels(*levels_->ends_[i], time(levels_->end_activation_), samples_);
+  return rows_of(levels_->prepared_.ends[i]);
 }
 
 }  // namespace atelier::nn

@@ -12,6 +12,7 @@
 #include "atelier/host/dry_run.h"
 #include "atelier/host/leaf_scope.h"
 #include "atelier/host/recompute_scope.h"
+#include "atelier/host/sample_scope.h"
 #include "atelier/host/stop.h"
 #include "atelier/host/weight_state.h"
 #include "atelier/ops/linears.h"
@@ -41,8 +42,12 @@ struct LinearCall : torch::CustomClassHolder {
     double scale = 1.0, dropout = 0.0;
     uint64_t seed = 0;  // of its dropout's mask
     int64_t column = 0, rank = 0;
+    int64_t number = -1;  // see Adapter
     Tensor of(const Tensor& low_rank) const { return low_rank.narrow(1, column, rank); }
   };
+  bool differs_by_sample() const {
+    return std::ranges::any_of(shares, [](const Share& share) { return share.number >= 0; });
+  }
   std::vector<Layer> layers;
   std::vector<Share> shares;
   int64_t adapter_edge = 0;  // of the first a
@@ -165,17 +170,23 @@ Tensor shrink(const LinearCall& call, const Tensor& rows, at::TensorList adapter
   return low_rank;
 }
 
+// Adds to y of one layer what its adapters make of `low_rank`, which shrink() gave.
+void expand(const LinearCall& call, const Layer& layer, const Tensor& low_rank,
+            at::TensorList adapters, Tensor& y) {
+  for (size_t i = layer.first_share; i < layer.past; ++i) {
+    const Share& share = call.shares[i];
+    const Tensor own = share.of(low_rank);
+    count_product(own, layer.weight->sizes()[0]);
+    y.addmm_(own, adapters[2 * i + 1].to(y.scalar_type()).t(), 1, share.scale);
+  }
+}
+
 // y of one layer. `low_rank`: what shrink() gave.
 Tensor product(const LinearCall& call, const Layer& layer, const Tensor& rows,
                const Tensor& low_rank, at::TensorList adapters) {
   count_product(rows, layer.weight->sizes()[0]);
   Tensor y = base_product(layer, rows);
-  for (size_t i = layer.first_share; i < layer.past; ++i) {
-    const Share& share = call.shares[i];
-    const Tensor own = share.of(low_rank);
-    count_product(own, layer.weight->sizes()[0]);
-    y.addmm_(own, adapters[2 * i + 1].to(rows.scalar_type()).t(), 1, share.scale);
-  }
+  expand(call, layer, low_rank, adapters, y);
   return y;
 }
 
@@ -208,6 +219,90 @@ std::vector<Tensor> multiply(const LinearCall& call, const Tensor& x, at::Tensor
     if (is_first && has_shares) low_rank = item[1];
   }
   result.push_back(low_rank);
+  return result;
+}
+
+// Neighbouring rows that have the same adapters, as strong: the scale of each share, 0 where they
+// do not have it.
+struct RowGroup {
+  int64_t begin, length;
+  std::vector<double> scales;
+};
+
+std::vector<RowGroup> groups_of(const LinearCall& call, SampleScope& scope, const Tensor& x) {
+  const auto scales_of = [&](int64_t sample) {
+    std::vector<double> scales;
+    for (const Share& share : call.shares)
+      scales.push_back(share.scale *
+                       (share.number < 0 ? 1.0 : scope.strength(sample, share.number)));
+    return scales;
+  };
+  std::vector<std::vector<double>> scales;
+  for (int64_t sample = 0; sample < scope.count(); ++sample) scales.push_back(scales_of(sample));
+  const bool are_alike =
+      std::ranges::all_of(scales, [&](const auto& one) { return one == scales.front(); });
+  if (are_alike) return {{0, rows_of(x).size(0), scales.front()}};
+  std::vector<RowGroup> groups;
+  for (const auto& [sample, begin, length] : scope.stretches_of(x)) {
+    // Rows that nobody reads may have what their neighbours have.
+    const bool joins = !groups.empty() &&
+                       (sample < 0 || groups.back().scales == scales[static_cast<size_t>(sample)]);
+    if (joins) {
+      groups.back().length += length;
+    } else if (sample >= 0) {
+      groups.push_back({begin, length, scales[static_cast<size_t>(sample)]});
+    }
+  }
+  return groups;
+}
+
+// `call` with the shares that a group has, and their matrices.
+std::pair<LinearCall, std::vector<Tensor>> call_of(const LinearCall& call, const RowGroup& group,
+                                                   at::TensorList adapters) {
+  LinearCall own;
+  std::vector<Tensor> matrices;
+  for (const Layer& layer : call.layers) {
+    Layer& of_group = own.layers.emplace_back(Layer{.weight = layer.weight, .bias = layer.bias});
+    of_group.first_share = own.shares.size();
+    for (size_t i = layer.first_share; i < layer.past; ++i) {
+      if (group.scales[i] == 0) continue;
+      Share& share = own.shares.emplace_back(call.shares[i]);
+      share.scale = group.scales[i];
+      share.column = own.rank;
+      own.rank += share.rank;
+      matrices.insert(matrices.end(), {adapters[2 * i], adapters[2 * i + 1]});
+    }
+    of_group.past = own.shares.size();
+  }
+  return {std::move(own), std::move(matrices)};
+}
+
+// y of each layer, where samples have adapters of their own. The layer's own product is one for all
+// rows; those of adapters are made in the rows that have them alone, so that they cost what they
+// cost each sample by itself, however many other adapters there are.
+std::vector<Tensor> multiply_by_sample(const LinearCall& call, const Tensor& x,
+                                       at::TensorList adapters, SampleScope& scope) {
+  const DryRun::OwnCount own_count;
+  const std::vector<RowGroup> groups = groups_of(call, scope, x);
+  const Tensor rows = rows_of(x);
+  std::vector<Tensor> result;
+  for (const Layer& layer : call.layers) {
+    check_stop();
+    count_product(rows, layer.weight->sizes()[0]);
+    result.push_back(base_product(layer, rows));
+  }
+  for (const RowGroup& group : groups) {
+    const auto [own, matrices] = call_of(call, group, adapters);
+    if (own.shares.empty()) continue;
+    const Tensor low_rank = shrink(own, rows.narrow(0, group.begin, group.length), matrices);
+    count_product(low_rank, x.size(-1));
+    for (size_t l = 0; l < own.layers.size(); ++l) {
+      Tensor y = result[l].narrow(0, group.begin, group.length);
+      expand(own, own.layers[l], low_rank, matrices, y);
+    }
+  }
+  for (size_t l = 0; l < result.size(); ++l)
+    result[l] = at::_unsafe_view(result[l], with_last(x, call.layers[l].weight->sizes()[0]));
   return result;
 }
 
@@ -368,17 +463,23 @@ void add_layer(LinearCall& call, const LinearTerms& terms, variable_list& inputs
   }
 }
 
+bool takes_part(const Adapter& adapter, const SampleScope* scope) {
+  if (adapter.number >= 0 && (scope == nullptr || !scope->is_used(adapter.number))) return false;
+  return adapter.scale != 0;
+}
+
 // Puts the adapters of a layer into `call`, and their matrices behind `inputs`.
 void add_adapters(LinearCall& call, Layer& layer, std::span<const Adapter> adapters,
-                  variable_list& inputs) {
+                  const SampleScope* scope, variable_list& inputs) {
   layer.first_share = call.shares.size();
   for (const Adapter& adapter : adapters) {
-    if (adapter.scale == 0) continue;
+    if (!takes_part(adapter, scope)) continue;
     call.shares.push_back({.scale = adapter.scale,
                            .dropout = adapter.dropout,
                            .seed = adapter.dropout == 0 ? 0 : draw_seed(),
                            .column = call.rank,
-                           .rank = adapter.a.size(0)});
+                           .rank = adapter.a.size(0),
+                           .number = adapter.number});
     call.rank += adapter.a.size(0);
     inputs.push_back(LeafScope::place_of(adapter.a));
     inputs.push_back(LeafScope::place_of(adapter.b));
@@ -392,8 +493,14 @@ variable_list apply(const Tensor& x, std::span<const LinearTerms> layers) {
   variable_list inputs{x};
   for (const LinearTerms& terms : layers) add_layer(*call, terms, inputs);
   call->adapter_edge = std::ssize(inputs);
+  SampleScope* const scope = SampleScope::current();
   for (size_t l = 0; l < layers.size(); ++l)
-    add_adapters(*call, call->layers[l], layers[l].adapters, inputs);
+    add_adapters(*call, call->layers[l], layers[l].adapters, scope, inputs);
+  if (call->differs_by_sample()) {
+    if (needs_graph(inputs))
+      throw Error(ErrorCode::kInternal, "linear: adapters of single samples have no gradients");
+    return multiply_by_sample(*call, x, at::TensorList(inputs).slice(call->adapter_edge), *scope);
+  }
   if (needs_graph(inputs)) return LinearFunction::apply(at::TensorList(inputs), call);
   variable_list result = multiply(*call, x, at::TensorList(inputs).slice(call->adapter_edge));
   result.pop_back();
@@ -409,9 +516,10 @@ Tensor linear(const Tensor& x, const WeightPtr& weight, const WeightPtr& bias,
 }
 
 std::vector<Tensor> linears(const Tensor& x, std::span<const LinearTerms> layers) {
-  const auto takes_part = [](const Adapter& adapter) { return adapter.scale != 0; };
+  const SampleScope* const scope = SampleScope::current();
   const bool has_adapters = std::ranges::any_of(layers, [&](const LinearTerms& terms) {
-    return std::ranges::any_of(terms.adapters, takes_part);
+    return std::ranges::any_of(terms.adapters,
+                               [&](const Adapter& adapter) { return takes_part(adapter, scope); });
   });
   if (has_adapters) return apply(x, layers);
   std::vector<Tensor> result;

@@ -129,6 +129,8 @@ TEST_CASE("Each mistake is found by its check", "[conformance]") {
   only({.has_an_odd_size = true}, "declarations: schedules", "1024x1023 is not in multiples of 8");
   only({.covers_half = true}, "declarations: schedules", "noise levels above 0.5");
   only({.confuses_levels = true}, "denoise: levels that are prepared", "prepared differs");
+  only({.mixes_calls = true}, "denoise: calls made together", "differs by");
+  only({.mistakes_rows = true}, "denoise: samples with LoRAs", "another sample's");
   only({.gives_negatives = true}, "denoise: latents that are given", "numbers below 0");
   only({.takes_any_field = true}, "detection: every field", "invented_field is in no row");
   only({.reads_values = true}, "dry run: denoising", "Tensor::item() needs values");

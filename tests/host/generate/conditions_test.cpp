@@ -7,7 +7,7 @@
 #include "atelier/error.h"
 #include "atelier/named_inputs.h"
 
-#include "host/generate/generator.h"
+#include "host/generate/engine.h"
 #include "host/random/noise.h"
 #include "support/errors.h"
 
@@ -111,15 +111,15 @@ struct Bench {
   std::vector<Sound> sounds;
 
   void run(const Request& request, const std::function<bool()>& is_cancelled = {}) {
-    Engine engine = {.model = model,
-                     .stages = {.components = {{"dit", {.name = "dit", .role = Role::kDenoiser}}},
-                                .encoding = {std::begin(kStages), std::end(kStages)},
-                                .inputs = kInputs,
-                                .denoisers = {{.part = {.component = "dit"}}}},
-                     .load = [](std::string_view) {},
-                     .unload = [](std::string_view) {}};
-    Generator generator(engine, progress, is_cancelled);
-    generator.run(
+    EngineModel of = {.model = model,
+                      .stages = {.components = {{"dit", {.name = "dit", .role = Role::kDenoiser}}},
+                                 .encoding = {std::begin(kStages), std::end(kStages)},
+                                 .inputs = kInputs,
+                                 .denoisers = {{.part = {.component = "dit"}}}},
+                      .load = [](std::string_view) {},
+                      .unload = [](std::string_view) {}};
+    Engine engine(of, progress, is_cancelled);
+    engine.run(
         request,
         [&](size_t index, int64_t first, const at::Tensor& pixels) {
           if (first == 0)

@@ -2,7 +2,7 @@
 // hand.
 #include <ATen/ATen.h>
 
-#include "host/generate/generator.h"
+#include "host/generate/engine.h"
 #include "host/random/noise.h"
 #include "host/sampling/solvers.h"
 #include "support/files.h"
@@ -32,10 +32,10 @@ std::vector<at::Tensor> seen_by_both(const Request& request, bool both_stay) {
   model.rates = {{"dit", kHighRate}, {"dit_low", kLowRate}};
   std::vector<std::string> log;
   progress::Progress progress{progress::Options{.quiet = true}};
-  Engine engine = two_denoisers(model, log);
-  if (both_stay) engine.stays = {"dit", "dit_low"};
-  Generator generator(std::move(engine), progress);
-  generator.run(request, [](size_t, int64_t, const at::Tensor&) {});
+  EngineModel of = two_denoisers(model, log);
+  if (both_stay) of.stays = {"dit", "dit_low"};
+  Engine engine(std::move(of), progress);
+  engine.run(request, [](size_t, int64_t, const at::Tensor&) {});
   return model.latents_seen;
 }
 

@@ -15,7 +15,7 @@
 #include "atelier/model.h"
 #include "atelier/named_inputs.h"
 
-#include "host/generate/generator.h"
+#include "host/generate/engine.h"
 
 namespace atelier::generate {
 
@@ -112,8 +112,9 @@ inline constexpr InputSpec kTarget = {
     .name = "image", .kind = InputKind::kImage, .role = InputRole::kTarget};
 
 // What was loaded and unloaded, in order: "+text_encoder", "-text_encoder".
-inline Engine fake_engine(FakeModel& model, std::vector<std::string>& log, bool keeps_all = false) {
-  Engine engine = {
+inline EngineModel fake_engine(FakeModel& model, std::vector<std::string>& log,
+                               bool keeps_all = false) {
+  EngineModel of = {
       .model = model,
       .stages = {.variant = "",
                  .components = {{"words", {.name = "words", .role = Role::kTokenizer}},
@@ -126,17 +127,17 @@ inline Engine fake_engine(FakeModel& model, std::vector<std::string>& log, bool 
                  .denoisers = {{.part = {.component = "dit"}}}},
       .load = [&log](std::string_view name) { log.push_back("+" + std::string(name)); },
       .unload = [&log](std::string_view name) { log.push_back("-" + std::string(name)); }};
-  if (keeps_all) engine.stays = {"text_encoder", "vae", "dit"};
-  return engine;
+  if (keeps_all) of.stays = {"text_encoder", "vae", "dit"};
+  return of;
 }
 
 // The engine with two denoisers, for the noisy half of the levels and for the other one.
-inline Engine two_denoisers(FakeModel& model, std::vector<std::string>& log) {
-  Engine engine = fake_engine(model, log);
-  engine.stages.components.push_back({"dit_low", {.name = "dit_low", .role = Role::kDenoiser}});
-  engine.stages.denoisers = {{{.component = "dit"}, {.low = 0.5, .high = 1.0}},
-                             {{.component = "dit_low"}, {.low = 0.0, .high = 0.5}}};
-  return engine;
+inline EngineModel two_denoisers(FakeModel& model, std::vector<std::string>& log) {
+  EngineModel of = fake_engine(model, log);
+  of.stages.components.push_back({"dit_low", {.name = "dit_low", .role = Role::kDenoiser}});
+  of.stages.denoisers = {{{.component = "dit"}, {.low = 0.5, .high = 1.0}},
+                         {{.component = "dit_low"}, {.low = 0.0, .high = 0.5}}};
+  return of;
 }
 
 }  // namespace atelier::generate

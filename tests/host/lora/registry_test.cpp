@@ -589,4 +589,127 @@ TEST_CASE("500 random changes leave every weight, the velocity and the memory as
   CHECK(test::same_bits(gradient(), plain_gradient));
 }
 
+namespace {
+
+// LoRAs of a layer whose rows stand by sample, and what each sample has of them.
+struct BySample : Scene {
+  std::string first = folder / "first.safetensors", second = folder / "second.safetensors";
+  Registry registry;
+  BySample() : registry(*model) {
+    test::write_lora(first, {test::random_factors("embed", 48, 32, 4)});
+    test::write_lora(second, {test::random_factors("embed", 48, 32, 2)}, "transformer.",
+                     /*alpha=*/1);
+  }
+  using Sets = std::vector<std::vector<LoraRef>>;
+  at::Tensor alone(const std::vector<LoraRef>& set, int64_t sample) {
+    registry.use(set);
+    return velocity().narrow(0, sample, 1);
+  }
+  // Both samples in one call.
+  at::Tensor together(const Sets& sets) {
+    const auto strengths = registry.use_each(sets);
+    REQUIRE(strengths);
+    const ops::SampleScope scope(*strengths);
+    return velocity();
+  }
+  void check(const Sets& sets) {
+    const at::Tensor both = together(sets);
+    CHECK(at::equal(velocity(), plain));  // outside of the scope
+    for (int64_t s = 0; s < 2; ++s)
+      CHECK(test::error(both.narrow(0, s, 1), alone(sets[static_cast<size_t>(s)], s)) < 1e-5);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("Samples of one call have LoRAs of their own", "[lora][samples]") {
+  BySample scene;
+  scene.check({{{"a", scene.first, 0.5}}, {{"b", scene.second, -1.5}}});
+  scene.check({{{"a", scene.first, 0.5}}, {{"b", scene.first, 2}}});
+  scene.check({{{"a", scene.first, 0.5}, {"b", scene.second, 2}}, {{"b", scene.second}}});
+  scene.check({{}, {{"b", scene.second, 0.5}, {"off", scene.first, 0}}});
+  const at::Tensor both = scene.together({{}, {{"b", scene.second}}});
+  CHECK(at::equal(both[0], scene.plain[0]));  // beside one that has a LoRA
+  scene.registry.use({});
+  CHECK(at::equal(scene.velocity(), scene.plain));
+}
+
+TEST_CASE("Sets that are all the same are in use for all samples", "[lora][samples]") {
+  BySample scene;
+  const std::vector<LoraRef> set = {{"a", scene.first, 0.5}, {"b", scene.second}};
+  scene.registry.use(set);
+  const at::Tensor wanted = scene.velocity();
+  scene.together({{}, {{"b", scene.second}}});
+  const std::vector<LoraRef> renamed = {{"x", scene.first, 0.5}, {"y", scene.second}};
+  CHECK_FALSE(scene.registry.use_each(BySample::Sets{set, renamed}));
+  CHECK(at::equal(scene.velocity(), wanted));
+  CHECK_FALSE(scene.registry.use_each(BySample::Sets{{}, {}}));
+  CHECK(at::equal(scene.velocity(), scene.plain));
+}
+
+TEST_CASE("LoRAs of samples stay where they are when the same are used again", "[lora][samples]") {
+  BySample scene;
+  nn::Linear* embed = nullptr;
+  scene.model->model().component("dit").visit([&](nn::Module& module) {
+    if (module.path() == "embed") embed = dynamic_cast<nn::Linear*>(&module);
+  });
+  REQUIRE(embed != nullptr);
+  const std::vector<LoraRef> a = {{"a", scene.first, 0.5}}, b = {{"b", scene.second}};
+  scene.together({a, b});
+  const uint64_t version = scene.registry.version();
+  std::vector<void*> placed;
+  for (const ops::Adapter& adapter : embed->adapters) placed.push_back(adapter.a.data_ptr());
+  REQUIRE(placed.size() == 2);
+  scene.together({b, a});  // other samples have them
+  for (size_t i = 0; i < 2; ++i) CHECK(embed->adapters[i].a.data_ptr() == placed[i]);
+  scene.together({b, {}});  // one less
+  CHECK(embed->adapters.size() == 1);
+  // Nothing of it is in use for all.
+  CHECK(scene.registry.version() == version);
+  scene.registry.use(a);
+  CHECK(scene.registry.version() != version);
+  scene.together({a, b});
+  scene.registry.load({"b", scene.second});
+  CHECK(embed->adapters.size() == 1);
+  CHECK(test::error(scene.velocity(), scene.plain) > 0.01);
+  scene.registry.unload("b");
+  CHECK(at::equal(scene.velocity(), scene.plain));
+}
+
+TEST_CASE("What is added to weights is the same for all samples of a call", "[lora][samples]") {
+  BySample scene;
+  const std::string whole = scene.folder / "whole.safetensors";
+  files::write_safetensors(whole, {{"transformer.embed.diff", at::randn({32, 48}) * 0.1},
+                                   {"transformer.blocks.1.down.diff", at::randn({32, 32}) * 0.1}});
+  const LoraRef w = {"w", whole, 0.5}, a = {"a", scene.first}, b = {"b", scene.second};
+  using Sets = BySample::Sets;
+  CHECK(scene.registry.can_share(Sets{{a}, {b}, {}}));
+  CHECK(scene.registry.can_share(Sets{{a, w}, {w}, {w, b}}));
+  CHECK_FALSE(scene.registry.can_share(Sets{{a, w}, {a}}));
+  CHECK_FALSE(scene.registry.can_share(Sets{{w}, {{"w", whole, 0.25}}}));
+
+  scene.registry.use(std::vector<LoraRef>{a});
+  const at::Tensor before = scene.velocity();
+  test::expect_error(ErrorCode::kInvalidArgument, {"add to weights"}, [&] {
+    scene.registry.use_each(Sets{{a, w}, {b}});
+  });
+  CHECK(at::equal(scene.velocity(), before));
+
+  const at::Tensor both = scene.together({{a, w}, {w}});
+  CHECK(test::error(both.narrow(0, 0, 1), scene.alone({a, w}, 0)) < 1e-5);
+  CHECK(test::error(both.narrow(0, 1, 1), scene.alone({w}, 1)) < 1e-5);
+  Registry merging(*scene.model, {.mode = Mode::kMerge});
+  CHECK_FALSE(merging.can_share(Sets{{a}, {b}}));
+}
+
+TEST_CASE("A layer that does not say whose its rows are leaves samples to calls of their own",
+          "[lora][samples]") {
+  BySample scene;
+  const auto strengths = scene.registry.use_each(BySample::Sets{{{"style", scene.style_path}}, {}});
+  REQUIRE(strengths);
+  const ops::SampleScope scope(*strengths);
+  CHECK(test::error_of([&] { scene.velocity(); }).code() == ErrorCode::kInternal);
+  CHECK(scope.is_unresolved());
+}
+
 }  // namespace atelier::lora

@@ -64,16 +64,22 @@ class ATELIER_API NoiseLevels {
    private:
     friend class NoiseLevels;
     const at::Tensor& time(TimeActivation activation) const;
+    // The rows of a table that the samples have.
+    at::Tensor rows_of(const at::Tensor& prepared) const;
 
     const NoiseLevels* levels_ = nullptr;
-    std::optional<int64_t> level_;
-    at::Tensor time_, silu_;  // silu_ is undefined where nothing reads it
+    std::vector<int64_t> prepared_;  // of each sample; empty: computed
+    at::Tensor time_, silu_;         // silu_ is undefined where nothing reads it
     int64_t samples_ = 0;
   };
 
-  // `level`: which prepared one sigma_B holds; none: it is computed, in `dtype`. Throws
+  // `level`: which prepared one sigma_B holds; none: it is computed, in `dtype`. So it is, too,
+  // where samples have adapters of their own on a layer that reads time. Throws
   // Error{kInvalidArgument} for a level that is not prepared.
   Step step(const at::Tensor& sigma_B, at::ScalarType dtype, std::optional<int64_t> level) const;
+  // `levels`: which one each sample has; where any has none, all are computed.
+  Step step(const at::Tensor& sigma_B, at::ScalarType dtype,
+            std::span<const std::optional<int64_t>> levels) const;
 
  private:
   // A row for each level.
@@ -89,6 +95,8 @@ class ATELIER_API NoiseLevels {
   };
   // Time of these levels, and silu(time): rows, or outside training groups of them.
   Step time_rows(const at::Tensor& sigma_B, at::ScalarType dtype) const;
+  // Whether samples have adapters of their own on a layer that reads time, or makes it.
+  bool differs_by_sample() const;
 
   Channels channels_;
   const Linear &in_, &out_;

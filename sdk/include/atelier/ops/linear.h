@@ -18,6 +18,10 @@ struct Adapter {
   // 1 / (1 - dropout). Which ones comes from the default CPU generator, anew in each call. Set
   // while training only.
   double dropout = 0.0;
+  // Which one it is of those that not all samples have, from 0: it is in the rows of samples that
+  // have it, as strong as they say, and takes no part where no samples are told apart. -1: it is in
+  // all rows. A numbered one has no dropout and no gradients.
+  int64_t number = -1;
 };
 
 // y = x Wᵀ + bias + sum over adapters of scale * (x aᵀ) bᵀ; only the sum is ever stored.

@@ -1,4 +1,4 @@
-#include "host/generate/generator.h"
+#include "host/generate/engine.h"
 
 #include <cmath>
 #include <type_traits>
@@ -23,7 +23,7 @@ namespace {
 using namespace order;
 using namespace sampling;
 
-static_assert(!std::is_copy_constructible_v<Generator> && !std::is_move_constructible_v<Generator>);
+static_assert(!std::is_copy_constructible_v<Engine> && !std::is_move_constructible_v<Engine>);
 
 using Words = std::vector<std::string>;
 
@@ -35,9 +35,9 @@ struct Bench {
   int64_t calls = 0;  // with frames
 
   std::vector<at::Tensor> run(const Request& request, std::function<bool()> is_cancelled = {}) {
-    Generator generator(fake_engine(model, log, keeps_all), progress, std::move(is_cancelled));
+    Engine engine(fake_engine(model, log, keeps_all), progress, std::move(is_cancelled));
     std::vector<at::Tensor> images;
-    generator.run(request, [&](size_t index, int64_t first, const at::Tensor& pixels) {
+    engine.run(request, [&](size_t index, int64_t first, const at::Tensor& pixels) {
       if (first == 0) {
         REQUIRE(index == images.size());
         images.push_back(pixels);
@@ -103,7 +103,7 @@ TEST_CASE("Images are made with the quick sums of 8-bit products, and nothing be
   CHECK_FALSE(ops::FastSums::are_allowed());
   Bench ahead;
   const Request request = request_of("four", 10, {7});
-  Generator(fake_engine(ahead.model, ahead.log), ahead.progress).encode_ahead({&request, 1});
+  Engine(fake_engine(ahead.model, ahead.log), ahead.progress).encode_ahead({&request, 1});
   CHECK(ahead.model.calls_with_fast_sums == 1);
   CHECK_FALSE(ops::FastSums::are_allowed());
 }
@@ -313,29 +313,29 @@ TEST_CASE("Prompts are encoded once per content", "[generate]") {
   FakeModel model;
   Words log;
   progress::Progress progress{progress::Options{.quiet = true}};
-  Generator generator(fake_engine(model, log), progress);
+  Engine engine(fake_engine(model, log), progress);
   const auto ignore = [](size_t, int64_t, const at::Tensor&) {};
   Request request = request_of("a", 1, {1});
   request.cfg_scale = 2.0;
-  generator.run(request, ignore);
-  generator.run(request, ignore);
+  engine.run(request, ignore);
+  engine.run(request, ignore);
   REQUIRE(model.prompts_encoded == Words{"a", ""});
   // The second run does not bring the text encoder back.
   REQUIRE(std::count(log.begin(), log.end(), "+text_encoder") == 2);
   request.inputs["no_stage_reads_it"] = 0.5;
-  generator.run(request, ignore);
+  engine.run(request, ignore);
   REQUIRE(model.prompts_encoded == Words{"a", ""});
   request.inputs["strength"] = 0.5;
-  generator.run(request, ignore);
+  engine.run(request, ignore);
   REQUIRE(model.prompts_encoded == Words{"a", "", "a", ""});
   const Request ahead[] = {request_of("b", 1, {1}), request_of("c", 1, {1})};
-  generator.encode_ahead(ahead);
-  generator.run(ahead[1], ignore);
+  engine.encode_ahead(ahead);
+  engine.run(ahead[1], ignore);
   REQUIRE(model.prompts_encoded == Words{"a", "", "a", "", "b", "c"});
   Request changed = ahead[1];
   changed.encoder_state = "another encoder";
-  generator.run(changed, ignore);
-  generator.run(ahead[1], ignore);
+  engine.run(changed, ignore);
+  engine.run(ahead[1], ignore);
   REQUIRE(model.prompts_encoded == Words{"a", "", "a", "", "b", "c", "c"});
 }
 
@@ -357,14 +357,14 @@ TEST_CASE("Noise levels are prepared once for all images of a request, and forgo
 TEST_CASE("What sees the target is encoded again for another one", "[generate]") {
   for (const bool sees_target : {false, true}) {
     Bench bench;
-    Engine engine = fake_engine(bench.model, bench.log);
-    engine.stages.encoding[0].sees_target = sees_target;
-    Generator generator(std::move(engine), bench.progress);
+    EngineModel of = fake_engine(bench.model, bench.log);
+    of.stages.encoding[0].sees_target = sees_target;
+    Engine engine(std::move(of), bench.progress);
     Request request = request_of("a", 1, {1});
     for (const MediaTarget& target :
          {MediaTarget{1, 32, 48}, MediaTarget{1, 32, 32}, MediaTarget{3, 32, 32}}) {
       request.target = target;
-      generator.run(request, [](size_t, int64_t, const at::Tensor&) {});
+      engine.run(request, [](size_t, int64_t, const at::Tensor&) {});
     }
     CHECK(bench.model.prompts_encoded.size() == (sees_target ? 3 : 1));
   }
@@ -373,10 +373,10 @@ TEST_CASE("What sees the target is encoded again for another one", "[generate]")
 TEST_CASE("The denoiser's blocks are run by the engine's runner", "[generate]") {
   Bench bench;
   DirectRunner runner;
-  Engine engine = fake_engine(bench.model, bench.log);
-  engine.runner = &runner;
-  Generator generator(engine, bench.progress);
-  generator.run(request_of("prompt", 2, {1}), [](size_t, int64_t, const at::Tensor&) {});
+  EngineModel of = fake_engine(bench.model, bench.log);
+  of.runner = &runner;
+  Engine engine(of, bench.progress);
+  engine.run(request_of("prompt", 2, {1}), [](size_t, int64_t, const at::Tensor&) {});
   REQUIRE(bench.model.runners.size() == 3);
   for (const BlockRunner* used : bench.model.runners) CHECK(used == &runner);
 }
@@ -384,11 +384,11 @@ TEST_CASE("The denoiser's blocks are run by the engine's runner", "[generate]") 
 TEST_CASE("Cancelling stops at the edge of a step and keeps what is finished", "[generate]") {
   Bench bench;
   int64_t finished = 0;
-  Generator generator(fake_engine(bench.model, bench.log), bench.progress,
-                      [&] { return bench.model.denoise_calls >= 6; });
+  Engine engine(fake_engine(bench.model, bench.log), bench.progress,
+                [&] { return bench.model.denoise_calls >= 6; });
   try {
-    generator.run(request_of("prompt", 4, {1, 2, 3}),
-                  [&](size_t, int64_t, const at::Tensor&) { ++finished; });
+    engine.run(request_of("prompt", 4, {1, 2, 3}),
+               [&](size_t, int64_t, const at::Tensor&) { ++finished; });
     FAIL("not cancelled");
   } catch (const Error& error) {
     REQUIRE(error.code() == ErrorCode::kCancelled);
@@ -400,15 +400,15 @@ TEST_CASE("Cancelling stops at the edge of a step and keeps what is finished", "
 TEST_CASE("Work asks whether it is to stop, and what asks is gone behind it", "[generate]") {
   Bench bench;
   bool is_loading = false;
-  Engine engine = fake_engine(bench.model, bench.log);
-  engine.load = [&](std::string_view) {
+  EngineModel of = fake_engine(bench.model, bench.log);
+  of.load = [&](std::string_view) {
     is_loading = true;
     ops::check_stop();
     is_loading = false;
   };
-  Generator generator(std::move(engine), bench.progress, [&] { return is_loading; });
+  Engine engine(std::move(of), bench.progress, [&] { return is_loading; });
   REQUIRE_THROWS_WITH(
-      generator.run(request_of("a", 2, {1}), [](size_t, int64_t, const at::Tensor&) {}),
+      engine.run(request_of("a", 2, {1}), [](size_t, int64_t, const at::Tensor&) {}),
       Catch::Contains("stopped by the user"));
   REQUIRE(is_loading);
   REQUIRE_NOTHROW(ops::check_stop());
@@ -428,12 +428,12 @@ TEST_CASE("An image of values that are not finite is an error", "[generate]") {
 
 TEST_CASE("Half precision sees rounded latents and float32 sums", "[generate]") {
   Bench bench;
-  Engine engine = fake_engine(bench.model, bench.log);
-  engine.stages.denoisers.front().dtype = engine.decoder_dtype = at::kBFloat16;
-  Generator generator(engine, bench.progress);
+  EngineModel of = fake_engine(bench.model, bench.log);
+  of.stages.denoisers.front().dtype = of.decoder_dtype = at::kBFloat16;
+  Engine engine(of, bench.progress);
   const Request request = request_of("prompt", 20, {4});
   at::Tensor image;
-  generator.run(request, [&](size_t, int64_t, const at::Tensor& pixels) { image = pixels; });
+  engine.run(request, [&](size_t, int64_t, const at::Tensor& pixels) { image = pixels; });
   at::Tensor x = random::normal_noise({.seed = 4}, {4, 1, 4, 6});
   for (size_t i = 0; i < 20; ++i) {
     at::Tensor v = x.to(at::kBFloat16) * 0.5;
@@ -446,11 +446,11 @@ TEST_CASE("Half precision sees rounded latents and float32 sums", "[generate]") 
 TEST_CASE("Each denoiser runs at the noise levels of its range, with its own levels",
           "[generate]") {
   Bench bench;
-  Engine engine = two_denoisers(bench.model, bench.log);
-  Generator generator(std::move(engine), bench.progress);
+  EngineModel of = two_denoisers(bench.model, bench.log);
+  Engine engine(std::move(of), bench.progress);
   std::vector<at::Tensor> images;
   const auto keep = [&](size_t, int64_t, const at::Tensor& pixels) { images.push_back(pixels); };
-  generator.run(request_of("four", 4, {7}), keep);  // 1, 0.75, 0.5, 0.25
+  engine.run(request_of("four", 4, {7}), keep);  // 1, 0.75, 0.5, 0.25
   CHECK(bench.model.denoisers_seen == Words{"dit", "dit", "dit", "dit_low"});
   CHECK(bench.model.times_prepared == 2);
   CHECK(bench.log ==
@@ -460,7 +460,7 @@ TEST_CASE("Each denoiser runs at the noise levels of its range, with its own lev
   CHECK(at::equal(images[0], one.run(request_of("four", 4, {7}))[0]));
   // A second image begins with the first denoiser again.
   bench.model.denoisers_seen.clear();
-  generator.run(request_of("four", 4, {8}), keep);
+  engine.run(request_of("four", 4, {8}), keep);
   CHECK(bench.model.denoisers_seen == Words{"dit", "dit", "dit", "dit_low"});
 }
 
@@ -474,8 +474,8 @@ TEST_CASE("Where one denoiser follows another is the user's choice", "[generate]
     INFO(boundary);
     request.switch_boundary = boundary;
     bench.model.denoisers_seen.clear();
-    Generator generator(two_denoisers(bench.model, bench.log), bench.progress);
-    generator.run(request, [](size_t, int64_t, const at::Tensor&) {});
+    Engine engine(two_denoisers(bench.model, bench.log), bench.progress);
+    engine.run(request, [](size_t, int64_t, const at::Tensor&) {});
     CHECK(bench.model.denoisers_seen == seen);
   }
   // The level that the denoiser is told counts, as where published samplers compare timesteps.
@@ -483,8 +483,8 @@ TEST_CASE("Where one denoiser follows another is the user's choice", "[generate]
   request.switch_boundary = 0.7505;
   request.whole_timesteps = true;
   bench.model.denoisers_seen.clear();
-  Generator generator(two_denoisers(bench.model, bench.log), bench.progress);
-  generator.run(request, [](size_t, int64_t, const at::Tensor&) {});
+  Engine engine(two_denoisers(bench.model, bench.log), bench.progress);
+  engine.run(request, [](size_t, int64_t, const at::Tensor&) {});
   CHECK(bench.model.denoisers_seen == Words{"dit", "dit_low"});
 }
 
@@ -492,15 +492,15 @@ TEST_CASE("The next denoiser is told before the last call of the one before", "[
   for (const bool batches_cfg : {true, false}) {
     Bench bench;
     Words told;
-    Engine engine = two_denoisers(bench.model, bench.log);
-    engine.hand_over = [&](std::string_view from, std::string_view to) {
+    EngineModel of = two_denoisers(bench.model, bench.log);
+    of.hand_over = [&](std::string_view from, std::string_view to) {
       told.push_back(c10::str(from, ">", to, " after ", bench.model.denoise_calls));
     };
-    Generator generator(std::move(engine), bench.progress);
+    Engine engine(std::move(of), bench.progress);
     Request request = request_of("four", 4, {7});
     request.cfg_scale = 3.0;
     request.batches_cfg = batches_cfg;
-    generator.run(request, [](size_t, int64_t, const at::Tensor&) {});
+    engine.run(request, [](size_t, int64_t, const at::Tensor&) {});
     CHECK(told == Words{batches_cfg ? "dit>dit_low after 2" : "dit>dit_low after 5"});
     CHECK(bench.model.denoisers_seen.size() == (batches_cfg ? 4 : 8));
   }
@@ -512,13 +512,13 @@ TEST_CASE("All images pass the first denoiser before the second one is loaded", 
   free.narrow(3, 0, 2).zero_();
   for (const SolverSpec& solver : solvers()) {
     INFO(solver.name);
-    const auto run = [&](Bench& bench, Engine engine, std::vector<uint64_t> of) {
+    const auto run = [&](Bench& bench, EngineModel of, std::vector<uint64_t> drawn) {
       bench.model.known = GivenLatents{at::full({4, 1, 4, 6}, 0.75), free, /*is_noised=*/true};
-      Request request = request_of("four", 4, std::move(of));  // 1, 0.75, 0.5, 0.25
+      Request request = request_of("four", 4, std::move(drawn));  // 1, 0.75, 0.5, 0.25
       request.solver = solver;
-      Generator generator(std::move(engine), bench.progress);
+      Engine engine(std::move(of), bench.progress);
       std::vector<at::Tensor> images;
-      generator.run(request, [&](size_t index, int64_t, const at::Tensor& pixels) {
+      engine.run(request, [&](size_t index, int64_t, const at::Tensor& pixels) {
         CHECK(index == images.size());
         images.push_back(pixels);
       });
@@ -536,16 +536,16 @@ TEST_CASE("All images pass the first denoiser before the second one is loaded", 
     }
     // Where both may stay, an image is done before the next one begins.
     Bench both;
-    Engine engine = two_denoisers(both.model, both.log);
-    engine.stays = {"dit", "dit_low"};
-    const auto one_by_one = run(both, engine, seeds);
+    EngineModel of = two_denoisers(both.model, both.log);
+    of.stays = {"dit", "dit_low"};
+    const auto one_by_one = run(both, of, seeds);
     const Words steps = {"dit", "dit", "dit", "dit_low"};
     CHECK(Words(both.model.denoisers_seen.begin(), both.model.denoisers_seen.begin() + 4) == steps);
     for (size_t i = 0; i < seeds.size(); ++i) CHECK(at::equal(images[i], one_by_one.at(i)));
   }
 }
 
-// A solver on v = rate x + c, as the generator has it.
+// A solver on v = rate x + c, as the engine has it.
 at::Tensor solved(std::string_view solver, at::Tensor x, const std::vector<float>& sigmas,
                   double rate, double c) {
   const auto walker = find_solver(solver).make(sigmas, x);
@@ -570,8 +570,8 @@ TEST_CASE("Every solver goes on over guidance, starts, batches and denoisers", "
 
     // What is remembered goes on from one denoiser to the next.
     Bench two;
-    Generator generator(two_denoisers(two.model, two.log), two.progress);
-    generator.run(request, [&](size_t i, int64_t, const at::Tensor& pixels) {
+    Engine engine(two_denoisers(two.model, two.log), two.progress);
+    engine.run(request, [&](size_t i, int64_t, const at::Tensor& pixels) {
       CHECK(at::equal(pixels, alone[i]));
     });
 
@@ -609,11 +609,11 @@ TEST_CASE("A denoiser may be told whole thousandths of the levels", "[generate]"
 
 TEST_CASE("A noise level without a denoiser says what is missing", "[generate]") {
   Bench bench;
-  Engine engine = fake_engine(bench.model, bench.log);
-  engine.stages.denoisers = {{{.component = "dit"}, {.low = 0.5, .high = 1.0}}};
-  Generator generator(std::move(engine), bench.progress);
+  EngineModel of = fake_engine(bench.model, bench.log);
+  of.stages.denoisers = {{{.component = "dit"}, {.low = 0.5, .high = 1.0}}};
+  Engine engine(std::move(of), bench.progress);
   test::expect_error(ErrorCode::kNotFound, {"noise level 0.25", "--model_paths"}, [&] {
-    generator.run(request_of("four", 4, {7}), [](size_t, int64_t, const at::Tensor&) {});
+    engine.run(request_of("four", 4, {7}), [](size_t, int64_t, const at::Tensor&) {});
   });
 }
 
@@ -658,10 +658,10 @@ TEST_CASE("What a mask keeps of an image has the noise of each level, and none a
 
 TEST_CASE("Each denoiser is given latents in its own dtype", "[generate]") {
   Bench bench;
-  Engine engine = two_denoisers(bench.model, bench.log);
-  engine.stages.denoisers[0].dtype = at::kBFloat16;
-  Generator generator(std::move(engine), bench.progress);
-  generator.run(request_of("four", 4, {7}), [](size_t, int64_t, const at::Tensor&) {});
+  EngineModel of = two_denoisers(bench.model, bench.log);
+  of.stages.denoisers[0].dtype = at::kBFloat16;
+  Engine engine(std::move(of), bench.progress);
+  engine.run(request_of("four", 4, {7}), [](size_t, int64_t, const at::Tensor&) {});
   CHECK(bench.model.dtypes_seen ==
         std::vector<at::ScalarType>{at::kBFloat16, at::kBFloat16, at::kBFloat16, at::kFloat});
 }

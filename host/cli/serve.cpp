@@ -1,0 +1,185 @@
+// atelier serve: a model that stays up for clients.
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "atelier/error.h"
+
+#include "host/check/generation.h"
+#include "host/cli/commands.h"
+#include "host/cli/family.h"
+#include "host/cli/plan.h"
+#include "host/cli/process.h"
+#include "host/cli/ranks.h"
+#include "host/generate/fill_settings.h"
+#include "host/generate/request.h"
+#include "host/generate/session.h"
+#include "host/http/server.h"
+#include "host/order/serving.h"
+#include "host/progress/progress.h"
+#include "host/report/problems.h"
+#include "host/run/stop.h"
+#include "host/serve/inference.h"
+#include "host/serve/lora_names.h"
+#include "host/serve/model_facts.h"
+#include "host/serve/openai.h"
+#include "host/serve/own_api.h"
+#include "host/serve/page/page.h"
+#include "host/serve/sdapi.h"
+#include "host/serve/session_maker.h"
+#include "host/serve/translation.h"
+
+namespace atelier::cli {
+namespace {
+
+using check::OpenedGeneration;
+using order::Serving;
+using progress::Progress;
+using run::StopSignals;
+
+void print_line(const std::string& line) {
+  if (std::printf("%s\n", line.c_str()) < 0 || std::fflush(stdout) != 0)
+    throw Error(ErrorCode::kEnvironment, std::string("stdout: ") + std::strerror(errno));
+}
+
+// Adds a problem for each LoRA that does not fit the model.
+void check_loras(const std::vector<lora::LoraRef>& loras, const order::Origin& place,
+                 OpenedGeneration& opened, report::Problems& problems) {
+  order::Settings settings;
+  settings.loras = loras;
+  opened.loras().check(settings, place, problems);
+}
+
+// Everything of a server, on the thread that owns the model.
+class Serve {
+ public:
+  Serve(const Serving& order, OpenedGeneration& opened, generate::Session& session,
+        Progress& progress)
+      : order_(order),
+        opened_(opened),
+        spool_(order.output_dir),
+        errands_(bell_),
+        loras_(order.lora_dir, order.loras, [this](const lora::LoraRef& lora) { check(lora); }),
+        translation_(opened, order, loras_, spool_, errands_),
+        facts_(serve::facts_of(opened.model(), order)),
+        metrics_(facts_.name),
+        jobs_({.max_queue = order.max_queue, .keep_jobs = order.keep_jobs}, spool_,
+              [this](const std::string& id, const serve::Asked& asked,
+                     const serve::SpooledFiles& files) {
+                return translation_.prepare(id, asked, files);
+              },
+              bell_, metrics_),
+        service_{jobs_, loras_, facts_},
+        maker_(session, opened.model()),
+        inference_(jobs_, errands_, bell_, maker_, metrics_,
+                   {.max_batch = order.max_batch,
+                    .idle_after_s = order.idle_after_s,
+                    .is_stopped = StopSignals::is_requested,
+                    .warn = [&progress](const std::string& text) { progress.warn(text); }}),
+        progress_(progress) {
+    serve::add_own_api(router_, service_);
+    serve::add_openai(router_, service_);
+    serve::add_sdapi(router_, service_);
+    serve::add_page(router_);
+    serve::add_status(router_, [this] { return is_ready_.load(); }, metrics_, jobs_);
+  }
+
+  // Until a signal ends it.
+  void run(const std::function<void()>& warm_up) {
+    http::Server server(order_.server, router_);
+    print_line(server.url());
+    warm_up();
+    jobs_.restore([this](const std::string& text) { progress_.warn(text); });
+    jobs_.open();
+    is_ready_ = true;
+    progress_.note("serves " + facts_.name + " at " + server.url());
+    inference_.run();
+  }
+
+ private:
+  // By threads of connections.
+  void check(const lora::LoraRef& lora) {
+    report::Problems problems;
+    errands_.run([&] { check_loras({lora}, {.is_request = true}, opened_, problems); });
+    problems.throw_if_any();
+  }
+
+  const Serving& order_;
+  OpenedGeneration& opened_;
+  const serve::Spool spool_;
+  serve::Bell bell_;
+  serve::Errands errands_;
+  serve::LoraNames loras_;
+  const serve::Translation translation_;
+  const serve::ModelFacts facts_;
+  serve::Metrics metrics_;
+  serve::JobTable jobs_;
+  serve::Service service_;
+  serve::SessionMaker maker_;
+  serve::Inference inference_;
+  Progress& progress_;
+  http::Router router_;
+  std::atomic<bool> is_ready_ = false;
+};
+
+// One job that stands for those that come: as many images of the model's own size as are denoised
+// together.
+std::vector<order::Job> planned_jobs(const Serving& order, const OpenedGeneration& opened) {
+  std::vector<order::Job> jobs = opened.planned_jobs();
+  for (order::Job& job : jobs)
+    job.settings.num_images = job.settings.batch_size = order.max_batch;
+  return jobs;
+}
+
+// Larger images than those that were planned share a call as far as all of them fit into it.
+generate::Layout layout_of(const Serving& order, const model::LoadedModel& model,
+                           const plan::Outcome& outcome) {
+  generate::Layout layout = plan::layout_of(order.generation, model, outcome.planned);
+  layout.max_batch = order.max_batch;
+  if (!outcome.planned) return layout;
+  order::Settings base = order.generation.base;
+  generate::fill_target(base, model);
+  layout.max_tokens = order.max_batch * generate::tokens_of(order::target_of(base),
+                                                            model.model().latent_spec());
+  return layout;
+}
+
+int serve_model(const Serving& order, OpenedGeneration& opened, const plan::Outcome& outcome,
+                Progress& progress) {
+  model::LoadedModel& model = opened.model();
+  const order::Generation& generation = opened.order();
+  plan::follow_plan(outcome, generation, model, opened.unchecked(), progress);
+  const StopSignals signals(StopSignals::Kind::kAll);
+  generate::Session session(model, opened.loras(), generation, layout_of(order, model, outcome),
+                            {.is_cancelled = StopSignals::is_requested}, progress);
+  Serve serve(order, opened, session, progress);
+  serve.run([] {});
+  throw Error(ErrorCode::kCancelled, "stopped by the user");
+}
+
+}  // namespace
+
+int run_serve(std::span<const std::string> said) {
+  if (flags::wants_help(said)) return print_help(order::serve_command(family_for_help(said)));
+  report::Problems problems;
+  order::Words words({said.begin(), said.end()}, order::serve_command(nullptr), problems);
+  const char* const key = std::getenv("ATELIER_API_KEY");
+  Serving order =
+      read_serving(words, choose_family(words, problems), key != nullptr ? key : "", problems);
+  order::Generation& generation = order.generation;
+  const std::string device = generation.load ? generation.load->device : "cpu";
+  set_up(generation.process, {.device = device, .is_quiet = generation.is_quiet}, problems);
+  if (generation.load) note_slow_products(*generation.load, generation.is_quiet);
+  Progress progress(progress::stderr_options(generation.is_quiet));
+  OpenedGeneration opened(generation, progress, problems);
+  if (problems.empty()) check_loras(order.loras, /*place=*/{}, opened, problems);
+  problems.throw_if_any();
+  if (const std::string note = opened.note(); !note.empty()) progress.note("note: " + note);
+  const plan::Outcome outcome =
+      plan::plan_generation(opened.model(), opened.order(), planned_jobs(order, opened));
+  return serve_model(order, opened, outcome, progress);
+}
+
+}  // namespace atelier::cli

@@ -1,0 +1,84 @@
+#include "host/generate/denoisers.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace atelier::generate {
+
+void Denoisers::use(std::span<const Step> steps) {
+  const Step& first = steps.front();
+  bring(denoiser_of(*first.request, context_.of.stages.denoisers, first.number), steps);
+  prepare(steps);
+}
+
+void Denoisers::bring(const model::RangedDenoiser& wanted, std::span<const Step> steps) {
+  const auto is_given = [&](std::string_view input) {
+    return std::ranges::any_of(
+        steps, [&](const Step& step) { return step.request->inputs.contains(input); });
+  };
+  std::vector<std::string> controls = context_.of.stages.controls_beside(wanted.name(), is_given);
+  if (current_ == &wanted && controls_ == controls) return;
+  next_ = nullptr;
+  forget();
+  context_.residents.denoise(wanted.name(), controls, context_.check());
+  context_.check_cancelled();
+  current_ = &wanted;
+  controls_ = std::move(controls);
+}
+
+DenoiserLevels Denoisers::levels_of(const Step& step) const {
+  return levels_around(*step.request, context_.of.stages.denoisers, step.number);
+}
+
+void Denoisers::prepare(std::span<const Step> steps) {
+  const std::vector<float> levels = levels_of(steps.front()).levels;
+  const bool is_shared = std::ranges::all_of(
+      steps, [&](const Step& step) { return levels_of(step).levels == levels; });
+  const uint64_t version = context_.of.loras != nullptr ? context_.of.loras->version() : 0;
+  if (is_shared && levels == prepared_ && version == lora_version_) return;
+  forget_levels();
+  if (!is_shared) return;
+  try {
+    context_.of.model.prepare_levels(current_->name(), levels, context_.runner());
+  } catch (...) {
+    forget();
+    throw;
+  }
+  prepared_ = levels;
+  lora_version_ = version;
+}
+
+std::optional<int64_t> Denoisers::level_of(const Request& request, int64_t step) const {
+  if (prepared_.empty()) return std::nullopt;
+  return step - levels_of({&request, step}).first_step;
+}
+
+void Denoisers::hand_over(const model::RangedDenoiser& next) {
+  const EngineModel& of = context_.of;
+  if (!of.hand_over || of.stays.contains(current_->name())) return;
+  next_ = &next;
+  of.hand_over(current_->name(), next.name());
+}
+
+void Denoisers::take_back() {
+  if (next_ == nullptr) return;
+  context_.of.unload(std::exchange(next_, nullptr)->name());
+  context_.of.unload(current_->name());
+  context_.of.load(current_->name());
+}
+
+void Denoisers::forget_levels() {
+  prepared_.clear();
+  context_.of.model.forget_levels();
+}
+
+void Denoisers::forget() {
+  if (next_ != nullptr) {  // neither of the two is whole
+    context_.of.unload(std::exchange(next_, nullptr)->name());
+    context_.of.unload(current_->name());
+  }
+  current_ = nullptr;
+  forget_levels();
+}
+
+}  // namespace atelier::generate

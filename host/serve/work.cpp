@@ -1,0 +1,103 @@
+#include "host/serve/work.h"
+
+#include <chrono>
+#include <optional>
+
+#include "atelier/error.h"
+
+#include "host/files/file_reader.h"
+#include "host/http/server.h"
+
+namespace atelier::serve {
+
+using http::HttpError;
+
+namespace {
+
+// After which it is looked whether the client is still there.
+constexpr std::chrono::milliseconds kLookEvery{100};
+constexpr uint64_t kMostFileBytes = uint64_t{1} << 32;
+
+bool is_over(JobState state) {
+  return state != JobState::kQueued && state != JobState::kRunning;
+}
+
+// What fails here fails again; clients of OpenAI would send it three times.
+HttpError failure_of(const JobView& view) {
+  if (view.error_status < 500) return {view.error_status, view.error};
+  return {view.error_status, view.error, {{"x-should-retry", "false"}}};
+}
+
+}  // namespace
+
+void Waiting::join(const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  ++counts_[id];
+}
+
+bool Waiting::leave(const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  const auto count = counts_.find(id);
+  if (--count->second > 0) return false;
+  counts_.erase(count);
+  return true;
+}
+
+Work::Work(Jobs& jobs, Waiting& waiting, std::vector<Asked> asked)
+    : jobs_(jobs), waiting_(waiting) {
+  try {
+    for (Asked& one : asked) {
+      ids_.push_back(jobs_.submit(std::move(one)));
+      waiting_.join(ids_.back());
+    }
+  } catch (...) {
+    leave();
+    throw;
+  }
+}
+
+Work::Work(Jobs& jobs, Waiting& waiting, std::vector<std::string> ids)
+    : jobs_(jobs), waiting_(waiting), ids_(std::move(ids)) {
+  for (const std::string& id : ids_) waiting_.join(id);
+}
+
+Work::~Work() {
+  leave();
+}
+
+void Work::leave() {
+  for (const std::string& id : ids_) {
+    if (waiting_.leave(id)) jobs_.cancel(id);
+  }
+}
+
+std::vector<JobView> Work::wait(http::Client& client, const OnChange& on_change) {
+  std::vector<JobView> views;
+  for (size_t i = 0; i < ids_.size(); ++i) views.push_back(wait_for(i, client, on_change));
+  return views;
+}
+
+JobView Work::wait_for(size_t index, http::Client& client, const OnChange& on_change) {
+  std::optional<uint64_t> seen;
+  while (true) {
+    const auto view = seen ? jobs_.wait(ids_[index], *seen, kLookEvery) : jobs_.find(ids_[index]);
+    if (!view) throw HttpError(410, "the job was removed");
+    if (view->version != seen) {
+      seen = view->version;
+      if (on_change) on_change(index, *view);
+    }
+    if (view->state == JobState::kFailed) throw failure_of(*view);
+    if (is_over(view->state)) return *view;
+    if (client.is_gone()) throw HttpError(499, "the client has hung up");
+  }
+}
+
+std::string bytes_of(const JobFile& file) {
+  try {
+    return files::read_text_file(file.path, kMostFileBytes);
+  } catch (const Error&) {
+    throw HttpError(410, "the file is gone; results are kept for a while only");
+  }
+}
+
+}  // namespace atelier::serve

@@ -1,0 +1,63 @@
+// The jobs of one request, for as long as somebody waits for them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "host/http/message.h"
+#include "host/serve/jobs.h"
+
+namespace atelier::serve {
+
+// How many requests wait for each job: one that a client sent twice has two. Safe to use from
+// several threads.
+class Waiting {
+ public:
+  void join(const std::string& id);
+  // Whether nobody waits for it any more.
+  bool leave(const std::string& id);
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, int64_t> counts_;
+};
+
+// When it goes, those of its jobs end that are not over and that no other waits for. Not
+// thread-safe.
+class Work {
+ public:
+  // Puts them into the line, all or none. Throws as Jobs::submit().
+  Work(Jobs& jobs, Waiting& waiting, std::vector<Asked> asked);
+  // Waits for jobs that are known already.
+  Work(Jobs& jobs, Waiting& waiting, std::vector<std::string> ids);
+  ~Work();
+  Work(const Work&) = delete;
+  Work& operator=(const Work&) = delete;
+
+  const std::vector<std::string>& ids() const { return ids_; }
+
+  // Waits until all of them are over. `on_change` is told of each that changed, by its number among
+  // ids(). Throws the HttpError of a job that failed, 410 where one was removed, and 499 where the
+  // client is gone.
+  using OnChange = std::function<void(size_t index, const JobView& view)>;
+  std::vector<JobView> wait(http::Client& client, const OnChange& on_change = {});
+
+ private:
+  JobView wait_for(size_t index, http::Client& client, const OnChange& on_change);
+
+  void leave();
+
+  Jobs& jobs_;
+  Waiting& waiting_;
+  std::vector<std::string> ids_;
+};
+
+// The bytes of a file of a job. Throws HttpError 410 where it is gone.
+std::string bytes_of(const JobFile& file);
+
+}  // namespace atelier::serve

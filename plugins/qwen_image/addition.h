@@ -1,0 +1,50 @@
+// What runs between the denoiser's blocks: ControlNets beside it.
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "atelier/block.h"
+#include "atelier/model.h"
+#include "atelier/shared_rows.h"
+
+namespace qwen_image {
+
+class Dit;
+struct SampleRows;
+
+// One pass of the denoiser over packed samples, between two of its blocks. A sample's image rows
+// are those of the image that is made, then those of its references.
+struct Pass {
+  // What each sample is made from, and the step of its run.
+  struct Sample {
+    const atelier::Conditioning* cond;
+    int64_t step, steps;  // see atelier::DenoiseInputs
+  };
+  std::vector<Sample> samples;
+  const std::vector<SampleRows>& lengths;  // rows of each sample, on all ranks together
+  Dit& dit;
+  atelier::BlockRunner& runner;
+  const atelier::SharedRows& own;         // rows of the images that are made, of this rank
+  const atelier::SharedRows* references;  // null: there are none
+  at::Tensor latents;                     // rows of `own`, [N, C * 4]
+  at::Tensor sigma_B;                     // float32, of each sample
+  at::Tensor image;                       // [N, D], rows of images and references
+
+  // Rows of `image` that are of `own`.
+  at::Tensor own_image() const;
+  // Adds values of rows of `own`, times each sample's scale, float [B], to `image`.
+  void add(const at::Tensor& values, const at::Tensor& scale_B);
+};
+
+class Addition {
+ public:
+  virtual ~Addition() = default;
+  // In front of the first block.
+  virtual void begin(Pass& pass) = 0;
+  // Behind block `index`.
+  virtual void after(int64_t index, Pass& pass) = 0;
+};
+
+}  // namespace qwen_image

@@ -1,0 +1,97 @@
+// A ControlNet as diffusers has it: a few of the denoiser's own blocks, run on the image that is
+// made and a picture, which add to the denoiser's rows at regular intervals.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "atelier/component_family.h"
+#include "atelier/nn/layers.h"
+#include "atelier/nn/level_rows.h"
+
+#include "addition.h"
+#include "blockwise.h"
+#include "config.h"
+#include "controls.h"
+
+namespace qwen_image {
+
+class DitBlock;
+
+// Numbers of a ControlNet: those of its blocks, and the channels of the picture's latents, with
+// those of a mask behind them.
+struct ControlNetConfig {
+  DitConfig blocks;
+  int64_t control_channels;
+
+  template <class Fields>
+  void visit(Fields&& fields) {
+    blocks.visit(fields), fields("control_channels", control_channels);
+  }
+};
+
+class ControlNet final : public atelier::nn::Module {
+ public:
+  explicit ControlNet(const ControlNetConfig& config);
+  ~ControlNet() override;
+
+  int64_t channels() const { return channels_; }
+  size_t layers() const { return blocks_.size(); }
+
+ private:
+  friend class ControlNetHints;
+
+  int64_t channels_;
+  atelier::nn::Linear time_in_, time_out_;
+  atelier::nn::RMSNorm txt_norm_;
+  atelier::nn::Linear img_in_, txt_in_, control_in_;
+  std::vector<std::unique_ptr<DitBlock>> blocks_;
+  std::vector<std::unique_ptr<atelier::nn::Linear>> outputs_;
+  atelier::nn::NoiseLevels levels_;
+};
+
+// Adds what one picture gives through one ControlNet. Each block runs where what it gives is first
+// added, so that one block's rows are held at a time.
+class ControlNetHints final : public Addition {
+ public:
+  // `layers`: blocks of the denoiser.
+  ControlNetHints(ControlNet& net, int64_t number, int64_t layers);
+
+  void begin(Pass& pass) override;
+  void after(int64_t index, Pass& pass) override;
+
+ private:
+  ControlNet& net_;
+  int64_t number_, interval_;
+  at::Tensor scale_B_;  // undefined: it counts for no sample in this step
+  at::Tensor image_, text_, hint_;
+  atelier::Tensors context_;  // what its blocks read beside image, text and level
+};
+
+// Adds what one picture gives through one blockwise ControlNet.
+class BlockwiseHints final : public Addition {
+ public:
+  BlockwiseHints(Blockwise& net, int64_t number) : net_(net), number_(number) {}
+
+  void begin(Pass& pass) override;
+  void after(int64_t index, Pass& pass) override;
+
+ private:
+  Blockwise& net_;
+  int64_t number_;
+  at::Tensor scale_B_, picture_;
+};
+
+std::optional<atelier::Detection> detect_controlnet(const atelier::TensorIndex& checkpoint);
+atelier::ConfigFields controlnet_fields(const atelier::Detection& part);
+atelier::WeightMap controlnet_map(const atelier::Detection& part);
+// Throws Error{kInvalidArgument} where a ControlNet among the parts of a model is not made for its
+// denoiser.
+void check_controls(std::span<const atelier::Detection> parts);
+// Whether each ControlNet of a kind among the parts, in the order of their files, reads a mask: its
+// latents have a channel more than the denoiser's, which are an even number.
+std::vector<bool> mask_readers(std::span<const atelier::Detection> parts, const ControlKind& kind);
+
+}  // namespace qwen_image

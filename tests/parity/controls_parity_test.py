@@ -1,0 +1,247 @@
+"""ControlNets beside the denoiser give the images of diffusers: InstantX's by its pipelines, and blockwise
+ones by hooks on its denoiser, whose maths is written down here."""
+
+import sys
+import unittest
+from unittest import mock
+
+import numpy as np
+import torch
+from diffusers import QwenImageControlNetInpaintPipeline, QwenImageControlNetModel, QwenImageControlNetPipeline
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_controlnet
+from PIL import Image
+from safetensors.torch import save_file
+
+import atelier
+import compare
+import references
+import tiny_models
+from pipeline_parity_test import NEGATIVE, PROMPT, levels, noise, smooth_picture
+from tiny_run import FolderTest
+
+HEIGHT, WIDTH, STEPS, SCALE = 64, 96, 4, 3.0
+
+
+class BlockwiseNet(torch.nn.Module):
+    """A blockwise ControlNet: behind block i, image += scale * out_i(gelu(in_i(rms(image) + rms(picture))))."""
+
+    def __init__(self, layers, width, channels):
+        super().__init__()
+        self.img_in = torch.nn.Linear(4 * channels, width)
+        self.controlnet_blocks = torch.nn.ModuleList()
+        for _ in range(layers):
+            block = torch.nn.Module()
+            block.x_rms, block.y_rms = (torch.nn.RMSNorm(width, eps=1e-6) for _ in range(2))
+            block.input_proj, block.output_proj = (torch.nn.Linear(width, width) for _ in range(2))
+            self.controlnet_blocks.append(block)
+
+    def residual(self, number, image, picture):
+        block = self.controlnet_blocks[number]
+        seen = block.input_proj(block.x_rms(image) + block.y_rms(picture))
+        return block.output_proj(torch.nn.functional.gelu(seen))
+
+
+def mask_of():
+    mask = np.zeros((HEIGHT, WIDTH), np.uint8)
+    mask[13:43, 30:] = 255
+    mask[-9:, :40] = 100  # is not made anew where masks are black or white alone
+    return mask
+
+
+class ControlsParityTest(FolderTest):
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.tiny = tiny_models.get()
+        cls.transformer = cls.tiny.transformer
+        cls.width = cls.transformer.inner_dim
+        cls.layers = len(cls.transformer.transformer_blocks)
+
+    def setUp(self):
+        super().setUp()
+        self.picture = smooth_picture(HEIGHT, WIDTH)
+        self.other = self.picture[::-1, ::-1].copy()
+        for name, pixels in (("picture", self.picture), ("other", self.other), ("mask", mask_of())):
+            Image.fromarray(pixels).save(self.root / f"{name}.png")
+        self.latents = noise(1, HEIGHT, WIDTH, seed=51)
+
+    def ours(self, nets, **flags):
+        return atelier.generate([self.tiny.model, *nets], self.latents, prompt=PROMPT, negative_prompt=NEGATIVE,
+                                height=HEIGHT, width=WIDTH, num_inference_steps=STEPS, cfg_scale=SCALE, dtype="float32",
+                                **flags)
+
+    def plain(self):
+        return self.ours([])
+
+    def assert_matters(self, got):
+        plain = self.plain()
+        self.assertGreater(np.abs(np.asarray(got, np.float64) - np.asarray(plain, np.float64)).mean(), 2,
+                           "the ControlNet changes too little for the test to prove anything")
+
+    # ---- Of diffusers ----
+
+    def instantx(self, seed, layers=1, extra=0):
+        net = QwenImageControlNetModel.from_transformer(
+            self.transformer, num_layers=layers, attention_head_dim=self.transformer.config.attention_head_dim,
+            num_attention_heads=self.transformer.config.num_attention_heads, load_weights_from_transformer=False,
+            extra_condition_channels=extra)
+        tiny_models.randomize_(net, seed)
+        net.save_pretrained(self.root / f"net{seed}")
+        return net
+
+    def reference(self, pipeline_class, net, **flags):
+        components = {name: part for name, part in self.tiny.pipeline.components.items()}
+        pipeline = pipeline_class(**components, controlnet=net)
+        pipeline.set_progress_bar_config(disable=True)
+        with mock.patch.object(DiagonalGaussianDistribution, "sample", lambda self, generator=None: self.mode()):
+            return levels(
+                pipeline(prompt=PROMPT, negative_prompt=NEGATIVE, true_cfg_scale=SCALE, height=HEIGHT, width=WIDTH,
+                         num_inference_steps=STEPS, latents=references.pack(self.latents), output_type="np",
+                         **flags).images)
+
+    def test_a_union_controlnet_gives_the_same_picture(self):
+        net = self.instantx(71)
+        for scale, start, end in ((1.0, 0.0, 1.0), (0.6, 0.25, 0.75)):
+            with self.subTest(scale=scale, start=start, end=end):
+                expected = self.reference(QwenImageControlNetPipeline, net, control_image=Image.fromarray(self.picture),
+                                          controlnet_conditioning_scale=scale, control_guidance_start=start,
+                                          control_guidance_end=end)
+                got = self.ours([self.root / "net71"], control_image=self.root / "picture.png",
+                                controlnet_conditioning_scale=scale, control_guidance_start=start,
+                                control_guidance_end=end)
+                compare.assert_images("ControlNet of diffusers", got, expected, tolerance=0.01)
+        self.assert_matters(got)
+
+    def test_several_blocks_and_batched_guidance_give_the_same_picture(self):
+        net = self.instantx(72, layers=2)
+        expected = self.reference(QwenImageControlNetPipeline, net, control_image=Image.fromarray(self.picture),
+                                  controlnet_conditioning_scale=1.0)
+        for batch in ("on", "off"):
+            got = self.ours([self.root / "net72"], control_image=self.root / "picture.png", cfg_batch=batch)
+            compare.assert_images("ControlNet of two blocks", got, expected, tolerance=0.01)
+
+    def test_an_inpainting_controlnet_gives_the_same_picture(self):
+        net = self.instantx(73, extra=4)
+        expected = self.reference(QwenImageControlNetInpaintPipeline, net, control_image=Image.fromarray(self.picture),
+                                  control_mask=Image.fromarray(mask_of()), controlnet_conditioning_scale=1.0)
+        got = self.ours([self.root / "net73"], control_image=self.root / "picture.png",
+                        control_mask=self.root / "mask.png")
+        compare.assert_images("ControlNet of inpainting", got, expected, tolerance=0.01)
+        self.assert_matters(got)
+
+    # ---- Blockwise ----
+
+    def blockwise(self, seed, extra=0):
+        net = tiny_models.randomize_(BlockwiseNet(self.layers, self.width, 16 + extra), seed)
+        path = self.root / f"blockwise{seed}.safetensors"
+        save_file(net.state_dict(), path)
+        return net, path
+
+    def blockwise_reference(self, uses):
+        """`uses`: (net, rows of its picture, scale, start, end)."""
+        step = {"calls": 0}
+
+        def behind(number, _, output):
+            text, image = output
+            total = 0
+            progress = (STEPS - 1 - step["calls"] // 2) / (STEPS - 1)
+            for net, rows, scale, start, end in uses:
+                if end - 1e-4 <= progress <= start + 1e-4:
+                    total = total + scale * net.residual(number, image, net.img_in(rows))
+            return text, image + total
+
+        hooks = [
+            block.register_forward_hook(lambda module, _, output, number=number: behind(number, module, output))
+            for number, block in enumerate(self.transformer.transformer_blocks)
+        ]
+
+        def count(*_):
+            step["calls"] += 1  # two calls a step, of guidance's branches
+
+        hooks.append(self.transformer.register_forward_hook(count))
+        try:
+            pipeline = self.tiny.pipeline
+            pipeline.set_progress_bar_config(disable=True)
+            with torch.no_grad():
+                return levels(
+                    pipeline(PROMPT, negative_prompt=NEGATIVE, true_cfg_scale=SCALE, height=HEIGHT, width=WIDTH,
+                             num_inference_steps=STEPS, latents=references.pack(self.latents), output_type="np").images)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def rows(self, pixels, mask=None):
+        image = torch.from_numpy(pixels.copy())
+        if mask is not None:
+            image[torch.from_numpy(mask) > 0] = 0
+        image = (image.permute(2, 0, 1)[None].float() / 255) * 2 - 1
+        with torch.no_grad():
+            latents = references.encode(self.tiny.vae, image)
+        if mask is not None:
+            level = torch.from_numpy(mask)[None, None].float() / 255
+            kept = 1 - torch.nn.functional.interpolate(level, size=latents.shape[-2:])
+            latents = torch.cat([latents, kept[:, :, None]], 1)
+        return references.pack(latents)
+
+    def test_blockwise_controlnets_give_the_same_picture(self):
+        (net, path), (second, second_path) = self.blockwise(81), self.blockwise(82)
+        for uses, flags in (
+            ([(net, self.rows(self.picture), 1.0, 1.0, 0.0)],
+             dict(blockwise_controlnet_image=self.root / "picture.png")),
+            ([(net, self.rows(self.picture), 0.7, 1.0, 0.5)],
+             dict(blockwise_controlnet_image=self.root / "picture.png", blockwise_controlnet_scale=0.7,
+                  blockwise_controlnet_end=0.5)),
+        ):
+            expected = self.blockwise_reference(uses)
+            got = self.ours([path], **flags)
+            compare.assert_images("blockwise ControlNet", got, expected, tolerance=0.01)
+            self.assert_matters(got)
+        expected = self.blockwise_reference([(net, self.rows(self.picture), 0.5, 1.0, 0.0),
+                                             (second, self.rows(self.other), 0.8, 0.7, 0.0)])
+        got = self.ours([path, second_path],
+                        blockwise_controlnet_image=[self.root / "picture.png", self.root / "other.png"],
+                        blockwise_controlnet_scale=[0.5, 0.8], blockwise_controlnet_start=[1.0, 0.7])
+        compare.assert_images("two blockwise ControlNets", got, expected, tolerance=0.01)
+
+    def test_a_blockwise_controlnet_of_inpainting_gives_the_same_picture(self):
+        net, path = self.blockwise(83, extra=1)
+        expected = self.blockwise_reference([(net, self.rows(self.picture, mask_of()), 1.0, 1.0, 0.0)])
+        got = self.ours([path], blockwise_controlnet_image=self.root / "picture.png",
+                        blockwise_controlnet_inpaint_mask=self.root / "mask.png")
+        compare.assert_images("blockwise ControlNet of inpainting", got, expected, tolerance=0.01)
+
+    # ---- In-Context-Control ----
+
+    def test_a_context_image_is_a_picture_beside_the_image(self):
+        """Of another shape, it is stretched to the image's; the words are those of text to image."""
+        Image.fromarray(self.picture).resize((50, 70)).save(self.root / "context.png")
+        stretched = np.asarray(Image.open(self.root / "context.png").resize((WIDTH, HEIGHT), Image.BICUBIC))
+        rows = self.rows(stretched)
+        shapes = [(1, HEIGHT // 16, WIDTH // 16)] * 2
+        plain = self.transformer.forward
+
+        def beside(hidden_states, img_shapes, **inputs):
+            both = torch.cat([hidden_states, rows.expand(hidden_states.shape[0], -1, -1)], 1)
+            return (plain(both, img_shapes=[shapes], **inputs)[0][:, :hidden_states.shape[1]],)
+
+        pipeline = self.tiny.pipeline
+        pipeline.set_progress_bar_config(disable=True)
+        with mock.patch.object(self.transformer, "forward", beside):
+            expected = levels(
+                pipeline(PROMPT, negative_prompt=NEGATIVE, true_cfg_scale=SCALE, height=HEIGHT, width=WIDTH,
+                         num_inference_steps=STEPS, latents=references.pack(self.latents), output_type="np").images)
+        got = self.ours([], context_image=self.root / "context.png")
+        compare.assert_images("context image", got, expected, tolerance=0.01)
+        self.assert_matters(got)
+
+    def test_without_a_picture_nothing_changes(self):
+        _, path = self.blockwise(84)
+        self.instantx(74)
+        got = self.ours([path, self.root / "net74"])
+        self.assertTrue(np.array_equal(got, self.plain()))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2, argv=[sys.argv[0]])
