@@ -45,7 +45,7 @@ Packed packed_matrix(Packing packing, int64_t rows, int64_t columns) {
   return {packing, {rows, columns}, {blocks.view({rows, -1})}};
 }
 
-// Of processors: other programs on the machine take none of it.
+// Seconds of processors: other programs on the machine take none of them.
 double seconds_now() {
   timespec now{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
