@@ -224,7 +224,7 @@ rm -r first
         folder = self.folder.parent / page.replace("/", "_")
         shutil.copytree(self.folder, folder, symlinks=True)
         # A server that a page starts in the background ends with the page.
-        traps = "trap 'echo \"failed: $BASH_COMMAND\"' ERR\ntrap 'kill $(jobs -p) 2>/dev/null' EXIT\n"
+        traps = "trap 'echo \"failed: $BASH_COMMAND\"' ERR\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n"
         script = re.sub(r"\b786[01]\b", lambda port: str(self.ports[port[0]]), script)
         self.run_script(folder, traps + "set -euo pipefail\n" + script)
 
