@@ -187,7 +187,11 @@ TEST_CASE("A refused job leaves neither a place in the line nor files", "[serve]
   Asked wrong = {.fields = {{"typo", 1}}};
   wrong.uploads["image"].push_back({"bytes"});
   CHECK(status_of_submit(parts, "a", wrong) == 400);
-  CHECK(parts.spool.find("").empty());
+  std::vector<std::string> left;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(parts.spool.folder() + "/.atelier-jobs"))
+    left.push_back(entry.path().filename());
+  CHECK(left == std::vector<std::string>{"lock"});
   CHECK(parts.jobs.list().empty());
   CHECK(status_of_submit(parts, "b") == 202);
 }
