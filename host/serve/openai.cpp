@@ -117,7 +117,8 @@ Response OpenAi::stream_of(std::shared_ptr<Work> work, ImagesRequest images) con
     std::vector<int64_t> previews(work->ids().size());
     std::vector<size_t> files(work->ids().size());
     const auto on_change = [&](size_t index, const JobView& view) {
-      if (view.previews > previews[index] && view.preview != nullptr) {
+      if (view.previews > previews[index] && view.preview != nullptr &&
+          partials < images.most_partials) {
         previews[index] = view.previews;
         client.send(partial_event(images, view, partials++, model));
       }

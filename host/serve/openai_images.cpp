@@ -153,6 +153,10 @@ ImagesRequest read_images(Form form, const Service& service, bool is_edit) {
   if (has_mask && !asked.fields.contains("denoising_strength"))
     asked.fields["denoising_strength"] = 1.0;
   images.jobs = by_seeds(std::move(asked), seed);
+  for (const Asked& job : images.jobs) {
+    const json count = job.fields.value("num_images", json(1));
+    images.most_partials += job.previews * (count.is_number_integer() ? count.get<int64_t>() : 1);
+  }
   return images;
 }
 

@@ -2,6 +2,7 @@
 // /v1/images/edits.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@ struct ImagesRequest {
   bool is_edit = false;
   bool is_stream = false;
   bool wants_urls = false;
+  int64_t most_partials = 0;  // pictures of a stream that are not finished
   std::string output_format = "png";
   nlohmann::json quality = {}, safety_identifier = {};  // given back; null: not said
 };

@@ -66,8 +66,8 @@ Response Sdapi::interrupt() {
 }
 
 Response Sdapi::set_options(const Request& request) const {
-  const json known = options();
-  for (const auto& [name, value] : read_form(request).fields.items()) {
+  const json known = options(), given = read_form(request).fields;
+  for (const auto& [name, value] : given.items()) {
     if (!known.contains(name)) {
       std::vector<std::string> names;
       for (const auto& [other, _] : known.items()) names.push_back(other);

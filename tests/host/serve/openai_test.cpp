@@ -67,6 +67,17 @@ TEST_CASE("What a client leaves open is left to the model", "[serve]") {
   CHECK(request.quality.is_null());
 }
 
+TEST_CASE("A stream has as many partial pictures as are asked for", "[serve]") {
+  FakeService fake;
+  const auto most = [&](json fields) {
+    fields.update({{"stream", true}, {"partial_images", 2}});
+    return read(fake, fields).most_partials;
+  };
+  CHECK(most({{"prompt", "a"}}) == 2);
+  CHECK(most({{"prompt", "a"}, {"n", "3"}}) == 6);
+  CHECK(most({{"prompt", "a"}, {"seed", {1, 2}}}) == 4);
+}
+
 TEST_CASE("A list of seeds makes a job for each", "[serve]") {
   FakeService fake;
   const ImagesRequest request = read(fake, {{"prompt", "a"}, {"n", 2}, {"seed", {5, 9}}});

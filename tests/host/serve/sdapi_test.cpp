@@ -208,6 +208,22 @@ TEST_CASE("Replies say what the web UI's say", "[serve]") {
   CHECK(sd_reply(request, view, fake.service.model)["images"].empty());
 }
 
+TEST_CASE("Options may be set to what they are, and a model that is served", "[serve]") {
+  FakeService fake;
+  http::Router router;
+  add_sdapi(router, fake.service);
+  const auto set = [&](const json& options) {
+    FakeClient client;
+    const http::Response response = router.answer(
+        {.method = "POST", .path = "/sdapi/v1/options", .body = options.dump()}, client);
+    return std::to_string(response.status) + " " + response.body;
+  };
+  CHECK(set({{"sd_model_checkpoint", "tiny"}, {"CLIP_stop_at_last_layers", 2}}) == "200 null");
+  CHECK(set({{"sd_model_checkpoint", "v1-5"}}).starts_with("404 "));
+  CHECK(set({{"sd_vea", "None"}}).find("sd_vea: is not known; did you mean sd_vae?") !=
+        std::string::npos);
+}
+
 TEST_CASE("Progress is that of the job that began first", "[serve]") {
   JobView running = {
       .id = "b", .state = JobState::kRunning, .step = 1, .steps = 4, .started_s = 100};
