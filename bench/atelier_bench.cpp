@@ -3,12 +3,12 @@
 //
 //   atelier-bench dit|vae|load|COMPONENT --plugin NAME --model_paths … [--inputs F] [--runs 5]
 //   [--warmup 1]
-//   [--dtype float32] [--lora_mode hot] [--prepare_levels] [--cuda_graphs]
+//   [--dtype float32] [--lora_mode hot] [--prepare_levels] [--cuda_graphs] [--beside COMPONENT,…]
 //
 // dit: one denoising step with guidance, both halves in one batch. Tensors of --inputs: latents [1,
 // C, T, H, W],
 //      sigma [1], and the conditioning with a batch axis of 1: NAME for the prompt, negative_NAME
-//      for the other.
+//      for the other. --beside names components that a step runs with it: a control.
 // vae: one decode of latents [B, C, T, H, W], or one encoding of "clip" [B, 3, T, H, W].
 // COMPONENT: one run of another one, on the tensors that `atelier probe` takes.
 // load: every component given, from headers to weights in memory; one run a process.
@@ -21,6 +21,7 @@
 #include <chrono>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <sys/resource.h>
 
 #include <ATen/ATen.h>
@@ -87,6 +88,8 @@ flags::CommandSpec command() {
   spec.flags.push_back({.name = "cuda_graphs",
                         .kind = flags::FlagKind::kFlag,
                         .help = "blocks are CUDA graphs from the third run of a size on"});
+  spec.flags.push_back(
+      {.name = "beside", .help = "components that a step of dit runs, too", .preset = ""});
   spec.flags.push_back({.name = "lora_mode",
                         .help = "of the LoRAs that lines on stdin name",
                         .preset = "hot",
@@ -98,9 +101,7 @@ flags::CommandSpec command() {
 class Workload {
  public:
   Workload(std::string what, model::LoadedModel& loaded, bool prepares_levels)
-      : what_(std::move(what)), loaded_(loaded), prepares_levels_(prepares_levels) {
-    loaded.load_component(what_);
-  }
+      : what_(std::move(what)), loaded_(loaded), prepares_levels_(prepares_levels) {}
 
   // The tensors of the runs that follow.
   void read(const std::string& inputs_path) {
@@ -113,7 +114,7 @@ class Workload {
     }
     for (const auto& [name, meta] : file.index().tensors()) {
       at::Tensor tensor = file.read(name).to(loaded_.device());
-      if (name != "sigma") tensor = tensor.to(loaded_.dtype());
+      if (name != "sigma" && tensor.is_floating_point()) tensor = tensor.to(loaded_.dtype());
       if (name == "latents")
         latents_ = tensor;
       else if (name == "clip")
@@ -246,6 +247,14 @@ void make_graphs(model::LoadedModel& model) {
        }});
 }
 
+// What is loaded: what is timed, and what that runs.
+std::vector<std::string> components_of(const flags::ParsedFlags& flags) {
+  std::vector<std::string> names = {flags.positional()[0]};
+  std::istringstream beside(flags.text("beside"));
+  for (std::string name; std::getline(beside, name, ',');) names.push_back(name);
+  return names;
+}
+
 int run(std::span<const std::string> arguments) {
   const auto flags = flags::parse_flags(command(), arguments);
   const std::string what = flags.positional()[0];
@@ -258,7 +267,7 @@ int run(std::span<const std::string> arguments) {
       plugins::open_plugin(flags.text("plugin"), flags.find_text("plugin_path").value_or(""));
   auto request = model::load_request(flags, problems);
   problems.throw_if_any();
-  if (what != "load") request.components = {what};
+  if (what != "load") request.components = components_of(flags);
   request.prepares_levels = flags.flag("prepare_levels");
 
   const auto begin = std::chrono::steady_clock::now();
@@ -278,6 +287,7 @@ int run(std::span<const std::string> arguments) {
   }
 
   const auto loaded = model::LoadedModel::open(*plugin.family, request);
+  for (const std::string& name : request.components) loaded->load_component(name);
   if (flags.flag("cuda_graphs")) make_graphs(*loaded);
   Workload workload(what, *loaded, flags.flag("prepare_levels"));
   workload.read(flags.text("inputs"));

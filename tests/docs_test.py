@@ -66,7 +66,7 @@ if words and words[0] == "generate":
         elif flag != "--resident_blocks":
             words += [flag, str(most)]
 if words and words[0] == "serve":
-    os.execv(%r, ["atelier"] + words + ["--port", "%d"])
+    os.execv(%r, ["atelier"] + words + ([] if "--port" in words else ["--port", "%d"]))
 begins = "--resume" not in words or "latest" in words
 if words and words[0] == "train" and begins and "--max_train_steps" not in words:
     words += ["--max_train_steps", "%d"]
@@ -152,15 +152,16 @@ class Docs(unittest.TestCase):
         cls.folder = pathlib.Path(holder.name) / "start"
         programs = cls.folder / "programs"
         programs.mkdir(parents=True)
-        cls.port = free_port()
+        cls.ports = {"7860": free_port(), "7861": free_port()}  # what pages say, the first without saying it
         binary = str(BUILD / "bin/atelier")
-        write_program(programs / "atelier", PROGRAM % (SHORT, LIMITS, binary, cls.port, STEPS, binary))
+        write_program(programs / "atelier", PROGRAM % (SHORT, LIMITS, binary, cls.ports["7860"], STEPS, binary))
         write_program(programs / "python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
         write_program(programs / "srun", '#!/bin/sh\nexec "$@"\n')
         model = SOURCE / "examples/shapes/model"
         for name in ("Qwen-Image", "Qwen/Qwen-Image"):
             (cls.folder / "models" / name).parent.mkdir(parents=True, exist_ok=True)
             (cls.folder / "models" / name).symlink_to(model)
+        (cls.folder / "models/Wan2.1-T2V-1.3B-Diffusers").symlink_to(SOURCE / "examples/moving_shapes/model")
         (cls.folder / "examples").symlink_to(SOURCE / "examples")
         (cls.folder / "build").mkdir()
         (cls.folder / "build/release").symlink_to(BUILD)
@@ -223,8 +224,9 @@ rm -r first
         folder = self.folder.parent / page.replace("/", "_")
         shutil.copytree(self.folder, folder, symlinks=True)
         # A server that a page starts in the background ends with the page.
-        traps = "trap 'echo \"failed: $BASH_COMMAND\"' ERR\ntrap 'kill $(jobs -p) 2>/dev/null' EXIT\n"
-        self.run_script(folder, traps + "set -euo pipefail\n" + script.replace("127.0.0.1:7860", f"127.0.0.1:{self.port}"))
+        traps = "trap 'echo \"failed: $BASH_COMMAND\"' ERR\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n"
+        script = re.sub(r"\b786[01]\b", lambda port: str(self.ports[port[0]]), script)
+        self.run_script(folder, traps + "set -euo pipefail\n" + script)
 
 
 def add_test(page):

@@ -329,24 +329,20 @@ class Preparation {
       for (const std::string& warning : dataset->warnings()) progress_.warn("warning: " + warning);
     });
     if (dataset != nullptr && config_.stage != Stage::kTrain)
-      check_own_sizes(*dataset, model.model(), options);
+      check_rows(*dataset, model.model(), options);
     return dataset;
   }
 
-  // Images that keep their own size may have one that the model cannot take.
-  void check_own_sizes(const data::Dataset& dataset, const Model& model,
-                       const data::DatasetOptions& options) {
-    const bool keep_sizes = std::ranges::any_of(dataset.inputs(), [](const InputSpec& input) {
-      return inputs::is_image(input.kind) && input.fit == InputFit::kAsIs;
-    });
-    if (!keep_sizes) return;
+  // What the model says of the inputs of each row, before any is encoded.
+  void check_rows(const data::Dataset& dataset, const Model& model,
+                  const data::DatasetOptions& options) {
     data::Findings errors(options.max_errors);
     for (size_t i = 0; i < dataset.items().size(); ++i) {
       const data::Item& item = dataset.items()[i];
       try {
         model.target(dataset.shapes(i), item.target);
       } catch (const Error& error) {
-        errors.add("images that the model cannot take", error.at(item.place));
+        errors.add("rows that the model cannot take", error.at(item.place));
       }
     }
     for (const Error& error : errors.list(options.dataset_metadata_path)) problems_.add(error);

@@ -38,9 +38,9 @@ int run_lora(std::span<const std::string> arguments) {
 
 std::vector<flags::FlagSpec> lora_model_flags() {
   std::vector<flags::FlagSpec> flags;
-  const std::set<std::string_view> unused = {"tokenizer_path", "dtype",           "device",
-                                             "storage",        "compute",         "fp8_models",
-                                             "offload",        "resident_blocks", "prefetch"};
+  const std::set<std::string_view> unused = {
+      "tokenizer_path", "dtype",         "device",  "storage",         "compute",
+      "fp8_models",     "quant_options", "offload", "resident_blocks", "prefetch"};
   for (flags::FlagSpec& flag : model::model_flags()) {
     if (unused.contains(flag.name)) continue;
     flag.required = false;

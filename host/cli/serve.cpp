@@ -65,12 +65,13 @@ class Serve {
         translation_(opened, order, loras_, spool_, errands_),
         facts_(serve::facts_of(opened.model(), order)),
         metrics_(facts_.name),
-        jobs_({.max_queue = order.max_queue, .keep_jobs = order.keep_jobs}, spool_,
-              [this](const std::string& id, const serve::Asked& asked,
-                     const serve::SpooledFiles& files) {
-                return translation_.prepare(id, asked, files);
-              },
-              bell_, metrics_),
+        jobs_(
+            {.max_queue = order.max_queue, .keep_jobs = order.keep_jobs}, spool_,
+            [this](const std::string& id, const serve::Asked& asked,
+                   const serve::SpooledFiles& files) {
+              return translation_.prepare(id, asked, files);
+            },
+            bell_, metrics_),
         service_{jobs_, loras_, facts_},
         maker_(session, opened.model()),
         inference_(jobs_, errands_, bell_, maker_, metrics_,
@@ -83,7 +84,8 @@ class Serve {
     serve::add_openai(router_, service_);
     serve::add_sdapi(router_, service_);
     serve::add_page(router_);
-    serve::add_status(router_, [this] { return is_ready_.load(); }, metrics_, jobs_);
+    serve::add_status(
+        router_, [this] { return is_ready_.load(); }, metrics_, jobs_);
   }
 
   // Until a signal ends it.
@@ -128,8 +130,7 @@ class Serve {
 // together.
 std::vector<order::Job> planned_jobs(const Serving& order, const OpenedGeneration& opened) {
   std::vector<order::Job> jobs = opened.planned_jobs();
-  for (order::Job& job : jobs)
-    job.settings.num_images = job.settings.batch_size = order.max_batch;
+  for (order::Job& job : jobs) job.settings.num_images = job.settings.batch_size = order.max_batch;
   return jobs;
 }
 
@@ -141,9 +142,20 @@ generate::Layout layout_of(const Serving& order, const model::LoadedModel& model
   if (!outcome.planned) return layout;
   order::Settings base = order.generation.base;
   generate::fill_target(base, model);
-  layout.max_tokens = order.max_batch * generate::tokens_of(order::target_of(base),
-                                                            model.model().latent_spec());
+  layout.max_tokens =
+      order.max_batch * generate::tokens_of(order::target_of(base), model.model().latent_spec());
   return layout;
+}
+
+// Weights that stay are there before the first job.
+void load_all(model::LoadedModel& model, Progress& progress) {
+  for (const model::LoadedPart& part : model.parts()) {
+    const std::string& component = part.detection.component;
+    if (model.is_loaded(component)) continue;
+    model::load_shown(model, component, progress, [] {
+      if (StopSignals::is_requested()) throw Error(ErrorCode::kCancelled, "stopped by the user");
+    });
+  }
 }
 
 int serve_model(const Serving& order, OpenedGeneration& opened, const plan::Outcome& outcome,
@@ -155,7 +167,9 @@ int serve_model(const Serving& order, OpenedGeneration& opened, const plan::Outc
   generate::Session session(model, opened.loras(), generation, layout_of(order, model, outcome),
                             {.is_cancelled = StopSignals::is_requested}, progress);
   Serve serve(order, opened, session, progress);
-  serve.run([] {});
+  serve.run([&] {
+    if (session.keeps_all()) load_all(model, progress);
+  });
   throw Error(ErrorCode::kCancelled, "stopped by the user");
 }
 

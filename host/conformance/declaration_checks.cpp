@@ -8,6 +8,7 @@
 
 #include <ATen/ATen.h>
 
+#include "formats/glob.h"
 #include "host/conformance/checks.h"
 #include "host/inputs/parse.h"
 #include "host/model/components.h"
@@ -265,12 +266,22 @@ class DeclarationChecks : Checks {
              "' reads '", name, "', which runs beside the clip, and does not run for each piece");
   }
 
-  // Whether the variants of `stage`, or all, make clips in pieces.
+  // Whether globs between bars are for what others are for, too, as far as one of them is a name or
+  // a part of the other.
+  static bool have_same(std::string_view globs, std::string_view others) {
+    for (size_t end = 0; end != std::string_view::npos;) {
+      end = others.find('|');
+      if (formats::any_glob_matches(globs, others.substr(0, end))) return true;
+      if (end != std::string_view::npos) others.remove_prefix(end + 1);
+    }
+    return false;
+  }
+
+  // Whether the variants of `stage`, or some of them, make clips in pieces.
   bool has_pieces(const EncodeStage& stage) const {
     return std::ranges::any_of(family().encode_stages(), [&](const EncodeStage& other) {
-      const bool is_of_same =
-          other.variants == stage.variants || other.variants == "*" || stage.variants == "*";
-      return other.per_piece && is_of_same;
+      return other.per_piece && (have_same(other.variants, stage.variants) ||
+                                 have_same(stage.variants, other.variants));
     });
   }
 

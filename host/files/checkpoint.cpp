@@ -40,6 +40,13 @@ bool is_scale_of(const TensorMeta& scale, const TensorMeta& tensor) {
   return !tensor.shape.empty() && count == tensor.shape.front() && scale.shape.front() == count;
 }
 
+PackedTensor gguf_tensor(const FileTensor& entry) {
+  const auto bytes = static_cast<int64_t>(entry.end - entry.begin);
+  return {.packing = *packing_of(*entry.codes),
+          .shape = entry.shape,
+          .parts = {{entry.name, {at::kByte, {bytes}}}}};
+}
+
 }  // namespace
 
 formats::ShardIndex read_shard_index(const std::string& path) {
@@ -132,8 +139,9 @@ Checkpoint Checkpoint::open(const CheckpointFiles& found) {
       } catch (const Error& error) {
         throw error.at(quoted).at(display_path(files[i]));
       }
-      const TensorLocation place = {static_cast<int>(i), entry.begin, entry.end - entry.begin,
-                                    entry.strides, found_here.is_big_endian};
+      const TensorLocation place = {static_cast<int>(i),      entry.begin,
+                                    entry.end - entry.begin,  entry.strides,
+                                    found_here.is_big_endian, entry.codes.has_value()};
       const auto [it, is_new] = checkpoint.places_.emplace(entry.name, place);
       if (!is_new)
         throw Error(ErrorCode::kInvalidArgument,
@@ -142,9 +150,11 @@ Checkpoint Checkpoint::open(const CheckpointFiles& found) {
                     "pass the shards of one checkpoint only", "SHARD_DUPLICATE");
       tensors.emplace(entry.name, TensorMeta{type, entry.shape});
       checkpoint.bytes_ += place.bytes;
+      if (entry.codes) checkpoint.packed_.emplace(entry.name, gguf_tensor(entry));
     }
   }
   if (!found.index_path.empty()) checkpoint.check_against(found.index_path);
+  checkpoint.take_packed_tensors(tensors);
   checkpoint.take_scales(tensors);
   checkpoint.config_ = checkpoint.find_config(found);
   checkpoint.index_ = std::make_shared<const TensorIndex>(
@@ -173,10 +183,41 @@ Checkpoint Checkpoint::only(const std::function<bool(std::string_view tensor)>& 
   for (const auto& [name, meta] : index_->tensors()) {
     if (!holds(name)) continue;
     tensors.emplace(name, meta);
-    part.bytes_ += place(name).bytes;
+    part.bytes_ += bytes_of(name);
   }
   part.index_ = std::make_shared<const TensorIndex>(std::move(tensors), index_->config());
   return part;
+}
+
+void Checkpoint::take_packed_tensors(TensorIndex::Tensors& tensors) {
+  const auto read_part = [this](const PackedTensor::Part& part) {
+    return read(place(part.name), part.meta, part.meta.dtype);
+  };
+  try {
+    for (auto& [name, tensor] : take_packed(tensors, metadata_, read_part)) {
+      for (const PackedTensor::Part& part : tensor.parts)
+        places_.find(part.name)->second.is_packed = true;
+      packed_.emplace(name, std::move(tensor));
+    }
+  } catch (const Error& error) {
+    throw error.at(display_path(name_));
+  }
+}
+
+const PackedTensor* Checkpoint::packed(std::string_view tensor) const {
+  const auto found = packed_.find(tensor);
+  return found == packed_.end() ? nullptr : &found->second;
+}
+
+memory::Packed Checkpoint::read_packed(std::string_view tensor) const {
+  return files::read_packed(packed_.find(tensor)->second, [this](const PackedTensor::Part& part) {
+    return read(place(part.name), part.meta, part.meta.dtype);
+  });
+}
+
+uint64_t Checkpoint::bytes_of(std::string_view tensor) const {
+  const PackedTensor* codes = packed(tensor);
+  return codes != nullptr ? codes->bytes() : place(tensor).bytes;
 }
 
 // Forms that are not known stay among the tensors, where a family meets and refuses them.
@@ -240,14 +281,16 @@ const TensorLocation& Checkpoint::place(std::string_view tensor) const {
 
 at::Tensor Checkpoint::read(std::string_view tensor, std::optional<at::ScalarType> dtype) const {
   const TensorMeta& meta = *index_->find(tensor);
-  return read(place(tensor), meta, dtype.value_or(meta.dtype));
+  const at::ScalarType to = dtype.value_or(meta.dtype);
+  if (packed(tensor) != nullptr) return memory::unpack(read_packed(tensor), to);
+  return read(place(tensor), meta, to);
 }
 
 at::Tensor Checkpoint::read(const TensorLocation& place, const TensorMeta& meta,
                             at::ScalarType to) const {
   at::Tensor out = at::empty(meta.shape, at::TensorOptions(to));
   if (out.numel() == 0) return out;
-  if (place.is_plain()) {
+  if (place.strides.empty() && !place.is_big_endian) {
     read_runs(files_, file_sizes_,
               {{place.file, place.begin, out.numel(), meta.dtype, to, out.data_ptr()}});
     return out;

@@ -1,5 +1,5 @@
-// One checkpoint: one or several files, safetensors or archives of torch.save(), that hold the
-// tensors of one component.
+// One checkpoint: one or several files, safetensors, GGUF or archives of torch.save(), that hold
+// the tensors of one component.
 #pragma once
 
 #include <functional>
@@ -14,6 +14,7 @@
 
 #include "formats/safetensors.h"
 #include "formats/shard_index.h"
+#include "host/files/packed_tensors.h"
 
 namespace atelier::files {
 
@@ -26,8 +27,9 @@ struct TensorLocation {
   // other way round, too. Such tensors are read whole, and no part of them by itself.
   std::vector<int64_t> strides = {};
   bool is_big_endian = false;
+  bool is_packed = false;  // it holds codes, see Checkpoint::packed()
 
-  bool is_plain() const { return strides.empty() && !is_big_endian; }
+  bool is_plain() const { return strides.empty() && !is_big_endian && !is_packed; }
 };
 
 // The key of `__metadata__` whose value is the text of a config.json: saved components carry it.
@@ -90,9 +92,18 @@ class Checkpoint {
   // Throws Error{kDataLoss} when one is not finite.
   at::Tensor scales(std::string_view tensor) const;
 
-  // Reads one tensor into memory of its own, converted where `dtype` is another one. Its scales are
-  // not applied.
-  // Throws Error{kNotFound}, and Error{kDataLoss} when the file was changed since it was opened.
+  // Tensors may be stored as codes. In index() they have the shape that they stand for, and are
+  // bfloat16. Null for others.
+  const PackedTensor* packed(std::string_view tensor) const;
+  const PackedTensors& packed() const { return packed_; }
+  // Reads a packed tensor as it is, into memory of its own. Throws as read().
+  memory::Packed read_packed(std::string_view tensor) const;
+  // The bytes of a tensor of index() in its files.
+  uint64_t bytes_of(std::string_view tensor) const;
+
+  // Reads one tensor into memory of its own, the values of codes, converted where `dtype` is
+  // another one. Its scales are not applied. Throws Error{kNotFound}, and Error{kDataLoss} when the
+  // file was changed since it was opened.
   at::Tensor read(std::string_view tensor, std::optional<at::ScalarType> dtype = {}) const;
 
   // The sizes of the files, as they were when their headers were read.
@@ -104,6 +115,7 @@ class Checkpoint {
   void check_against(const std::string& index_path) const;
   void take_scales(TensorIndex::Tensors& tensors);
   at::Tensor read(const TensorLocation& place, const TensorMeta& meta, at::ScalarType to) const;
+  void take_packed_tensors(TensorIndex::Tensors& tensors);
 
   std::string name_;
   std::vector<std::string> files_;
@@ -117,6 +129,7 @@ class Checkpoint {
     TensorMeta meta;
   };
   std::map<std::string, Scales, std::less<>> scales_;  // by tensor
+  PackedTensors packed_;
   uint64_t bytes_ = 0;
 };
 

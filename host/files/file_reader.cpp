@@ -136,6 +136,34 @@ FileTensors read_archive(const FileReader& file) {
   }
 }
 
+FileTensors read_gguf(const FileReader& file) {
+  const auto read = [&](uint64_t begin, uint64_t bytes) {
+    std::string text(bytes, '\0');
+    file.read(text.data(), begin, bytes);
+    return text;
+  };
+  try {
+    formats::GgufIndex index = formats::read_gguf(file.size(), read);
+    FileTensors result;
+    result.metadata = std::move(index.metadata);
+    result.header_end = index.header_end;
+    for (formats::GgufTensor& tensor : index.tensors) {
+      const std::optional<formats::DType> plain = formats::plain_dtype(tensor.type);
+      result.tensors.push_back({std::move(tensor.name),
+                                plain.value_or(formats::DType::kBF16),
+                                std::move(tensor.shape),
+                                {},
+                                tensor.begin,
+                                tensor.end,
+                                plain ? std::nullopt : std::optional(tensor.type)});
+    }
+    return result;
+  } catch (const formats::ParseError& error) {
+    const bool is_refused = error.tag == "GGUF_VERSION" || error.tag == "GGUF_TYPE";
+    throw at_file(file.path(), error, is_refused ? ErrorCode::kUnsupported : ErrorCode::kDataLoss);
+  }
+}
+
 }  // namespace
 
 FileTensors read_tensors(const FileReader& file) {
@@ -143,6 +171,7 @@ FileTensors read_tensors(const FileReader& file) {
   file.read(first.data(), 0, first.size());
   const auto other_kind = formats::sniff(first, {});
   if (other_kind && other_kind->tag == "ST_ZIP") return read_archive(file);
+  if (other_kind && other_kind->tag == "ST_GGUF") return read_gguf(file);
   formats::SafetensorsHeader header = read_header(file);
   FileTensors result;
   result.metadata = std::move(header.metadata);

@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "atelier/error.h"
 
+#include "formats/gguf.h"
 #include "formats/safetensors.h"
 
 namespace atelier::files {
@@ -50,6 +52,8 @@ struct FileTensor {
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;  // in elements; empty: the elements lie in order
   uint64_t begin = 0, end = 0;   // from the start of the file
+  // How codes of a GGUF file are stored, which `dtype` does not say.
+  std::optional<formats::GgufType> codes = {};
 };
 struct FileTensors {
   std::vector<FileTensor> tensors;
@@ -58,8 +62,8 @@ struct FileTensors {
   bool is_big_endian = false;
 };
 
-// Reads what a file says of its tensors: a safetensors file, or an archive of torch.save(), of
-// which nothing is run. Throws as read_header().
+// Reads what a file says of its tensors: a safetensors file, a GGUF file, or an archive of
+// torch.save(), of which nothing is run. Throws as read_header().
 FileTensors read_tensors(const FileReader& file);
 
 // Reads a whole small file. Throws as FileReader, and Error{kInvalidArgument} when it is longer

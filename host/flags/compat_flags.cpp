@@ -386,7 +386,6 @@ constexpr CompatRow kRows[] = {
     {kStudio, "remove_prefix_in_ckpt=", kIdle, "names in saved files never have such a prefix"},
     {kStudio, "customized_optimizer=", kLost, "optimizers are chosen by name", "",
      "optimizer_type"},
-    {kStudio, "quant_options=", kLost, "weights are kept in 8 bits by another flag", "", "storage"},
     {kStudio, "template_model_id_or_path=", kIdle, "no family has templates"},
     {kStudio, "enable_lora_hot_loading", kIdle, "LoRAs are always loaded so"},
     {kStudio, "enable_swanlab_log enable_wandb_log", kIdle, kNoLog, "", "enable_tensorboard_log"},

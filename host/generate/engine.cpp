@@ -21,6 +21,11 @@ namespace {
 // The bytes of latents at which no more are put aside for the next denoiser.
 constexpr int64_t kWaitingBytes = int64_t{1} << 29;
 
+// Throws where a step has no denoiser.
+void check_levels(const Request& request, const model::Stages& stages) {
+  for (int64_t i = 0; i < request.num_steps(); ++i) denoiser_of(request, stages.denoisers, i);
+}
+
 }  // namespace
 
 Engine::Engine(EngineModel model, progress::Progress& progress, std::function<bool()> is_cancelled,
@@ -71,6 +76,11 @@ void Engine::run(const Request& request, const OnFrames& on_frames, const OnSoun
                 .on_failed = [&](std::exception_ptr found) { failure = std::move(found); }});
   while (!is_done && !failure) advance();
   if (failure) std::rethrow_exception(failure);
+}
+
+void Engine::rest() {
+  denoisers_.forget();
+  loras_.use({});
 }
 
 void Engine::encode_ahead(std::span<const Request> requests) {
@@ -124,19 +134,28 @@ void Engine::finish_if_done(RequestRun& run) {
   if (sink.on_done) sink.on_done();
 }
 
-// Beside a denoiser there may be no room for what encodes.
+// Beside a denoiser there may be no room for what encodes. Where there is, what would have to wait
+// for the others is not encoded yet.
 RequestRun* Engine::next_to_encode() {
   const bool is_between = active_.empty() && aside_.empty();
   const bool is_underway = std::ranges::any_of(runs_, &RequestRun::has_begun);
-  int64_t ahead = 0;  // bytes that were encoded for requests that have not begun
-  for (const RequestRun& run : runs_) ahead += run.encoded_bytes();
+  int64_t ahead = 0, images = 0;  // bytes that are encoded, and what is made with them
+  for (const RequestRun& run : runs_) {
+    ahead += run.encoded_bytes();
+    images += run.images_ahead();
+  }
+  for (const Walk& walk : active_) images += walk.trajectory.count();
   for (RequestRun& run : runs_) {
     if (!run.wants_encoding()) continue;
-    if (keeps_all_ && first_to_begin() == nullptr) return &run;
     const bool is_first = run.has_begun() || !is_underway;
-    if (!keeps_all_ && is_between && is_first && ahead <= Encoder::kAheadBytes) return &run;
+    const bool may_come = keeps_all_ ? images < most_images(run) : is_between && is_first;
+    return may_come && ahead <= Encoder::kAheadBytes ? &run : nullptr;
   }
   return nullptr;
+}
+
+int64_t Engine::most_images(const RequestRun& run) const {
+  return packing_.max_batch > 0 ? packing_.max_batch : run.request.batch_size;
 }
 
 void Engine::encode(RequestRun& run) {
@@ -144,6 +163,7 @@ void Engine::encode(RequestRun& run) {
     loras_.use(run.request.loras, /*anew=*/!run.has_begun());
     has_encoded_ = true;
     run.encode(encoder_);
+    check_levels(run.next_request(), context_.of.stages);
   });
 }
 
@@ -186,8 +206,8 @@ bool Engine::gather() {
   }
 }
 
-// Those that go on with another denoiser wait while any goes on with the one that is there, and
-// are then all taken up in their order.
+// Walks that go on with another denoiser wait while any goes on with the one that is there, and are
+// then all taken up in their order.
 void Engine::put_aside() {
   const model::RangedDenoiser* const current = denoisers_.current();
   if (keeps_denoisers_ || current == nullptr) return;
@@ -255,9 +275,8 @@ bool Engine::fits(const RequestRun& run, const Request& request, int64_t count) 
     images += walk.trajectory.count();
     tokens += walk.trajectory.count() * tokens_of(walk.trajectory.request().target, spec);
   }
-  const int64_t most = packing_.max_batch > 0 ? packing_.max_batch : run.request.batch_size;
-  return images <= most && (packing_.max_tokens == 0 || tokens <= packing_.max_tokens) &&
-         loras_.can_share(loras);
+  return images <= most_images(run) &&
+         (packing_.max_tokens == 0 || tokens <= packing_.max_tokens) && loras_.can_share(loras);
 }
 
 bool Engine::bring_back(Walk& walk) {

@@ -70,6 +70,9 @@ class Engine {
   // All components leave that do not stay. Nothing is going on.
   void unload() { context_.residents.end(); }
 
+  // Nothing is going on: LoRAs leave the model until the next request.
+  void rest();
+
   int64_t cached_bytes() const { return encoder_.cached_bytes(); }  // of encodings, on the device
 
  private:
@@ -82,6 +85,7 @@ class Engine {
   void finish_if_done(RequestRun& run);
 
   RequestRun* next_to_encode();
+  int64_t most_images(const RequestRun& run) const;  // that it may be denoised among
   void encode(RequestRun& run);
   Walk* next_to_decode();
   void decode(Walk& walk);

@@ -28,6 +28,10 @@ int64_t RequestRun::encoded_bytes() const {
   return material_ ? bytes_of(material_->cond.with) + bytes_of(material_->cond.without) : 0;
 }
 
+int64_t RequestRun::images_ahead() const {
+  return can_begin() ? std::ssize(material_->request.seeds) - static_cast<int64_t>(begun_) : 0;
+}
+
 int64_t RequestRun::next_count() const {
   const auto left = static_cast<int64_t>(material_->request.seeds.size() - begun_);
   return std::min(std::max<int64_t>(request.batch_size, 1), left);

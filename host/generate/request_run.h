@@ -49,7 +49,8 @@ class RequestRun {
 
   void encode(Encoder& encoder);
   int64_t encoded_bytes() const;  // on the device
-  // Of the next trajectory, where one can begin: what it is made of, and how many images it has.
+  int64_t images_ahead() const;   // that are encoded and have not begun
+  // What the next trajectory is made of, and how many images it has, where one can begin.
   const Request& next_request() const { return material_->request; }
   int64_t next_count() const;
   Trajectory begin();
@@ -57,7 +58,7 @@ class RequestRun {
   bool wants_preview() const;
   void tell_preview(const at::Tensor& pixels_CHW) const;
   void tell_step();
-  // Of a trajectory that is through.
+  // Decodes a trajectory that is through.
   void decode(Decoder& decoder, const Trajectory& through);
 
  private:

@@ -101,6 +101,7 @@ Session::Session(LoadedModel& model, LoraSet& loras, const order::Generation& or
       layout_(layout),
       hooks_(std::move(hooks)),
       progress_(progress),
+      resting_(model),
       record_(record_of(model, *order.plugin)),
       engine_(engine_model(), progress, hooks_.is_cancelled,
               {.max_batch = layout.max_batch, .max_tokens = layout.max_tokens}) {}
@@ -175,11 +176,20 @@ Sink Session::sink_of(Job& job) {
 }
 
 bool Session::advance() {
-  return engine_.advance();
+  const std::vector<uint64_t> cancelled = std::exchange(cancelled_, {});
+  const bool has_worked = engine_.advance();
+  for (const uint64_t job : cancelled) jobs_.erase(job);  // nothing calls its hooks any more
+  return has_worked;
 }
 
 void Session::cancel(uint64_t job) {
   engine_.cancel(job);
+  cancelled_.push_back(job);
+}
+
+void Session::rest() {
+  engine_.rest();
+  resting_.rest();
 }
 
 void Session::run(const order::Settings& settings, JobResult& result) {
@@ -274,6 +284,7 @@ void Session::watch_steps(int64_t number) {
 }
 
 void Session::load(std::string_view component) {
+  resting_.wake(component);
   if (model_.is_loaded(component)) return;
   begin_phase("load");
   model::load_shown(model_, component, progress_);

@@ -19,6 +19,7 @@
 #include "host/generate/lora_set.h"
 #include "host/generate/metadata.h"
 #include "host/model/memory_holders.h"
+#include "host/model/resting_components.h"
 #include "host/order/generation.h"
 #include "host/progress/progress.h"
 #include "host/run/memory_timeline.h"
@@ -85,6 +86,9 @@ class Session {
   // that is not there.
   void cancel(uint64_t job);
   bool is_idle() const { return engine_.is_idle(); }
+  // While it is idle: weights leave the device and wait on the host, where it has room. The next
+  // job brings them back without reading a file.
+  void rest();
 
   // Adds a job and advances until it is done. `result` gets the seed and the files that were
   // finished, also where it throws what the job failed with.
@@ -128,8 +132,10 @@ class Session {
   double first_step_began_s_ = 0.0;
   bool has_graphs_ = false;
   model::PinningProblem pinning_;
+  model::RestingComponents resting_;
   const ModelRecord record_;
   std::map<uint64_t, std::unique_ptr<Job>> jobs_;  // by number
+  std::vector<uint64_t> cancelled_;                // that leave with the next piece of work
   Engine engine_;
 };
 

@@ -93,6 +93,8 @@ void Connection::run() {
     linger();
   } catch (const std::exception& error) {
     spdlog::error("a connection is ended: {}", report::printable(error.what()));
+  } catch (...) {
+    spdlog::error("a connection is ended by an exception of no known type");
   }
   socket_.shut();
 }

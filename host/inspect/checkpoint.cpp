@@ -47,21 +47,29 @@ std::string dtype_text(at::ScalarType type) {
   return std::string(formats::dtype_name(files::file_dtype(type)));
 }
 
-Thing tensor_summary(const TensorIndex& index, bool lists_tensors) {
+// How the values of a tensor are stored: "BF16", "Q4_K".
+std::string kind_text(const Checkpoint& file, const std::string& name, const TensorMeta& meta) {
+  const files::PackedTensor* packed = file.packed(name);
+  return packed != nullptr ? std::string(memory::packing_name(packed->packing))
+                           : dtype_text(meta.dtype);
+}
+
+Thing tensor_summary(const Checkpoint& file, bool lists_tensors) {
+  const TensorIndex& index = file.index();
   Thing out;
   std::map<std::string, std::pair<int64_t, uint64_t>> dtypes;
   uint64_t elements = 0, bytes = 0;
   for (const auto& [name, meta] : index.tensors()) {
     const auto count = static_cast<uint64_t>(c10::multiply_integers(meta.shape));
-    const uint64_t size = count * c10::elementSize(meta.dtype);
-    auto& [tensors, held] = dtypes[dtype_text(meta.dtype)];
+    const uint64_t size = file.bytes_of(name);
+    const std::string kind = kind_text(file, name, meta);
+    auto& [tensors, held] = dtypes[kind];
     ++tensors;
     held += size;
     elements += count;
     bytes += size;
     if (lists_tensors)
-      out["list"].push_back(
-          {{"name", name}, {"dtype", dtype_text(meta.dtype)}, {"shape", meta.shape}});
+      out["list"].push_back({{"name", name}, {"dtype", kind}, {"shape", meta.shape}});
   }
   out.update({{"count", index.tensors().size()}, {"elements", elements}, {"bytes", bytes}});
   for (const auto& [name, counts] : dtypes)
@@ -230,7 +238,7 @@ Thing Inspector::inspect_checkpoint(const files::CheckpointFiles& files) {
   out["path"] = files.name;
   out["kind"] = model::is_lora(file.index()) ? "lora" : "checkpoint";
   out["files"] = file.files();
-  out["tensors"] = tensor_summary(file.index(), options_.lists_tensors);
+  out["tensors"] = tensor_summary(file, options_.lists_tensors);
   for (const auto& [key, value] : file.metadata()) {
     if (key != files::kConfigKey) out["metadata"][key] = value;
   }

@@ -346,6 +346,7 @@ std::vector<MergedComponent> merge_into_model(
                               part.checkpoint.index(), model.model().component(component));
     MergedTensors tensors(part, std::move(binding), additions);
     std::map<std::string, std::string> metadata = part.checkpoint.metadata();
+    metadata.erase(files::kQuantizationKey);
     metadata.emplace("format", "pt");
     metadata["atelier.merged"] = sources_text(sources);
     if (model::has_twin(model.family(), component))

@@ -1,9 +1,11 @@
 #include "host/model/memory_holders.h"
 
 #include <algorithm>
+#include <map>
 
 #include "host/report/problems.h"
 #include "host/report/text.h"
+#include "host/weights/weight_loading.h"
 
 namespace atelier::model {
 namespace {
@@ -11,28 +13,28 @@ namespace {
 // What a component's weights take as they are stored.
 class WeightBytes {
  public:
-  WeightBytes(LoadedModel& model, std::string_view component)
-      : model_(model), dtype_(model.dtype(component)), stored_(model.weight_storage(component)) {}
+  WeightBytes(LoadedModel& model, std::string_view component) : model_(model) {
+    const weights::WeightStorage stored = model.weight_storage(component);
+    const files::Checkpoint& checkpoint = model.find_part(component)->checkpoint;
+    for (const weights::BoundWeight& bound : model.binding(component).weights) {
+      for (const int64_t bytes :
+           weights::resting_bytes(bound, checkpoint, model.dtype(component), stored))
+        bytes_[bound.weight] += bytes;
+    }
+  }
 
   // The bytes of the weights of `module` that are always on the device.
   int64_t resident(nn::Module& module) const {
     int64_t bytes = 0;
     module.visit_weights([&](const std::string&, Weight& weight) {
-      if (weight.is_loaded() && !model_.is_streamed(weight)) bytes += of(weight);
+      if (weight.is_loaded() && !model_.is_streamed(weight)) bytes += bytes_.at(&weight);
     });
     return bytes;
   }
 
  private:
-  int64_t of(const Weight& weight) const {
-    if (!stored_.weights.contains(&weight))
-      return weight.numel() * static_cast<int64_t>(c10::elementSize(weight.drawn_dtype(dtype_)));
-    return weight.numel() + weight.sizes()[0] * static_cast<int64_t>(sizeof(float));
-  }
-
   LoadedModel& model_;
-  at::ScalarType dtype_;
-  weights::WeightStorage stored_;
+  std::map<const Weight*, int64_t> bytes_;
 };
 
 }  // namespace

@@ -22,10 +22,12 @@ std::optional<int64_t> parse_size(const std::string& flag, const std::string& te
 }
 
 weights::Storage parse_allowed(const std::string& name) {
-  if (name == "fp8") return weights::Storage::kFp8;
-  if (name == "int8") return weights::Storage::kInt8;
+  using weights::Storage;
+  for (const Storage storage : {Storage::kFp8, Storage::kInt8, Storage::kNf4, Storage::kFp4}) {
+    if (name == weights::storage_name(storage)) return storage;
+  }
   throw Error(ErrorCode::kInvalidArgument, "--allow_storage " + name + ": it is not known",
-              "use fp8, int8 or both");
+              "use fp8, int8, nf4, fp4 or several of them");
 }
 
 }  // namespace
@@ -51,7 +53,8 @@ void add_memory_flags(flags::Table& table, MemoryLimits& limits) {
            })
       .add({.name = "allow_storage",
             .kind = flags::FlagKind::kList,
-            .help = "8-bit storages that a plan may choose where that is faster: fp8, int8",
+            .help =
+                "storages that a plan may choose where that is faster or fits: fp8, int8, nf4, fp4",
             .preset = ""},
            [&limits](const flags::ParsedFlags& given) {
              for (const std::string& name : given.list("allow_storage"))

@@ -101,15 +101,22 @@ void add_dtypes(flags::Table& table, LoadOptions& r, std::string dtype) {
 
 void add_storage(flags::Table& table, LoadOptions& r) {
   add_list(table, "storage",
-           "8-bit weights by component: dit=fp8,text_encoder=int8; published: as the file has "
-           "them; bf16 and plain: in dtype",
+           "weights in 8 or 4 bits by component: dit=fp8,text_encoder=int8, nf4 or fp4; published: "
+           "as the file has them; bf16 and plain: in dtype",
            [&r](const auto& entries) { r.storage = weights::parse_storage(entries); });
   add_list(table, "compute",
            "of products by component: dit=w8a8 multiplies weights that are stored as fp8 or "
            "int8 in 8 bits; bf16 and plain: in dtype",
            [&r](const auto& entries) { r.compute = weights::parse_compute(entries); });
-  table.list("fp8_models", r.fp8_models,
-             "entries of model_paths or model_id_with_origin_paths that are stored as fp8");
+  table
+      .list("fp8_models", r.fp8_models,
+            "entries of model_paths or model_id_with_origin_paths that are stored as fp8")
+      .add({.name = "quant_options",
+            .help = "DiffSynth-Studio's: ENTRY:bitsandbytes_nf4/layers that stay plain;ENTRY:...",
+            .preset = ""},
+           [&r](const flags::ParsedFlags& flags) {
+             r.quant_options = parse_quant_options(flags.text("quant_options"));
+           });
   add_list(table, "offload",
            "where blocks rest that come to the device when they run, by component: "
            "dit=host,text_encoder=disk",

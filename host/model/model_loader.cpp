@@ -396,13 +396,31 @@ weights::Compute LoadedModel::compute(std::string_view component) const {
 }
 
 weights::WeightStorage LoadedModel::weight_storage(std::string_view component) {
-  const weights::Storage storage = this->storage(component);
+  return weight_storage(component, storage(component));
+}
+
+weights::WeightStorage LoadedModel::weight_storage(std::string_view component,
+                                                   weights::Storage storage) {
   if (storage == weights::Storage::kPlain) return {};
   weights::WeightStorage resting = {.storage = storage,
                                     .weights = weights::storable_weights(*model_, component)};
+  leave_plain(component, resting.weights);
   if (compute(component) == weights::Compute::kW8A8)
     resting.w8a8 = weights::w8a8_weights(*model_, component);
   return resting;
+}
+
+void LoadedModel::leave_plain(std::string_view component, std::set<const Weight*>& stored) const {
+  const auto option = quant_options_.find(component);
+  if (option == quant_options_.end() || option->second.plain_layers.empty()) return;
+  const size_t prefix = find_part(component)->detection.prefix.size();
+  for (const weights::BoundWeight& bound : binding(component).weights) {
+    const bool stays = std::ranges::any_of(bound.slices, [&](const weights::WeightSlice& slice) {
+      const std::string_view tensor = std::string_view(slice.tensor).substr(prefix);
+      return option->second.leaves_plain(tensor.substr(0, tensor.rfind('.')));
+    });
+    if (stays) stored.erase(bound.weight);
+  }
 }
 
 const LoadedPart* LoadedModel::find_part(std::string_view component) const {

@@ -15,6 +15,7 @@
 
 #include "host/files/checkpoint.h"
 #include "host/model/placement.h"
+#include "host/model/quant_options.h"
 #include "host/model/recognition.h"
 #include "host/model/stages.h"
 #include "host/progress/progress.h"
@@ -58,6 +59,8 @@ struct LoadOptions {
   // Entries of the two lists above whose components are stored as Storage::kFp8, where `storage`
   // does not name them.
   std::vector<std::string> fp8_models = {};
+  // How components of single entries are stored, where `storage` does not name them.
+  std::vector<QuantOption> quant_options = {};
   // Where blocks rest that are not always on the device.
   Placement placement = {};
   // Texts of too many tokens are cut, and not refused: see ModelOptions.
@@ -106,8 +109,13 @@ class LoadedModel {
   // How the weights of a component are stored.
   weights::Storage storage(std::string_view component) const;
   weights::Compute compute(std::string_view component) const;
-  // For load_weights: what load_component passes to it.
+  // For load_weights: what load_component passes to it, and what it would pass for another storage.
   weights::WeightStorage weight_storage(std::string_view component);
+  weights::WeightStorage weight_storage(std::string_view component, weights::Storage storage);
+  // How the weights of a component that was given are made of its tensors.
+  const weights::WeightBinding& binding(std::string_view component) const {
+    return bindings_.find(component)->second;
+  }
 
   // Runs the blocks of every component, wherever their weights are. It lives as long as the model.
   BlockRunner& runner();
@@ -174,6 +182,8 @@ class LoadedModel {
   explicit LoadedModel(const ModelFamily& family);
   PlacedComponents placed_components();
   void place_blocks();
+  // Takes out of `stored` what its quant option leaves plain.
+  void leave_plain(std::string_view component, std::set<const Weight*>& stored) const;
   void fill(std::string_view name, const weights::WeightBinding& binding,
             const files::Checkpoint& checkpoint, const std::function<void(int64_t)>& progress);
   std::set<const Weight*> filled_by_block(std::string_view name,
@@ -194,6 +204,7 @@ class LoadedModel {
   weights::StorageByComponent storage_;
   weights::ComputeByComponent compute_;
   std::map<std::string, weights::WeightBinding, std::less<>> bindings_;  // by component
+  std::map<std::string, QuantOption, std::less<>> quant_options_;        // by component
   std::map<std::string, bool, std::less<>> loaded_;
   std::vector<std::weak_ptr<const Listener>> listeners_;
 

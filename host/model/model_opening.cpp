@@ -57,6 +57,14 @@ bool is_fp8_model(const LoadOptions& request, const files::FoundCheckpoint& item
   });
 }
 
+const QuantOption* quant_option_of(const LoadOptions& request, const files::FoundCheckpoint& item) {
+  const auto is_of_item = [&](const QuantOption& option) {
+    return std::ranges::find(item.entry, option.entry) != item.entry.end();
+  };
+  const auto found = std::ranges::find_if(request.quant_options, is_of_item);
+  return found == request.quant_options.end() ? nullptr : &*found;
+}
+
 // Where the tokenizer of these parts may be, if the user did not say it.
 std::vector<std::string> tokenizer_places(const ModelFamily& family,
                                           const std::vector<LoadedPart>& parts,
@@ -144,7 +152,7 @@ class LoadedModel::Opening {
     const size_t before = problems_.size();
     found_ = files::find_model_files(request_.model_paths, request_.model_id_with_origin_paths,
                                      problems_);
-    check_fp8_models(request_, found_, problems_);
+    check_entries(request_, found_, problems_);
     for (RecognisedCheckpoint& checkpoint :
          recognise(family_, found_.checkpoints, request_.hints, request_.lenders, problems_))
       take_parts(checkpoint);
@@ -164,8 +172,11 @@ class LoadedModel::Opening {
   void take_parts(RecognisedCheckpoint& item) {
     if (item.parts.empty()) unknown_.push_back(item.checkpoint.name());
     const int rank = rank_of(item);
-    const weights::Storage storage =
-        is_fp8_model(request_, item.found) ? weights::Storage::kFp8 : weights::Storage::kPlain;
+    const QuantOption* option = quant_option_of(request_, item.found);
+    const weights::Storage storage = option != nullptr ? option->storage
+                                     : is_fp8_model(request_, item.found)
+                                         ? weights::Storage::kFp8
+                                         : weights::Storage::kPlain;
     for (LoadedPart& part : item.parts) {
       const std::string component = part.detection.component;
       const auto other = std::ranges::find_if(model_->parts_, [&](const LoadedPart& taken) {
@@ -191,6 +202,8 @@ class LoadedModel::Opening {
         return;
       }
       ranks_[component] = rank;
+      model_->quant_options_.erase(component);
+      if (option != nullptr) model_->quant_options_.emplace(component, *option);
     }
   }
 
@@ -299,9 +312,22 @@ class LoadedModel::Opening {
     check_storage(family_, request_.storage, *model_->model_, model_->parts_, problems_);
     model_->plans_ = residency_of(request_.placement, model_->placed_components(),
                                   !simulated_ && model_->device_.is_cpu(), problems_);
-    for (const auto& [component, storage] : request_.storage) model_->storage_[component] = storage;
+    for (const auto& [component, storage] : request_.storage) {
+      model_->storage_[component] = storage;
+      model_->quant_options_.erase(component);
+    }
+    for (const LoadedPart& part : model_->parts_) keep_packed(part);
     model_->compute_ = request_.compute;
     model_->prepares_levels_ = request_.prepares_levels;
+  }
+
+  // Weights that are published as codes stay so unless the user says otherwise.
+  void keep_packed(const LoadedPart& part) {
+    const std::string& name = part.detection.component;
+    if (part.checkpoint.packed().empty() || request_.storage.contains(name)) return;
+    if (model_->storage(name) != weights::Storage::kPlain) return;  // its entry says how
+    if (!weights::storable_weights(*model_->model_, name).empty())
+      model_->storage_[name] = weights::Storage::kPublished;
   }
 
   void bind(const LoadedPart& part) {

@@ -11,6 +11,8 @@
 #include "atelier/host/weight_state.h"
 
 #include "formats/escape.h"
+#include "memory/four_bit.h"
+#include "memory/packed.h"
 #include "memory/quantized_store.h"
 #include "memory/transfer_device.h"
 
@@ -105,9 +107,15 @@ void fill_randomly(const weights::WeightBinding& binding, const files::Checkpoin
     const bool leaves = place != places.end() && place->second != memory::Place::kDevice;
     const at::ScalarType type =
         value.is_floating_point() ? weight.drawn_dtype(dtype) : value.scalar_type();
+    const bool is_stored = resting.weights.contains(&weight);
+    const bool is_nf4 = resting.storage == weights::Storage::kNf4;
     const bool is_fp8 = resting.storage == weights::Storage::kFp8;
-    if ((is_fp8 || resting.storage == weights::Storage::kInt8) &&
-        resting.weights.contains(&weight)) {
+    if (is_stored && (is_nf4 || resting.storage == weights::Storage::kFp4)) {
+      memory::Packed codes =
+          memory::quantize_4bit(value, is_nf4 ? memory::Packing::kNf4 : memory::Packing::kFp4);
+      if (leaves) std::ranges::transform(codes.parts, codes.parts.begin(), on_host);
+      weight.state().set_store(std::make_shared<memory::PackedStore>(std::move(codes), type));
+    } else if (is_stored && (is_fp8 || resting.storage == weights::Storage::kInt8)) {
       memory::Quantized codes = memory::quantize(
           value, is_fp8 ? memory::QuantizedKind::kFp8 : memory::QuantizedKind::kInt8);
       if (leaves) codes = {on_host(codes.codes), on_host(codes.scales)};

@@ -85,17 +85,19 @@ void check_compute(const LoadedModel& model, const LoadOptions& request,
   }
 }
 
-void check_fp8_models(const LoadOptions& request, const files::FoundFiles& found,
-                      report::Problems& problems) {
+void check_entries(const LoadOptions& request, const files::FoundFiles& found,
+                   report::Problems& problems) {
   const std::vector<std::string>& entries = found.entries;
-  for (const std::string& name : request.fp8_models) {
-    if (std::find(entries.begin(), entries.end(), name) != entries.end()) continue;
+  const auto check = [&](const std::string& flag, const std::string& name) {
+    if (std::find(entries.begin(), entries.end(), name) != entries.end()) return;
     const std::string nearest = report::nearest_name(name, entries);
-    problems.add("--fp8_models: " + formats::quote_and_escape(name) +
+    problems.add(flag + ": " + formats::quote_and_escape(name) +
                      " is no entry of --model_paths or --model_id_with_origin_paths",
                  nearest.empty() ? "write it as it stands there" : "did you mean " + nearest + "?",
                  ErrorCode::kNotFound);
-  }
+  };
+  for (const std::string& name : request.fp8_models) check("--fp8_models", name);
+  for (const QuantOption& option : request.quant_options) check("--quant_options", option.entry);
 }
 
 std::map<std::string, memory::ResidencyPlan, std::less<>> residency_of(

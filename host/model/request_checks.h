@@ -15,7 +15,7 @@ bool check_component(const ModelFamily& family, const std::string& component,
                      const std::string& flag, report::Problems& problems);
 
 // Mistakes in storage become problems; in the ways to compute, once the model knows its dtypes; and
-// in the names of --fp8_models.
+// in the entries of --fp8_models and --quant_options.
 void check_storage(const ModelFamily& family, const weights::StorageByComponent& storages,
                    Model& model, const std::vector<LoadedPart>& parts, report::Problems& problems);
 void check_compute(const LoadedModel& model, const LoadOptions& request,
@@ -23,8 +23,8 @@ void check_compute(const LoadedModel& model, const LoadOptions& request,
 // Why a GPU of that compute capability (75 is 7.5; 0: no GPU) cannot compute in `dtype`; empty: it
 // can.
 std::string dtype_problem(at::ScalarType dtype, int capability);
-void check_fp8_models(const LoadOptions& request, const files::FoundFiles& found,
-                      report::Problems& problems);
+void check_entries(const LoadOptions& request, const files::FoundFiles& found,
+                   report::Problems& problems);
 
 // `is_host`: the device is the host, and only what is named goes elsewhere.
 std::map<std::string, memory::ResidencyPlan, std::less<>> residency_of(

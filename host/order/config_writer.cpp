@@ -106,15 +106,35 @@ std::string absolute_id(const std::string& entry) {
   return is_plain ? whole + entry.substr(colon) : entry;
 }
 
+// An entry of a flag about the files of --model_paths or published ids.
+std::string portable_entry(const std::string& entry, const flags::ParsedFlags& flags) {
+  const bool is_path = flags.text("model_paths").find(entry) != std::string::npos;
+  return is_path ? absolute(entry) : absolute_id(entry);
+}
+
 // The parts of a list flag. Entries of --fp8_models are those of --model_paths, or published ids.
 std::vector<std::string> portable_list(const FlagSpec& flag, const flags::ParsedFlags& flags) {
   std::vector<std::string> parts = flags.list(flag.name);
   const bool is_fp8 = flag.name == "fp8_models";
   if (!is_fp8 && flag.name != "model_id_with_origin_paths") return parts;
-  const std::string paths = is_fp8 ? flags.text("model_paths") : "";
-  for (std::string& part : parts)
-    part = paths.find(part) != std::string::npos ? absolute(part) : absolute_id(part);
+  for (std::string& part : parts) part = is_fp8 ? portable_entry(part, flags) : absolute_id(part);
   return parts;
+}
+
+// The value of --quant_options: "entry:method;entry:method".
+std::string portable_options(const std::string& text, const flags::ParsedFlags& flags) {
+  std::string out;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(';', begin), text.size());
+    const std::string option = text.substr(begin, end - begin);
+    const size_t colon = option.rfind(':');
+    if (begin > 0) out += ';';
+    out += colon == std::string::npos
+               ? option
+               : portable_entry(option.substr(0, colon), flags) + option.substr(colon);
+    begin = end + 1;
+  }
+  return out;
 }
 
 // The text of a flag that is no list, with absolute paths.
@@ -124,6 +144,7 @@ std::string portable_text(const FlagSpec& flag, const flags::ParsedFlags& flags)
   if (flag.name == "plugin") return text.find('/') == std::string::npos ? text : absolute(text);
   if (flag.name == "plugin_path") return absolute_parts(text, ':');
   if (flag.name == "model_paths") return absolute_model_paths(text);
+  if (flag.name == "quant_options" && !text.empty()) return portable_options(text, flags);
   if (flag.name == "model_hints") return floating_hints(flags.json(flag.name));
   return text;
 }

@@ -68,14 +68,15 @@ void add_server(flags::Table& table, Serving& order) {
       .number("max_frames", order.limits.max_frames, "of a clip", flags::at_least(1))
       .number("max_steps", order.limits.max_steps, "steps from noise to image", flags::at_least(1))
       .number("max_images", order.limits.max_images, "images of one request", flags::at_least(1))
-      .add({.name = "max_upload",
-            .kind = flags::FlagKind::kInteger,
-            .help = "MiB of one request with its files",
-            .preset = std::to_string(order.server.max_body_bytes / kMegabyte)},
-           [&order](const flags::ParsedFlags& given) {
-             order.server.max_body_bytes = given.integer("max_upload") * kMegabyte;
-           },
-           flags::between(1, kMostMegabytes));
+      .add(
+          {.name = "max_upload",
+           .kind = flags::FlagKind::kInteger,
+           .help = "MiB of one request with its files",
+           .preset = std::to_string(order.server.max_body_bytes / kMegabyte)},
+          [&order](const flags::ParsedFlags& given) {
+            order.server.max_body_bytes = given.integer("max_upload") * kMegabyte;
+          },
+          flags::between(1, kMostMegabytes));
 }
 
 flags::Table serving_table(Serving& order, const ModelFamily* family) {
@@ -101,8 +102,9 @@ std::string read_key(const std::string& file) {
 
 flags::CommandSpec serve_command(const ModelFamily* family) {
   Serving presets;
-  flags::CommandSpec command{"serve", "Serves a model over HTTP: its jobs, the APIs of OpenAI and "
-                                      "of Stable Diffusion web UI, and a page."};
+  flags::CommandSpec command{"serve",
+                             "Serves a model over HTTP: its jobs, the APIs of OpenAI and "
+                             "of Stable Diffusion web UI, and a page."};
   command.flags = serving_table(presets, family).specs();
   for (flags::FlagSpec& flag : command.flags) reword(flag);
   command.lacks_family = family == nullptr;

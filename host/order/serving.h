@@ -25,14 +25,14 @@ struct Serving {
   // The model and what requests leave out, in `base`; no jobs. LoRAs and their folder are below.
   Generation generation = {};
   http::ServerOptions server = {};
-  std::string served_name = {};          // empty: that of the model's folder
+  std::string served_name = {};           // empty: that of the model's folder
   std::vector<lora::LoraRef> loras = {};  // of --lora: registered, and loaded for all requests
-  std::string lora_dir = {};             // whose files clients may name; empty: none
-  std::string output_dir = {};           // empty: a folder that goes with the server
-  int64_t max_queue = 64;                // jobs that wait
-  int64_t keep_jobs = 256;               // jobs that are over and known
-  int64_t max_batch = 1;                 // images that are denoised together, of all requests
-  double idle_after_s = 0;               // then weights leave the device; 0: they stay
+  std::string lora_dir = {};              // whose files clients may name; empty: none
+  std::string output_dir = {};            // empty: a folder that goes with the server
+  int64_t max_queue = 64;                 // jobs that wait
+  int64_t keep_jobs = 256;                // jobs that are over and known
+  int64_t max_batch = 1;                  // images that are denoised together, of all requests
+  double idle_after_s = 0;                // then weights leave the device; 0: they stay
   RequestLimits limits = {};
 };
 

@@ -252,8 +252,7 @@ Error unknown_name(const std::string& name, std::span<const InputSpec> inputs,
   std::vector<std::string> known = {kLorasKey};
   for (const flags::FlagSpec& flag : settings_flags(inputs)) known.push_back(flag.name);
   const std::string nearest = report::nearest_name(name, known);
-  return {ErrorCode::kInvalidArgument,
-          place.prefix() + shown(name) + " is not known",
+  return {ErrorCode::kInvalidArgument, place.prefix() + shown(name) + " is not known",
           nearest.empty() ? "atelier generate --help lists the names"
                           : "did you mean " + shown(nearest) + "?"};
 }

@@ -188,9 +188,7 @@ model::WeightLayout planned_weights(const MemoryPlan& plan, const LoadOptions& r
   placement.offload_others = false;
   for (const memory::ComponentChoice& choice : plan.components) {
     if (choice.storage != "plain")
-      layout.storage[choice.name] = choice.storage == "fp8"    ? Storage::kFp8
-                                    : choice.storage == "int8" ? Storage::kInt8
-                                                               : Storage::kPublished;
+      layout.storage[choice.name] = weights::storage_named(choice.storage);
     if (choice.resident == choice.num_blocks) continue;
     placement.offload[choice.name] = choice.others;
     placement.resident_blocks[choice.name] = choice.resident;

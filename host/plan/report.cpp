@@ -101,9 +101,10 @@ std::string batch_line(const Planned& planned) {
   const PhaseChoice* phase = planned.plan.phase(planned.sized.main_phase);
   if (phase == nullptr || phase->strategy >= planned.sized.more_bytes.size()) return {};
   const int64_t spare = planned.target.limits.device_bytes - phase->device_bytes;
-  const int64_t more = std::max<int64_t>(1, planned.sized.more_bytes[phase->strategy]);
+  const int64_t more = planned.sized.more_bytes[phase->strategy];
   std::string line =
       c10::str("batch ", planned.sized.batch_size, " fits with ", bytes_text(spare), " to spare");
+  if (more <= 0) return line;  // a clip in pieces is alone
   const auto& slack = planned.sized.slack_bytes;
   const int64_t room = within(planned.target.limits).device_bytes - phase->device_bytes +
                        (slack.empty() ? 0 : slack[phase->strategy]);

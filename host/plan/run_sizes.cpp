@@ -1,11 +1,13 @@
 #include "host/plan/run_sizes.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "atelier/nn/module.h"
 
 #include "host/model/components.h"
+#include "host/weights/weight_loading.h"
 
 namespace atelier::plan {
 namespace {
@@ -16,46 +18,36 @@ using model::LoadedModel;
 using weights::Storage;
 
 constexpr int64_t kAlignment = 256;  // of a tensor in a slab
-constexpr int64_t kScaleBytes = 4;   // of one row
 
 int64_t rounded(int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// Most bytes of the checkpoint are 8-bit floats.
-bool is_published_in_8_bits(const model::LoadedPart& part) {
-  int64_t narrow = 0, all = 0;
-  for (const auto& [name, meta] : part.checkpoint.index().tensors()) {
-    const int64_t count = c10::multiply_integers(meta.shape);
-    all += count;
-    if (meta.dtype == at::kFloat8_e4m3fn) narrow += count;
+// The bytes of each weight on the device.
+std::map<const Weight*, int64_t> bytes_of(LoadedModel& model, const model::LoadedPart& part,
+                                          Storage storage) {
+  const std::string& name = part.detection.component;
+  const weights::WeightStorage stored = model.weight_storage(name, storage);
+  std::map<const Weight*, int64_t> bytes;
+  for (const weights::BoundWeight& bound : model.binding(name).weights) {
+    for (const int64_t each :
+         weights::resting_bytes(bound, part.checkpoint, model.dtype(name), stored))
+      bytes[bound.weight] += rounded(each);
   }
-  return 2 * narrow > all;
-}
-
-// The bytes of one weight on the device.
-int64_t bytes_of(const Weight& weight, bool is_stored, at::ScalarType dtype) {
-  if (is_stored) return rounded(weight.numel()) + rounded(weight.sizes()[0] * kScaleBytes);
-  return rounded(weight.numel() *
-                 static_cast<int64_t>(c10::elementSize(weight.drawn_dtype(dtype))));
+  return bytes;
 }
 
 StoredComponent size_component(LoadedModel& model, const model::LoadedPart& part, Storage storage,
                                const std::set<const Weight*>& level_weights) {
   const std::string& name = part.detection.component;
-  const bool is_8_bit = storage == Storage::kFp8 || storage == Storage::kInt8 ||
-                        (storage == Storage::kPublished && is_published_in_8_bits(part));
-  std::set<const Weight*> stored;
-  if (is_8_bit) stored = weights::storable_weights(model.model(), name);
-
-  const at::ScalarType dtype = model.dtype(name);
+  const std::map<const Weight*, int64_t> bytes_by_weight = bytes_of(model, part, storage);
   StoredComponent sized;
   sized.storage = weights::storage_name(storage);
   std::set<const Weight*> in_blocks;
   for (Block* block : model.model().blocks(name)) {
     int64_t bytes = 0, once = 0;
     block->visit_weights([&](const std::string&, Weight& weight) {
-      const int64_t count = bytes_of(weight, stored.contains(&weight), dtype);
+      const int64_t count = bytes_by_weight.at(&weight);
       bytes += count;
       if (level_weights.contains(&weight)) once += count;
       in_blocks.insert(&weight);
@@ -64,7 +56,7 @@ StoredComponent size_component(LoadedModel& model, const model::LoadedPart& part
     sized.once.push_back(once);
   }
   model.model().component(name).visit_weights([&](const std::string&, Weight& weight) {
-    if (!in_blocks.contains(&weight)) sized.outside += bytes_of(weight, false, dtype);
+    if (!in_blocks.contains(&weight)) sized.outside += bytes_by_weight.at(&weight);
   });
   return sized;
 }

@@ -42,7 +42,8 @@ EncoderRecords encoder_records(const LoadedModel& model, const EncodeStage& stag
     } else if (const model::LoadedPart* part = model.find_part(name)) {
       std::string dtype = weights::dtype_name(model.dtype(name));
       const weights::Storage storage = model.storage(name);
-      if (storage == weights::Storage::kFp8 || storage == weights::Storage::kInt8)
+      // What is published as codes has these in its fingerprint.
+      if (storage != weights::Storage::kPlain && storage != weights::Storage::kPublished)
         dtype += " of " + std::string(weights::storage_name(storage));
       if (model.compute(name) == weights::Compute::kW8A8) dtype += " as w8a8";
       records[name] = {model::fingerprint(*part), dtype};

@@ -7,6 +7,7 @@
 
 #include "host/media/jpeg.h"
 #include "host/media/pixels.h"
+#include "host/plugins/guard.h"
 #include "memory/clock.h"
 
 namespace atelier::serve {
@@ -92,7 +93,8 @@ void Inference::begin(PreparedJob work) {
   const std::string id = work.id;
   running_[id] = {.images = work.settings.num_images, .loras = std::ssize(work.settings.loras)};
   try {
-    running_[id].number = maker_.add(work.settings, hooks_of(work));
+    running_[id].number =
+        plugins::guard("job", [&] { return maker_.add(work.settings, hooks_of(work)); });
   } catch (const Error& error) {
     generate::JobResult result;
     result.error = error.what();

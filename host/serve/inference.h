@@ -31,11 +31,11 @@ class Maker {
 };
 
 struct InferenceOptions {
-  int64_t max_batch = 1;                        // images of running jobs, from which on none begins
-  double idle_after_s = 0;                      // without a job the maker rests; 0: it does not
-  std::function<bool()> is_stopped = {};        // whether the server is being ended
+  int64_t max_batch = 1;                  // images of running jobs, from which on none begins
+  double idle_after_s = 0;                // without a job the maker rests; 0: it does not
+  std::function<bool()> is_stopped = {};  // whether the server is being ended
   std::function<void(const std::string&)> warn = {};
-  std::function<double()> steady = {};          // as in TableOptions
+  std::function<double()> steady = {};  // as in TableOptions
 };
 
 // Used by one thread. What is given by reference outlives it.
@@ -50,6 +50,8 @@ class Inference {
 
   // One turn: what others want, jobs that come and go, one step. False: there was nothing to do.
   bool turn();
+  // Where there has been nothing to do for long enough, the maker rests.
+  void rest_when_idle();
 
  private:
   void take_jobs();
@@ -57,7 +59,6 @@ class Inference {
   generate::JobHooks hooks_of(const PreparedJob& work);
   void over(const std::string& id, const generate::JobResult& result);
   void leave(const std::string& id);
-  void rest_when_idle();
   void end_all();
 
   JobTable& jobs_;

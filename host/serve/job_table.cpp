@@ -55,9 +55,11 @@ std::optional<JobState> find_state(std::string_view name) {
 }
 
 std::string content_type_of(const std::string& path) {
-  static const std::map<std::string, std::string, std::less<>> types = {
-      {".png", "image/png"}, {".jpg", "image/jpeg"}, {".mp4", "video/mp4"},
-      {".gif", "image/gif"}, {".webp", "image/webp"}};
+  static const std::map<std::string, std::string, std::less<>> types = {{".png", "image/png"},
+                                                                        {".jpg", "image/jpeg"},
+                                                                        {".mp4", "video/mp4"},
+                                                                        {".gif", "image/gif"},
+                                                                        {".webp", "image/webp"}};
   const auto found = types.find(fs::path(path).extension().string());
   return found != types.end() ? found->second : "application/octet-stream";
 }
@@ -105,6 +107,10 @@ int status_of(ErrorCode code) {
   }
 }
 
+int refusal_of(ErrorCode code) {
+  return code == ErrorCode::kEnvironment || code == ErrorCode::kInternal ? 500 : 400;
+}
+
 std::string text_of(const Error& error) {
   return error.message() + (error.hint().empty() ? "" : "; " + error.hint());
 }
@@ -128,6 +134,7 @@ JobTable::~JobTable() = default;
 std::string JobTable::submit(Asked asked) {
   auto job = std::make_shared<Job>();
   const std::string id = Spool::new_id();
+  asked.survives = asked.survives && !spool_.is_temporary();
   job->content = asked.idempotency_key.empty() ? "" : content_of(asked);
   if (const std::optional<std::string> before = claim(asked, id, job->content)) return *before;
   try {
@@ -155,7 +162,8 @@ std::optional<std::string> JobTable::claim(const Asked& asked, const std::string
                                            const std::string& content) {
   const std::string key = key_of(asked);
   std::unique_lock lock(mutex_);
-  for (auto found = keys_.find(key); !key.empty() && found != keys_.end(); found = keys_.find(key)) {
+  for (auto found = keys_.find(key); !key.empty() && found != keys_.end();
+       found = keys_.find(key)) {
     if (found->second.content != content)
       throw HttpError(422, "Idempotency-Key: it was sent with another request");
     if (found->second.is_entered) return found->second.id;
@@ -166,10 +174,9 @@ std::optional<std::string> JobTable::claim(const Asked& asked, const std::string
   if (stage_ == Stage::kClosed) throw HttpError(503, "the server is being ended");
   const int64_t places = options_.max_queue + (running_ == 0 ? 1 : 0);
   if (std::ssize(line_) + entering_ >= places)
-    throw HttpError(429,
-                    "the line is full: " + std::to_string(line_.size()) +
-                        " jobs wait; try again later",
-                    {{"Retry-After", std::to_string(retry_after())}});
+    throw HttpError(
+        429, "the line is full: " + std::to_string(line_.size()) + " jobs wait; try again later",
+        {{"Retry-After", std::to_string(retry_after())}});
   ++entering_;
   if (!key.empty()) keys_.emplace(key, Claim{id, content});
   return std::nullopt;
@@ -204,9 +211,9 @@ void JobTable::stand_in_line(JobPtr job) {
   job->view.settings = job->work.shown;
   job->view.note = job->asked.note;
   job->view.api = job->asked.api;
-  const auto place = std::ranges::upper_bound(
-      line_, job->asked.priority, std::greater(),
-      [](const JobPtr& other) { return other->asked.priority; });
+  const auto place =
+      std::ranges::upper_bound(line_, job->asked.priority, std::greater(),
+                               [](const JobPtr& other) { return other->asked.priority; });
   jobs_.emplace(job->view.id, job);
   line_.insert(place, std::move(job));
   renumber();
@@ -342,7 +349,7 @@ void JobTable::stepped(std::string_view id, int64_t step, int64_t steps) {
 void JobTable::previewed(std::string_view id, std::string jpeg) {
   const std::lock_guard lock(mutex_);
   const JobPtr job = find_running(id);
-  if (!job) return;
+  if (!job || job->view.previews >= job->asked.previews) return;
   ++job->view.previews;
   job->view.preview = std::make_shared<const std::string>(std::move(jpeg));
   change(*job);
@@ -428,8 +435,7 @@ void JobTable::end(const JobPtr& job, JobState state, const std::string& error, 
   if (job->view.state == JobState::kRunning) {
     constexpr double kWeight = 0.25;  // of the last job in what is known of all
     --running_;
-    if (state == JobState::kDone)
-      job_seconds_ += kWeight * (now - job->began_s - job_seconds_);
+    if (state == JobState::kDone) job_seconds_ += kWeight * (now - job->began_s - job_seconds_);
   } else {
     std::erase(line_, job);
   }
@@ -440,16 +446,19 @@ void JobTable::end(const JobPtr& job, JobState state, const std::string& error, 
   job->view.finished_s = options_.clock();
   job->work = {};
   metrics_.ended(job->asked.api, state_name(state), now - job->came_s);
-  keep(job);
+  collect([&] { spool_.remove_uploads(job->view.id); });
+  if (job->is_to_go) {
+    forget(job, /*with_results=*/true);
+  } else {
+    if (job->asked.survives) collect([&] { spool_.save(job->view.id, record_of(*job)); });
+    keep(job);
+  }
   change(*job);
   renumber();
 }
 
 // Keeps a job that is over, and lets go of those that are too old.
 void JobTable::keep(const JobPtr& job) {
-  collect([&] { spool_.remove_uploads(job->view.id); });
-  if (job->is_to_go) return forget(job, /*with_results=*/true);
-  if (job->asked.survives) collect([&] { spool_.save(job->view.id, record_of(*job)); });
   for (const JobFile& file : job->view.files) {
     std::error_code failure;
     const auto bytes = fs::file_size(file.path, failure);
@@ -582,6 +591,8 @@ void JobTable::take_back(const JobPtr& job) {
       job->work = prepare_(job->view.id, job->asked, spool_.find(job->view.id));
     } catch (const HttpError& failure) {
       error = failure.what();
+    } catch (const Error& failure) {
+      error = spool_.without_folder(text_of(failure));
     }
   }
   const std::lock_guard lock(mutex_);

@@ -44,6 +44,8 @@ struct TableOptions {
 
 // Which HTTP status says what went wrong in a job.
 int status_of(ErrorCode code);
+// Which status refuses a request whose check failed so: wrong values and files are the client's.
+int refusal_of(ErrorCode code);
 // "message; hint".
 std::string text_of(const Error& error);
 
@@ -51,10 +53,10 @@ std::string text_of(const Error& error);
 class JobTable : public Jobs {
  public:
   // Checks a job whose files are in the spool, by the thread of a connection; throws HttpError.
-  using Prepare = std::function<PreparedJob(const std::string& id, const Asked&, const SpooledFiles&)>;
+  using Prepare =
+      std::function<PreparedJob(const std::string& id, const Asked&, const SpooledFiles&)>;
   // What is given by reference outlives the table.
-  JobTable(TableOptions options, const Spool& spool, Prepare prepare, Bell& bell,
-           Metrics& metrics);
+  JobTable(TableOptions options, const Spool& spool, Prepare prepare, Bell& bell, Metrics& metrics);
   ~JobTable() override;
 
   std::string submit(Asked asked) override;
@@ -126,8 +128,8 @@ class JobTable : public Jobs {
   mutable std::mutex mutex_;
   mutable std::condition_variable has_changed_;
   std::map<std::string, JobPtr, std::less<>> jobs_;
-  std::vector<JobPtr> line_;    // in the order in which they run
-  std::deque<JobPtr> over_;     // the one that ended first is first
+  std::vector<JobPtr> line_;  // in the order in which they run
+  std::deque<JobPtr> over_;   // the one that ended first is first
   std::set<std::string> cancelled_;
   std::map<std::string, Claim> keys_;  // of Idempotency-Key
   int64_t entering_ = 0;               // jobs that are being checked

@@ -30,7 +30,8 @@ using Metadata = std::map<std::string, std::string>;
 json words_of(const std::string& text) {
   json words = json::array();
   for (const std::string& word : formats::parse_list(text))
-    if (!word.empty() && std::find(words.begin(), words.end(), word) == words.end()) words.push_back(word);
+    if (!word.empty() && std::find(words.begin(), words.end(), word) == words.end())
+      words.push_back(word);
   return words;
 }
 
@@ -87,15 +88,6 @@ json metadata_of(const std::string& path) {
   return told;
 }
 
-// Errors name files by their paths, which are the server's alone.
-std::string without_path(std::string message, const lora::LoraRef& lora) {
-  const std::string folder = fs::path(lora.path).parent_path().string() + "/";
-  for (size_t at = message.find(folder); folder.size() > 1 && at != std::string::npos;
-       at = message.find(folder, at))
-    message.erase(at, folder.size());
-  return message;
-}
-
 void check_name(const std::string& name) {
   const bool is_plain = !name.empty() && name.size() <= 200 &&
                         name.find_first_of("/\\:<>\"\n\t") == std::string::npos;
@@ -106,6 +98,14 @@ void check_name(const std::string& name) {
 }
 
 }  // namespace
+
+std::string without_folder(std::string message, const lora::LoraRef& lora) {
+  const std::string folder = fs::path(lora.path).parent_path().string() + "/";
+  for (size_t at = message.find(folder); folder.size() > 1 && at != std::string::npos;
+       at = message.find(folder, at))
+    message.erase(at, folder.size());
+  return message;
+}
 
 LoraNames::LoraNames(std::string folder, const std::vector<lora::LoraRef>& loaded, Check check)
     : folder_(std::move(folder)), check_(std::move(check)) {
@@ -143,13 +143,14 @@ void LoraNames::add(const std::string& name, const std::string& file,
   try {
     lora.path = lora::find_in_folder(folder_, file);
   } catch (const Error& error) {
-    throw HttpError(error.code() == ErrorCode::kNotFound ? 404 : 400,
-                    "file: " + without_path(text_of(error), {.name = name, .path = folder_ + "/x"}));
+    throw HttpError(
+        error.code() == ErrorCode::kNotFound ? 404 : 400,
+        "file: " + without_folder(text_of(error), {.name = name, .path = folder_ + "/x"}));
   }
   try {
     check_(lora);
   } catch (const Error& error) {
-    throw HttpError(status_of(error.code()), "file: " + without_path(text_of(error), lora));
+    throw HttpError(refusal_of(error.code()), "file: " + without_folder(text_of(error), lora));
   }
   const std::lock_guard lock(mutex_);
   std::erase(loaded_, name);
@@ -162,10 +163,10 @@ LoraNames::Entry& LoraNames::find_entry(const std::string& name, int status) con
   std::vector<std::string> known;
   for (const auto& [other, entry] : entries_) known.push_back(other);
   const std::string nearest = report::nearest_name(name, known);
-  throw HttpError(status, "loras: " + formats::quote_and_escape(name) + " is not registered" +
-                              (nearest.empty() ? "; GET /v1/loras lists those that are"
-                                               : "; did you mean " +
-                                                     formats::quote_and_escape(nearest) + "?"));
+  throw HttpError(
+      status, "loras: " + formats::quote_and_escape(name) + " is not registered" +
+                  (nearest.empty() ? "; GET /v1/loras lists those that are"
+                                   : "; did you mean " + formats::quote_and_escape(nearest) + "?"));
 }
 
 void LoraNames::remove(const std::string& name) {
@@ -185,7 +186,7 @@ void LoraNames::set_loaded(const std::string& name, bool is_loaded, double stren
     try {
       check_(lora);
     } catch (const Error& error) {
-      throw HttpError(status_of(error.code()), "name: " + without_path(text_of(error), lora));
+      throw HttpError(refusal_of(error.code()), "name: " + without_folder(text_of(error), lora));
     }
   }
   const std::lock_guard lock(mutex_);

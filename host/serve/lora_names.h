@@ -14,6 +14,9 @@
 
 namespace atelier::serve {
 
+// A message without the folder of a LoRA's file: clients are told no paths.
+std::string without_folder(std::string message, const lora::LoraRef& lora);
+
 class LoraNames : public Loras {
  public:
   // Throws Error where a LoRA does not fit the model; called by the threads of connections.

@@ -77,8 +77,7 @@ std::string Metrics::text(int64_t waiting, int64_t running) const {
     text += line("requests_total",
                  labels + ",api=" + label_value(key.first) + ",status=" + label_value(key.second),
                  std::to_string(count));
-  return text +
-         heading("request_latency_seconds", "histogram", "From a job's coming to its end.") +
+  return text + heading("request_latency_seconds", "histogram", "From a job's coming to its end.") +
          latency_.text("request_latency_seconds", labels) +
          heading("queue_time_seconds", "histogram", "For which jobs waited.") +
          queue_time_.text("queue_time_seconds", labels) +

@@ -8,8 +8,8 @@
 #include "formats/glob.h"
 #include "host/generate/fill_settings.h"
 #include "host/inputs/parse.h"
-#include "host/model/media_defaults.h"
 #include "host/model/encoder_check.h"
+#include "host/model/media_defaults.h"
 #include "host/model/stages.h"
 
 namespace atelier::serve {
@@ -159,7 +159,9 @@ json inputs_rows(const model::LoadedModel& model, const json& defaults) {
   for (const InputSpec& input : model.family().inputs()) {
     const std::string name(input.name);
     if (input.use == InputUse::kTrain || order::is_setting(name)) continue;
-    if (!inputs::holds_for(input, variant) || model::missing_encoder(model, name)) continue;
+    if (!inputs::holds_for(input, variant) || model::missing_encoder(model, name) ||
+        model::missing_control(model, name))
+      continue;
     json row = row_of(name, kind_of(input.kind), std::string(input.help), inputs::is_list(input),
                       inputs::is_required(input, variant));
     if (!input.choices.empty()) row["choices"] = input.choices;

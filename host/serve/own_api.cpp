@@ -46,6 +46,7 @@ Asked asked_of(const Request& request, const Service& service) {
   Form form = read_form(request);
   Asked asked;
   asked.idempotency_key = request.header("idempotency-key");
+  asked.survives = service.model.makes_clips;  // which take long
   if (const json value = form.take("previews"); !value.is_null())
     asked.previews = integer_of("previews", value, 0, kMostPreviews);
   if (const json value = form.take("format"); !value.is_null())
@@ -197,10 +198,9 @@ json fields_of(const Request& request, std::initializer_list<const char*> known)
   for (const auto& [name, value] : form.fields.items()) {
     if (std::ranges::find(names, name) != names.end()) continue;
     const std::string nearest = report::nearest_name(name, names);
-    throw wrong(name, nearest.empty()
-                          ? "is not known"
-                          : "is not known; did you mean " + formats::quote_and_escape(nearest) +
-                                "?");
+    throw wrong(name, nearest.empty() ? "is not known"
+                                      : "is not known; did you mean " +
+                                            formats::quote_and_escape(nearest) + "?");
   }
   return form.fields;
 }

@@ -19,7 +19,7 @@ class SessionMaker : public Maker {
   }
   bool advance() override { return session_.advance(); }
   void cancel(uint64_t job) override { session_.cancel(job); }
-  void rest() override {}
+  void rest() override { session_.rest(); }
   void check_device() override;
 
  private:

@@ -47,8 +47,8 @@ std::string component_of(const json& target, const ModelFacts& model) {
   if (name == kAll) return "";
   const size_t number = name == kSecond ? 1 : 0;
   if ((name != kFirst && name != kSecond) || number >= model.denoisers.size())
-    throw wrong("target", formats::quote_and_escape(name) + " is no part of " + model.name +
-                              "; use all");
+    throw wrong("target",
+                formats::quote_and_escape(name) + " is no part of " + model.name + "; use all");
   return model.denoisers.size() > 1 ? model.denoisers[number] : "";
 }
 
@@ -90,8 +90,7 @@ Response set_loras(const Request& request, Service& service, LastSet& last) {
   const std::lock_guard lock(last.mutex);
   for (const Wanted& lora : wanted) {
     const std::vector<RegisteredLora> known = service.loras.list();
-    const bool is_known =
-        std::ranges::find(known, lora.name, &RegisteredLora::name) != known.end();
+    const bool is_known = std::ranges::find(known, lora.name, &RegisteredLora::name) != known.end();
     if (!lora.file.empty() && !(is_known && lora.file == lora.name))
       service.loras.add(lora.name, lora.file, lora.component);
   }
@@ -125,10 +124,8 @@ Response list_all(const Service& service) {
     const std::string file = std::filesystem::path(lora.file).filename().string();
     adapters.push_back({{"nickname", lora.name}, {"path", file}});
     if (!lora.is_loaded) continue;
-    active.push_back({{"nickname", lora.name},
-                      {"path", file},
-                      {"merged", false},
-                      {"strength", lora.strength}});
+    active.push_back(
+        {{"nickname", lora.name}, {"path", file}, {"merged", false}, {"strength", lora.strength}});
   }
   return json_reply({{"loaded_adapters", adapters},
                      {"active", active.empty() ? json::object() : json{{kFirst, active}}}});

@@ -64,8 +64,7 @@ void remove_file(const std::string& path) {
 // Which server has the folder is said by a lock, which ends with its program.
 int lock(const std::string& path, const std::string& folder) {
   files::FileOperations& files = file_operations();
-  const int file =
-      files.open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, kOwnFile);
+  const int file = files.open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, kOwnFile);
   if (file < 0) fail_on_file(path, "cannot be opened", errno);
   if (files.flock(file) == 0 || errno != EWOULDBLOCK) return file;
   files.close(file);

@@ -46,12 +46,7 @@ json line_of(const Asked& asked, const SpooledFiles& files, std::span<const Inpu
       throw HttpError(400, name + ": is a file, and its bytes are sent along; no path is taken");
   }
   for (const auto& [name, paths] : files) {
-    if (!is_file(name, inputs)) {
-      line[name] = nullptr;  // told with the nearest name where there is none
-      if (order::is_setting(name) || order::find_input_spec(inputs, name) != nullptr)
-        throw HttpError(400, name + ": takes no file");
-      continue;
-    }
+    if (!is_file(name, inputs)) throw HttpError(400, name + ": takes no file");
     const InputSpec* const input = order::find_input_spec(inputs, name);
     const bool is_list = input != nullptr && inputs::is_list(*input);
     if (input == nullptr && paths.size() != 1)
@@ -67,19 +62,23 @@ void at_most(std::string_view name, int64_t value, int64_t most, const char* of 
                            std::to_string(most) + ", the most that this server makes");
 }
 
-void throw_if_any(const report::Problems& problems, const Spool& spool) {
+// Nothing that is wrong with a request is the server's failure.
+void throw_if_any(const report::Problems& problems, const Spool& spool,
+                  std::span<const lora::LoraRef> loras = {}) {
   try {
     problems.throw_if_any();
   } catch (const Error& error) {
-    throw HttpError(status_of(error.code()), spool.without_folder(text_of(error)));
+    std::string message = spool.without_folder(text_of(error));
+    for (const lora::LoraRef& lora : loras) message = without_folder(std::move(message), lora);
+    throw HttpError(refusal_of(error.code()), message);
   }
 }
 
 // Steps of one image.
 int64_t steps_of(const Settings& s, const ModelFamily& family, std::string_view variant) {
   if (!s.sigmas.empty()) return std::ssize(s.sigmas);
-  const int64_t steps = s.num_inference_steps.value_or(
-      generate::schedule_of(s, family, variant).num_inference_steps);
+  const int64_t steps =
+      s.num_inference_steps.value_or(generate::schedule_of(s, family, variant).num_inference_steps);
   if (!order::has_start(s, family.inputs())) return steps;
   const double part = s.denoising_strength.value_or(order::kDefaultStrength);
   return std::max<int64_t>(1, std::llround(part * static_cast<double>(steps)));
@@ -88,7 +87,7 @@ int64_t steps_of(const Settings& s, const ModelFamily& family, std::string_view 
 }  // namespace
 
 PreparedJob Translation::prepare(const std::string& id, const Asked& asked,
-                          const SpooledFiles& files) const {
+                                 const SpooledFiles& files) const {
   PreparedJob work = {.id = id, .settings = read(asked, files)};
   hold_limits(work.settings);
   errands_.run([&] { check(work, asked); });
@@ -108,14 +107,15 @@ Settings Translation::read(const Asked& asked, const SpooledFiles& files) const 
 void Translation::hold_limits(const Settings& s) const {
   const order::RequestLimits& limits = order_.limits;
   at_most("num_images", s.num_images, limits.max_images);
-  at_most("batch_size", s.batch_size, std::max(order_.max_batch, order_.generation.base.batch_size));
+  at_most("batch_size", s.batch_size,
+          std::max(order_.max_batch, order_.generation.base.batch_size));
   at_most("num_inference_steps", s.num_inference_steps.value_or(1), limits.max_steps);
   at_most("sigmas", std::ssize(s.sigmas), limits.max_steps, " levels");
   at_most("num_frames", s.num_frames.value_or(1), limits.max_frames);
   at_most("height", s.height.value_or(1), limits.max_pixels);
   at_most("width", s.width.value_or(1), limits.max_pixels);
-  const int64_t pixels = std::max<int64_t>(s.height.value_or(1), 0) *
-                         std::max<int64_t>(s.width.value_or(1), 0);
+  const int64_t pixels =
+      std::max<int64_t>(s.height.value_or(1), 0) * std::max<int64_t>(s.width.value_or(1), 0);
   at_most("height", pixels, limits.max_pixels, " pixels in all");
 }
 
@@ -131,11 +131,11 @@ void Translation::check(PreparedJob& work, const Asked& asked) const {
   hold_limits(job.settings);
   name_output(job.settings, work.id, asked.format);
   opened_.check(job, problems);
-  throw_if_any(problems, spool_);
+  throw_if_any(problems, spool_, job.settings.loras);
   work.settings = std::move(job.settings);
   if (asked.previews > 0)
-    work.preview_every = std::max<int64_t>(
-        1, steps_of(work.settings, family, variant) / (asked.previews + 1));
+    work.preview_every =
+        std::max<int64_t>(1, steps_of(work.settings, family, variant) / (asked.previews + 1));
   work.shown = shown_settings(work.settings, family, variant);
 }
 
@@ -145,9 +145,8 @@ void Translation::name_output(Settings& s, const std::string& id, const std::str
   std::string extension = format;
   if (format == "jpeg") extension = "jpg";
   if (is_clip && format == "png") extension = "mp4";
-  const std::vector<std::string> known = is_clip
-                                             ? std::vector<std::string>{"mp4", "webp", "gif"}
-                                             : std::vector<std::string>{"png", "jpg"};
+  const std::vector<std::string> known = is_clip ? std::vector<std::string>{"mp4", "webp", "gif"}
+                                                 : std::vector<std::string>{"png", "jpg"};
   if (std::ranges::find(known, extension) == known.end())
     throw HttpError(400, "format: " + formats::quote_and_escape(format) +
                              (is_clip ? " is none of a clip; use mp4, webp or gif"

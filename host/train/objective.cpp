@@ -89,15 +89,24 @@ Objective::Prepared Objective::prepare(const TrainSample& sample) {
     }
   }
   if (sample.mask.defined()) {
-    const Tensor mask = ops::upload(sample.mask.to(at::kFloat), device_);
-    if (mask.dim() == 4 && mask.size(1) != 1 && mask.size(1) != prepared.clean.size(1))
-      throw Error(ErrorCode::kUnsupported,
-                  c10::str(sample.place, ": the mask has ", mask.size(1),
-                           " latent frames, and the model learns ", prepared.clean.size(1)),
-                  "give an image as the mask, which holds for all frames");
+    const Tensor mask = mask_of(sample, prepared.clean);
     prepared.mask = prepared.mask.defined() ? prepared.mask * mask : mask;
   }
   return prepared;
+}
+
+// Where the loss of a sample counts: ones for what is learnt in front of the clip that is masked.
+Tensor Objective::mask_of(const TrainSample& sample, const Tensor& clean) const {
+  Tensor mask = ops::upload(sample.mask.to(at::kFloat), device_);
+  const int64_t of_clip = model_.model().latent_shape(sample.target, {})[1];
+  const int64_t leading = clean.size(1) - of_clip;
+  if (mask.size(1) == 1 && leading > 0) mask = mask.expand({-1, of_clip, -1, -1});
+  if (mask.size(1) != 1 && mask.size(1) != of_clip)
+    throw Error(ErrorCode::kUnsupported,
+                c10::str(sample.place, ": the mask has ", mask.size(1),
+                         " latent frames, and the model learns ", of_clip),
+                "give an image as the mask, which holds for all frames");
+  return leading > 0 ? at::constant_pad_nd(mask, {0, 0, 0, 0, leading, 0}, 1) : mask;
 }
 
 // mean(error^2 * mask) over what the family counts.

@@ -98,6 +98,7 @@ class Objective {
     at::Tensor loss(const at::Tensor& error) const;
   };
   Prepared prepare(const samples::TrainSample& sample);
+  at::Tensor mask_of(const samples::TrainSample& sample, const at::Tensor& clean) const;
   at::Tensor predict(std::span<const Prepared> samples, std::span<const samples::Timestep> levels,
                      const std::vector<at::Tensor>& noise);
   int64_t tokens_of(const at::Tensor& latents) const;

@@ -22,10 +22,9 @@ using Names = std::vector<std::pair<std::string_view, Kind>>;
 
 const Names<at::ScalarType> kDtypes = {
     {"float32", at::kFloat}, {"bfloat16", at::kBFloat16}, {"float16", at::kHalf}};
-const Names<Storage> kStorages = {{"fp8", Storage::kFp8},
-                                  {"int8", Storage::kInt8},
-                                  {"bf16", Storage::kBf16},
-                                  {"published", Storage::kPublished},
+const Names<Storage> kStorages = {{"fp8", Storage::kFp8},    {"int8", Storage::kInt8},
+                                  {"nf4", Storage::kNf4},    {"fp4", Storage::kFp4},
+                                  {"bf16", Storage::kBf16},  {"published", Storage::kPublished},
                                   {"plain", Storage::kPlain}};
 const Names<Compute> kComputes = {
     {"w8a8", Compute::kW8A8}, {"bf16", Compute::kBf16}, {"plain", Compute::kPlain}};
@@ -114,6 +113,10 @@ StorageByComponent parse_storage(const std::vector<std::string>& entries) {
 
 std::string_view storage_name(Storage storage) {
   return name_of(kStorages, storage);
+}
+
+Storage storage_named(std::string_view name) {
+  return std::ranges::find(kStorages, name, &std::pair<std::string_view, Storage>::first)->second;
 }
 
 ComputeByComponent parse_compute(const std::vector<std::string>& entries) {

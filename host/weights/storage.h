@@ -1,4 +1,4 @@
-// How the weights of a component rest, in --dtype or in 8 bits with a scale a row, and in what they
+// How the weights of a component rest, in --dtype or in 8 or 4 bits with scales, and in what they
 // are multiplied. Each is read here from its flag, by component.
 #pragma once
 
@@ -36,15 +36,22 @@ enum class Storage {
   kBf16,   // the same, which has to be bfloat16; in requests only
   kFp8,    // float8_e4m3fn; tensors that are published so keep their bits
   kInt8,
-  kPublished,  // tensors that are published as float8_e4m3fn stay so, others are plain
+  kNf4,  // 4 bits, as bitsandbytes stores them; tensors that are published so keep their bits
+  kFp4,
+  // Tensors that are published as float8_e4m3fn or packed (see Checkpoint::packed()) stay so,
+  // others are plain.
+  kPublished,
 };
 
 using StorageByComponent = std::map<std::string, Storage, std::less<>>;
 
-// "dit=fp8", "text_encoder=published"; also int8, bf16 and plain. Throws Error{kInvalidArgument}.
+// "dit=fp8", "text_encoder=published"; also int8, nf4, fp4, bf16 and plain. Throws
+// Error{kInvalidArgument}.
 StorageByComponent parse_storage(const std::vector<std::string>& entries);
 
 std::string_view storage_name(Storage storage);
+// The inverse, of a name that it gave.
+Storage storage_named(std::string_view name);
 
 enum class Compute {
   kPlain,  // in the compute dtype, whatever that is

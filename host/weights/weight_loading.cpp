@@ -17,24 +17,30 @@
 #include "host/files/file_reader.h"
 #include "host/files/mapped_file.h"
 #include "host/report/text.h"
+#include "memory/four_bit.h"
+#include "memory/packed.h"
 #include "memory/quantized_store.h"
 #include "memory/staging_ring.h"
 #include "memory/transfer_device.h"
 
 namespace atelier::weights {
 
+namespace {
+
+int64_t bytes_to_read(const WeightSlice& slice, const files::Checkpoint& checkpoint) {
+  const TensorMeta& meta = *checkpoint.index().find(slice.tensor);
+  const auto bytes = static_cast<int64_t>(checkpoint.bytes_of(slice.tensor));
+  if (slice.axis < 0) return bytes;
+  const int64_t length = meta.shape[static_cast<size_t>(slice.axis)];
+  return length == 0 ? 0 : bytes / length * slice.length;
+}
+
+}  // namespace
+
 int64_t bytes_to_read(const WeightBinding& binding, const files::Checkpoint& checkpoint) {
   int64_t bytes = 0;
   for (const BoundWeight& bound : binding.weights) {
-    for (const WeightSlice& slice : bound.slices) {
-      const TensorMeta& meta = *checkpoint.index().find(slice.tensor);
-      int64_t elements = c10::multiply_integers(meta.shape);
-      if (slice.axis >= 0) {
-        const int64_t axis_length = meta.shape[static_cast<size_t>(slice.axis)];
-        elements = axis_length == 0 ? 0 : elements / axis_length * slice.length;
-      }
-      bytes += elements * static_cast<int64_t>(c10::elementSize(meta.dtype));
-    }
+    for (const WeightSlice& slice : bound.slices) bytes += bytes_to_read(slice, checkpoint);
   }
   return bytes;
 }
@@ -49,7 +55,7 @@ constexpr size_t kMappedHostBytes = size_t{64}
 
 // How one weight is read, and in what it comes to rest.
 struct Arrival {
-  enum class Rest { kPlain, kCodes, kFp8, kInt8 };
+  enum class Rest { kPlain, kCodes, kPacked, kFp8, kInt8, kNf4, kFp4 };
   const BoundWeight* bound = nullptr;
   Rest rest = Rest::kPlain;
   at::ScalarType read_type = at::kFloat;
@@ -60,10 +66,12 @@ struct Arrival {
   memory::Place place = memory::Place::kDevice;
   at::Tensor value = {};
 
-  // What is read is not what stays.
-  bool passes() const {
-    return rest == Rest::kFp8 || rest == Rest::kInt8 || (rest == Rest::kPlain && has_scales);
+  // It is read as values and stored in fewer bits.
+  bool is_quantized() const {
+    return rest == Rest::kFp8 || rest == Rest::kInt8 || rest == Rest::kNf4 || rest == Rest::kFp4;
   }
+  // What is read is not what stays.
+  bool passes() const { return is_quantized() || (rest == Rest::kPlain && has_scales); }
   // Bytes of what is read, and the room that it takes beside others.
   int64_t read_bytes() const {
     return bound->weight->numel() * static_cast<int64_t>(c10::elementSize(read_type));
@@ -72,6 +80,44 @@ struct Arrival {
     return (read_bytes() + kReadAlignment - 1) / kReadAlignment * kReadAlignment;
   }
 };
+
+// A slice of a packed tensor without values.
+memory::Packed outline_of(const WeightSlice& slice, const files::Checkpoint& checkpoint) {
+  return files::outline_packed(*checkpoint.packed(slice.tensor));
+}
+
+// Whether the weight can rest in the codes of its tensors: it is one of them, or rows of some that
+// can be cut.
+bool can_rest_packed(const BoundWeight& bound, const files::Checkpoint& checkpoint) {
+  if (bound.weight->sizes().size() != 2) return false;
+  const files::PackedTensor* first = checkpoint.packed(bound.slices.front().tensor);
+  return std::ranges::all_of(bound.slices, [&](const WeightSlice& slice) {
+    const files::PackedTensor* tensor = checkpoint.packed(slice.tensor);
+    if (tensor == nullptr || tensor->packing != first->packing || tensor->block != first->block)
+      return false;
+    return slice.axis < 0 || (slice.axis == 0 && memory::can_be_cut(outline_of(slice, checkpoint)));
+  });
+}
+
+// Whether what is stored so is what the tensors hold already.
+bool is_stored_as(Storage storage, memory::Packing packing) {
+  return storage == Storage::kPublished ||
+         (storage == Storage::kNf4 && packing == memory::Packing::kNf4) ||
+         (storage == Storage::kFp4 && packing == memory::Packing::kFp4);
+}
+
+// The codes of a weight, of which `piece` gives those of each slice's tensor.
+template <typename Piece>
+memory::Packed packed_weight(const BoundWeight& bound, Piece piece) {
+  std::vector<memory::Packed> pieces;
+  for (const WeightSlice& slice : bound.slices) {
+    memory::Packed whole = piece(slice);
+    const bool is_whole = slice.axis < 0 || slice.length == whole.shape[0];
+    pieces.push_back(is_whole ? std::move(whole)
+                              : memory::rows_of(whole, slice.tensor_start, slice.length));
+  }
+  return pieces.size() == 1 ? std::move(pieces.front()) : memory::joined_rows(pieces);
+}
 
 Arrival arrival_of(const BoundWeight& bound, const files::Checkpoint& checkpoint,
                    at::ScalarType dtype, const WeightStorage& resting) {
@@ -93,15 +139,25 @@ Arrival arrival_of(const BoundWeight& bound, const files::Checkpoint& checkpoint
   }
   are_codes &= is_one_type;
   if (resting.storage != Storage::kPlain && is_floating && resting.weights.contains(bound.weight)) {
-    if (are_codes && resting.storage != Storage::kInt8) {
+    if (can_rest_packed(bound, checkpoint) &&
+        is_stored_as(resting.storage, checkpoint.packed(bound.slices.front().tensor)->packing)) {
+      arrival.rest = Rest::kPacked;
+      return arrival;
+    }
+    if (are_codes && (resting.storage == Storage::kPublished || resting.storage == Storage::kFp8)) {
       arrival.rest = Rest::kCodes;
       arrival.read_type = published;
       return arrival;
     }
     if (resting.storage == Storage::kFp8) arrival.rest = Rest::kFp8;
     if (resting.storage == Storage::kInt8) arrival.rest = Rest::kInt8;
+    if (resting.storage == Storage::kNf4) arrival.rest = Rest::kNf4;
+    if (resting.storage == Storage::kFp4) arrival.rest = Rest::kFp4;
   }
-  const bool is_half = published == at::kBFloat16 || published == at::kHalf;
+  const bool is_packed = std::ranges::any_of(bound.slices, [&](const WeightSlice& slice) {
+    return checkpoint.packed(slice.tensor) != nullptr;
+  });
+  const bool is_half = !is_packed && (published == at::kBFloat16 || published == at::kHalf);
   if (arrival.passes())
     arrival.read_type = is_one_type && is_half && !arrival.has_scales ? published : at::kFloat;
   return arrival;
@@ -241,6 +297,33 @@ at::Tensor to_host(const at::Tensor& value) {
   return empty_on_host(value.sizes(), value.scalar_type()).copy_(value);
 }
 
+at::Tensor moved(const at::Tensor& value, bool to_host_memory, at::Device device) {
+  return to_host_memory ? to_host(value) : value.to(device);
+}
+
+// A weight rests in the codes of its tensors.
+void set_packed(const Arrival& arrival, const files::Checkpoint& checkpoint, at::Device device) {
+  const BoundWeight& bound = *arrival.bound;
+  memory::Packed value = packed_weight(
+      bound, [&](const WeightSlice& slice) { return checkpoint.read_packed(slice.tensor); });
+  const bool on_host = arrival.place != memory::Place::kDevice;
+  for (at::Tensor& part : value.parts) part = moved(part, on_host, device);
+  bound.weight->state().set_store(
+      std::make_shared<memory::PackedStore>(std::move(value), arrival.type));
+}
+
+// Stores what was read in 4 bits, made on the device wherever it rests: the same codes.
+void set_four_bit(const Arrival& arrival, at::Device device) {
+  const bool is_nf4 = arrival.rest == Arrival::Rest::kNf4;
+  memory::Packed made = memory::quantize_4bit(
+      arrival.value.to(device), is_nf4 ? memory::Packing::kNf4 : memory::Packing::kFp4);
+  if (arrival.place != memory::Place::kDevice) {
+    for (at::Tensor& part : made.parts) part = to_host(part);
+  }
+  arrival.bound->weight->state().set_store(
+      std::make_shared<memory::PackedStore>(std::move(made), arrival.type));
+}
+
 void set_weight(Arrival arrival, const files::Checkpoint& checkpoint, at::Device device) {
   using Rest = Arrival::Rest;
   const BoundWeight& bound = *arrival.bound;
@@ -265,6 +348,8 @@ void set_weight(Arrival arrival, const files::Checkpoint& checkpoint, at::Device
     return;
   }
   try {
+    if (arrival.rest == Rest::kNf4 || arrival.rest == Rest::kFp4)
+      return set_four_bit(arrival, device);
     // Made on the device wherever it rests: the same codes.
     const auto kind =
         arrival.rest == Rest::kFp8 ? memory::QuantizedKind::kFp8 : memory::QuantizedKind::kInt8;
@@ -365,13 +450,17 @@ std::vector<ElementRun> element_runs(const BoundWeight& bound,
     const Runs runs = runs_of(slice, meta.shape, bound.weight->sizes());
     const int64_t count = runs.length * runs.inner;
     if (count == 0) continue;
-    const at::Tensor ordered = place.is_plain() ? at::Tensor() : checkpoint.read(slice.tensor);
+    // Values of codes are float32 until they become what the weight is.
+    const at::ScalarType from =
+        checkpoint.packed(slice.tensor) != nullptr ? at::kFloat : meta.dtype;
+    const at::Tensor ordered =
+        place.is_plain() ? at::Tensor() : checkpoint.read(slice.tensor, from);
     const uint64_t first = place.is_plain() ? place.begin : 0;
     for (int64_t i = 0; i < runs.outer; ++i) {
-      const int64_t from = (i * runs.tensor_length + slice.tensor_start) * runs.inner;
+      const int64_t begin = (i * runs.tensor_length + slice.tensor_start) * runs.inner;
       const int64_t to = (i * runs.weight_length + slice.weight_start) * runs.inner;
-      const auto skipped = static_cast<uint64_t>(from) * c10::elementSize(meta.dtype);
-      result.push_back({place.file, first + skipped, count, meta.dtype, to, ordered});
+      const auto skipped = static_cast<uint64_t>(begin) * c10::elementSize(from);
+      result.push_back({place.file, first + skipped, count, from, to, ordered});
     }
   }
   return result;
@@ -391,6 +480,12 @@ class HostReader {
         mapper_(checkpoint, bytes) {}
 
   void take(Arrival arrival) {
+    if (arrival.rest == Arrival::Rest::kPacked) {
+      set_packed(arrival, checkpoint_, device_);
+      for (const WeightSlice& slice : arrival.bound->slices)
+        bytes_.add(bytes_to_read(slice, checkpoint_));
+      return;
+    }
     const bool on_host = arrival.place != memory::Place::kDevice;
     const bool may_map = on_host || (device_.is_cpu() && landing_.maps);
     const bool populates = landing_.populates && arrival.place != memory::Place::kDisk;
@@ -497,10 +592,9 @@ bool is_in_order(const BoundWeight& bound, const files::Checkpoint& checkpoint) 
   });
 }
 
-// Whether what is read goes to the device: it stays there, or is stored in 8 bits there first.
+// Whether what is read goes to the device: it stays there, or is stored in fewer bits there first.
 bool goes_to_device(const Arrival& arrival) {
-  return arrival.place == memory::Place::kDevice || arrival.rest == Arrival::Rest::kFp8 ||
-         arrival.rest == Arrival::Rest::kInt8;
+  return arrival.place == memory::Place::kDevice || arrival.is_quantized();
 }
 
 }  // namespace
@@ -541,24 +635,54 @@ void load_weights(const WeightBinding& binding, const files::Checkpoint& checkpo
   if (sent) sent->finish();
 }
 
+namespace {
+
+at::Tensor outline(at::IntArrayRef sizes, at::ScalarType type) {
+  return at::empty(sizes, at::TensorOptions(type).device(at::kMeta));
+}
+
+// The store of a weight that is not plain, without values.
+std::shared_ptr<const WeightStore> outline_store(const Arrival& arrival,
+                                                 const files::Checkpoint& checkpoint) {
+  using Rest = Arrival::Rest;
+  const at::IntArrayRef sizes = arrival.bound->weight->sizes();
+  const auto packed = [&](memory::Packed value) {
+    return std::make_shared<memory::PackedStore>(std::move(value), arrival.type);
+  };
+  if (arrival.rest == Rest::kNf4) return packed(memory::outline_4bit(sizes, memory::Packing::kNf4));
+  if (arrival.rest == Rest::kFp4) return packed(memory::outline_4bit(sizes, memory::Packing::kFp4));
+  if (arrival.rest == Rest::kPacked)
+    return packed(packed_weight(
+        *arrival.bound, [&](const WeightSlice& slice) { return outline_of(slice, checkpoint); }));
+  const at::ScalarType codes = arrival.rest == Rest::kInt8 ? at::kChar : at::kFloat8_e4m3fn;
+  return std::make_shared<memory::QuantizedStore>(
+      memory::Quantized{outline(sizes, codes), outline(sizes.slice(0, 1), at::kFloat)},
+      arrival.type, arrival.is_w8a8);
+}
+
+}  // namespace
+
 void outline_weights(const WeightBinding& binding, const files::Checkpoint& checkpoint,
                      at::ScalarType dtype, const WeightStorage& resting) {
-  using Rest = Arrival::Rest;
-  const auto outline = [](at::IntArrayRef sizes, at::ScalarType type) {
-    return at::empty(sizes, at::TensorOptions(type).device(at::kMeta));
-  };
   for (const BoundWeight& bound : binding.weights) {
     const Arrival arrival = arrival_of(bound, checkpoint, dtype, resting);
-    const at::IntArrayRef sizes = bound.weight->sizes();
-    if (arrival.rest == Rest::kPlain) {
-      bound.weight->set(outline(sizes, arrival.type));
-      continue;
+    if (arrival.rest == Arrival::Rest::kPlain) {
+      bound.weight->set(outline(bound.weight->sizes(), arrival.type));
+    } else {
+      bound.weight->state().set_store(outline_store(arrival, checkpoint));
     }
-    const at::ScalarType codes = arrival.rest == Rest::kInt8 ? at::kChar : at::kFloat8_e4m3fn;
-    bound.weight->state().set_store(std::make_shared<memory::QuantizedStore>(
-        memory::Quantized{outline(sizes, codes), outline(sizes.slice(0, 1), at::kFloat)},
-        arrival.type, arrival.is_w8a8));
   }
+}
+
+std::vector<int64_t> resting_bytes(const BoundWeight& bound, const files::Checkpoint& checkpoint,
+                                   at::ScalarType dtype, const WeightStorage& resting) {
+  const Arrival arrival = arrival_of(bound, checkpoint, dtype, resting);
+  if (arrival.rest == Arrival::Rest::kPlain)
+    return {bound.weight->numel() * static_cast<int64_t>(c10::elementSize(arrival.type))};
+  std::vector<int64_t> bytes;
+  for (const at::Tensor& part : outline_store(arrival, checkpoint)->parts())
+    bytes.push_back(static_cast<int64_t>(part.nbytes()));
+  return bytes;
 }
 
 bool rests_in_file(const BoundWeight& bound, const files::Checkpoint& checkpoint,

@@ -33,8 +33,8 @@ struct Landing {
 // mapped_file.h). What goes to another device is sent through pinned memory as it is read, and
 // everything else is read into the host's memory. What does not stay as it is read (8 bits, scales)
 // comes in groups, so that beside the weights little memory is used on either side.
-// Scales of the checkpoint are applied. Weights of `resting` are stored in 8 bits and drawn in
-// `dtype`. Throws Error{kNumerics} when one of these holds a value that is not finite, and
+// Scales and codes of the checkpoint are applied. Weights of `resting` are stored in 8 or 4 bits
+// and drawn in `dtype`. Throws Error{kNumerics} when one of these holds a value that is not finite, and
 // Error{kInternal} for a `device` that is not the CPU without a `landing.transfer`.
 void load_weights(const WeightBinding& binding, const files::Checkpoint& checkpoint,
                   at::ScalarType dtype, at::Device device,
@@ -46,6 +46,9 @@ void outline_weights(const WeightBinding& binding, const files::Checkpoint& chec
 // Whether a weight can stay in the mapped file: it is one tensor, or rows of one, as it is drawn.
 bool rests_in_file(const BoundWeight& bound, const files::Checkpoint& checkpoint,
                    at::ScalarType dtype, const WeightStorage& resting = {});
+// The bytes of each tensor that the weight is made of where it rests: see WeightStore::parts().
+std::vector<int64_t> resting_bytes(const BoundWeight& bound, const files::Checkpoint& checkpoint,
+                                   at::ScalarType dtype, const WeightStorage& resting = {});
 // Bytes of files that load_weights reads.
 int64_t bytes_to_read(const WeightBinding& binding, const files::Checkpoint& checkpoint);
 

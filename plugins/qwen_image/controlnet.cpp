@@ -155,16 +155,21 @@ void ControlNetHints::after(int64_t index, Pass& pass) {
 }
 
 void BlockwiseHints::begin(Pass& pass) {
-  scale_B_ = scales_of(kBlockwiseKind, pass, number_);
-  if (scale_B_.defined())
-    picture_ = net_.embed(rows_of_picture(kBlockwiseKind, pass, number_, net_.channels()));
+  for (size_t i = 0; i < nets_.size(); ++i) {
+    const auto number = static_cast<int64_t>(i);
+    const at::Tensor scale_B = scales_of(kBlockwiseKind, pass, number);
+    if (!scale_B.defined()) continue;
+    const at::Tensor rows = rows_of_picture(kBlockwiseKind, pass, number, nets_[i]->channels());
+    active_.push_back({nets_[i], scale_B, nets_[i]->embed(rows)});
+  }
 }
 
 void BlockwiseHints::after(int64_t index, Pass& pass) {
-  if (!scale_B_.defined()) return;
-  Blockwise& net = net_;
-  pass.add(pass.runner.run(net.block(static_cast<size_t>(index)), {pass.own_image(), picture_})[0],
-           scale_B_);
+  const at::Tensor seen = active_.empty() ? at::Tensor() : pass.own_image();
+  for (const Active& one : active_) {
+    atelier::Block& block = one.net->block(static_cast<size_t>(index));
+    pass.add(pass.runner.run(block, {seen, one.picture})[0], one.scale_B);
+  }
 }
 
 std::optional<Detection> detect_controlnet(const atelier::TensorIndex& checkpoint) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "atelier/component_family.h"
@@ -70,18 +71,23 @@ class ControlNetHints final : public Addition {
   atelier::Tensors context_;  // what its blocks read beside image, text and level
 };
 
-// Adds what one picture gives through one blockwise ControlNet.
+// Adds what pictures give through blockwise ControlNets, number by number: all of them read the
+// same rows of the image.
 class BlockwiseHints final : public Addition {
  public:
-  BlockwiseHints(Blockwise& net, int64_t number) : net_(net), number_(number) {}
+  explicit BlockwiseHints(std::vector<Blockwise*> nets) : nets_(std::move(nets)) {}
 
   void begin(Pass& pass) override;
   void after(int64_t index, Pass& pass) override;
 
  private:
-  Blockwise& net_;
-  int64_t number_;
-  at::Tensor scale_B_, picture_;
+  // One that counts for some sample in this step.
+  struct Active {
+    Blockwise* net;
+    at::Tensor scale_B, picture;
+  };
+  std::vector<Blockwise*> nets_;
+  std::vector<Active> active_;
 };
 
 std::optional<atelier::Detection> detect_controlnet(const atelier::TensorIndex& checkpoint);

@@ -196,9 +196,10 @@ std::vector<std::unique_ptr<Addition>> QwenImage::controls_of(
     return has_own ? kind.component + ("." + std::to_string(number)) : std::string(kind.component);
   };
   std::vector<std::unique_ptr<Addition>> controls;
+  std::vector<Blockwise*> nets;
   for (int64_t i = 0; is_given(kBlockwiseKind, i); ++i)
-    controls.push_back(
-        std::make_unique<BlockwiseHints>(loaded<Blockwise>(net_of(kBlockwiseKind, i)), i));
+    nets.push_back(&loaded<Blockwise>(net_of(kBlockwiseKind, i)));
+  if (!nets.empty()) controls.push_back(std::make_unique<BlockwiseHints>(std::move(nets)));
   const int64_t layers = loaded<Dit>(calls.front().denoiser).layers();
   for (int64_t i = 0; is_given(kControlNetKind, i); ++i)
     controls.push_back(std::make_unique<ControlNetHints>(
@@ -212,6 +213,7 @@ at::Tensor QwenImage::denoise(const atelier::DenoiseInputs& in, atelier::BlockRu
 
 std::vector<at::Tensor> QwenImage::denoise_all(std::span<const atelier::DenoiseInputs> calls,
                                                atelier::BlockRunner& runner) {
+  if (calls.empty()) return {};
   const auto controls = controls_of(calls);
   const Dit::With with(loaded<Dit>(calls.front().denoiser), controls);
   return ComponentModel::denoise_all(calls, runner);

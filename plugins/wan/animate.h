@@ -103,7 +103,6 @@ class AnimateInputs final : public Variant {
                                     atelier::BlockRunner& runner) override;
 
  private:
-  at::Tensor latents_of(const at::Tensor& clip_CTHW, atelier::BlockRunner& runner);
   atelier::Conditioning encode_clip(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
 };
 

@@ -61,17 +61,15 @@ atelier::Conditioning DrivenInputs::encode_driving_text(const atelier::EncodeInp
 // and the frame that the piece before ended with.
 atelier::Conditioning DrivenInputs::encode_driving(const atelier::EncodeInputs& in,
                                                    atelier::BlockRunner& runner) {
-  const auto latents_of = [&](const at::Tensor& clip) {
-    return model_.encode_latents({{"clip", clip}}, "clip", runner).at("latents");
-  };
   const at::Tensor clip = atelier::clip_input(in.values, kDrivingVideo);
-  const at::Tensor reference = latents_of(atelier::clip_input(in.values, kReferenceImage));
+  const at::Tensor reference =
+      model_.latents_of(atelier::clip_input(in.values, kReferenceImage), runner);
   at::Tensor before = at::zeros_like(clip);
   const bool follows = in.before_CTHW.defined();
   if (follows) before.narrow(1, 0, in.before_CTHW.size(1)).copy_(in.before_CTHW);
-  const at::Tensor given =
-      at::cat({with_mask(reference, true), with_mask(latents_of(before), follows)}, 1);
-  return {{kDrivingClip, latents_of(clip)}, {kGivenClip, given}};
+  const at::Tensor given = at::cat(
+      {with_mask(reference, true), with_mask(model_.latents_of(before, runner), follows)}, 1);
+  return {{kDrivingClip, model_.latents_of(clip, runner)}, {kGivenClip, given}};
 }
 
 std::optional<atelier::Conditioning> DrivenInputs::encode(const atelier::EncodeInputs& in,

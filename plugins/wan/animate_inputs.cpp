@@ -78,10 +78,6 @@ at::Tensor bytes_of_faces(const EncodeInputs& in) {
 
 }  // namespace
 
-at::Tensor AnimateInputs::latents_of(const at::Tensor& clip, atelier::BlockRunner& runner) {
-  return model_.encode_latents({{"clip", clip}}, "clip", runner).at("latents");
-}
-
 AnimateInputs::AnimateInputs(Wan& model, std::span<const atelier::Detection> parts)
     : Variant(model) {
   const auto dit = std::ranges::find(parts, "dit", &atelier::Detection::component);
@@ -104,7 +100,7 @@ std::optional<atelier::Conditioning> AnimateInputs::encode(const EncodeInputs& i
   if (in.stage == "animate_clip") return encode_clip(in, runner);
   if (in.stage == "animate_faces") return {{{kAnimateFaces, bytes_of_faces(in)}}};
   if (in.stage != "animate_pose") return std::nullopt;
-  return {{{kAnimatePose, latents_of(atelier::clip_input(in.values, kPoseInput), runner)}}};
+  return {{{kAnimatePose, model_.latents_of(atelier::clip_input(in.values, kPoseInput), runner)}}};
 }
 
 atelier::Conditioning AnimateInputs::encode_clip(const EncodeInputs& in,
@@ -112,7 +108,7 @@ atelier::Conditioning AnimateInputs::encode_clip(const EncodeInputs& in,
   check_replacement(in.values);
   const int64_t frames = in.target.frames;
   const at::Tensor character =
-      known_character(latents_of(atelier::clip_input(in.values, kCharacterInput), runner));
+      known_character(model_.latents_of(atelier::clip_input(in.values, kCharacterInput), runner));
   const bool replaces = in.values.contains(kAroundInput);
   at::Tensor clip = replaces ? atelier::clip_input(in.values, kAroundInput)
                              : at::zeros({3, frames, in.target.height, in.target.width},
@@ -120,7 +116,7 @@ atelier::Conditioning AnimateInputs::encode_clip(const EncodeInputs& in,
   const int64_t shared = in.before_CTHW.defined() ? in.before_CTHW.size(1) : 0;
   if (shared > 0)
     clip = at::cat({in.before_CTHW.to(clip.options()), clip.narrow(1, shared, frames - shared)}, 1);
-  const at::Tensor latents = latents_of(clip, runner);
+  const at::Tensor latents = model_.latents_of(clip, runner);
   const at::Tensor given = at::cat({known_frames(in, shared, latents), latents});
   return {{kGivenClip, at::cat({character, given}, 1)}};
 }
@@ -129,7 +125,7 @@ at::Tensor AnimateInputs::encode_leading(const Inputs& values, atelier::Conditio
                                          atelier::BlockRunner& runner) {
   if (!values.contains(kCharacterInput)) return {};
   made[kAnimateCharacter] = at::ones({1}, at::kLong);
-  return latents_of(atelier::clip_input(values, kCharacterInput), runner);
+  return model_.latents_of(atelier::clip_input(values, kCharacterInput), runner);
 }
 
 int64_t AnimateInputs::leading_frames(const atelier::Conditioning& cond) const {

@@ -33,12 +33,24 @@ constexpr int64_t kMusicRows = 149, kMusicColumns = 4800;
 
 constexpr const char* kInjected = "music_injector.injector.";
 
+// Weights by which `from` values become `to`, each in between its neighbours: [from, to] float64,
+// on the CPU.
+at::Tensor linear_weights(int64_t from, int64_t to) {
+  const auto options = at::TensorOptions().dtype(at::kDouble);
+  const double step = static_cast<double>(from) / static_cast<double>(to);
+  const at::Tensor places = at::arange(to, options).add(0.5).mul(step).sub(0.5).clamp_min(0);
+  const at::Tensor first = places.to(at::kLong), second = (first + 1).clamp_max(from - 1);
+  const at::Tensor share = places - first;
+  return at::zeros({from, to}, options)
+      .scatter_add_(0, first.unsqueeze(0), (1 - share).unsqueeze(0))
+      .scatter_add_(0, second.unsqueeze(0), share.unsqueeze(0));
+}
+
 // Weights by which `from` values become `across`, and these `to`, each in between its neighbours:
 // [from, to] float32.
 at::Tensor weights_of_spread(int64_t from, int64_t across, int64_t to, at::Device device) {
-  const at::Tensor each = at::eye(from, at::TensorOptions(device).dtype(at::kDouble)).unsqueeze(0);
-  const at::Tensor first = at::upsample_linear1d(each, {across}, /*align_corners=*/false);
-  return at::upsample_linear1d(first, {to}, /*align_corners=*/false)[0].to(at::kFloat);
+  const at::Tensor first = linear_weights(from, across).matmul(linear_weights(across, to));
+  return first.to(at::kFloat).to(device);
 }
 
 }  // namespace

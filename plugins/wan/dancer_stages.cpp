@@ -186,7 +186,7 @@ Conditioning DancerInputs::encode_keyframes(const EncodeInputs& in, atelier::Blo
   // The first frame counts as many times as a latent frame has frames.
   const at::Tensor known =
       at::cat({is_known.narrow(0, 0, 1).expand({kFrameStride - 1}), is_known}).view({T, -1, 1, 1});
-  const at::Tensor latents = model_.encode_latents({{"clip", clip}}, "clip", runner).at("latents");
+  const at::Tensor latents = model_.latents_of(clip, runner);
   const at::Tensor mask = known.transpose(0, 1).expand({-1, -1, latents.size(2), latents.size(3)});
   return {{kImageEmbeds, model_.look_squeezed(clip.select(1, 0), runner)},
           {kGivenClip, at::cat({mask.to(latents.options()), latents})}};

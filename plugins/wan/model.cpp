@@ -103,6 +103,10 @@ atelier::Conditioning Wan::encode_given(const atelier::EncodeInputs& in,
   return {{kGivenClip, known_clip(image_of(kFirstImage), image_of(kLastImage), in.target, runner)}};
 }
 
+at::Tensor Wan::latents_of(const at::Tensor& clip_CFHW, atelier::BlockRunner& runner) {
+  return encode_latents({{"clip", clip_CFHW}}, "clip", runner).at("latents");
+}
+
 at::Tensor Wan::known_clip(const at::Tensor& first, const at::Tensor& last,
                            const atelier::MediaTarget& target, atelier::BlockRunner& runner) {
   const at::Tensor& some = first.defined() ? first : last;
@@ -118,7 +122,7 @@ at::Tensor Wan::known_clip(const at::Tensor& first, const at::Tensor& last,
     clip.narrow(1, frames - 1, 1).copy_(last);
     known.narrow(0, known.size(0) - 1, 1).fill_(1);
   }
-  const at::Tensor latents = encode_latents({{"clip", clip}}, "clip", runner).at("latents");
+  const at::Tensor latents = latents_of(clip, runner);
   const at::Tensor mask = known.view({T, kFrameStride, 1, 1})
                               .transpose(0, 1)
                               .expand({-1, -1, latents.size(2), latents.size(3)});
@@ -146,7 +150,7 @@ atelier::Conditioning Wan::encode_target(const atelier::EncodeInputs& in,
   }
   const at::Tensor clip = atelier::clip_input(in.values, "video");
   for (const at::Tensor& part : clip.split(makes_pictures() ? 1 : clip.size(1), 1))
-    latents.push_back(encode_latents({{"clip", part}}, "clip", runner).at("latents"));
+    latents.push_back(latents_of(part, runner));
   made.emplace("latents", latents.size() == 1 ? latents.front() : at::cat(latents, 1));
   return made;
 }

@@ -29,6 +29,8 @@ class Wan final : public atelier::ComponentModel {
   // elsewhere. The first or the last one may be undefined.
   at::Tensor known_clip(const at::Tensor& first_C1HW, const at::Tensor& last_C1HW,
                         const atelier::MediaTarget& target, atelier::BlockRunner& runner);
+  // Latents, [C, T, h, w], of a clip [3, F, H, W] in [-1, 1].
+  at::Tensor latents_of(const at::Tensor& clip_CFHW, atelier::BlockRunner& runner);
   // Rows of the image encoder, [L, image_width], of an image [3, H, W] that is brought to a square,
   // whatever its shape is.
   at::Tensor look_squeezed(const at::Tensor& image_CHW, atelier::BlockRunner& runner);

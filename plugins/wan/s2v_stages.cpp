@@ -289,13 +289,11 @@ Conditioning SpeechInputs::encode_speech(const EncodeInputs& in, atelier::BlockR
   const auto device = atelier::clip_input(in.values, "input_image").device();
   Conditioning made = {{kAudioFrames, at::arange(frames.first, frames.first + frames.made,
                                                  at::TensorOptions(device).dtype(at::kLong))}};
-  const auto latents_of = [&](const at::Tensor& clip) {
-    return model_.encode_latents({{"clip", clip}}, "clip", runner).at("latents");
-  };
-  if (in.values.contains(kPoseInput)) made[kPose] = latents_of(poses(in, frames)).slice(1, 1);
+  if (in.values.contains(kPoseInput))
+    made[kPose] = model_.latents_of(poses(in, frames), runner).slice(1, 1);
   const at::Tensor before = frames_before(in);
   if (!before.defined()) return made;
-  made[kMotionLatents] = latents_of(before);
+  made[kMotionLatents] = model_.latents_of(before, runner);
   if (!in.before_CTHW.defined()) made[kFollows] = at::ones({1}, before.options());
   return made;
 }

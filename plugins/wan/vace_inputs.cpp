@@ -139,21 +139,21 @@ std::optional<Conditioning> VaceInputs::encode(const atelier::EncodeInputs& in,
   if (in.stage != "vace") return std::nullopt;
   const int64_t F = in.target.frames, H = in.target.height, W = in.target.width;
   Conditioning made = encode_references(in.values, H, W, runner);
+  const auto* scale = atelier::find_input<std::vector<double>>(in.values, kScale);
+  // Hints that do not count are not made: the denoiser runs alone.
+  if (scale != nullptr && std::ranges::all_of(*scale, [](double one) { return one == 0; }))
+    return made;
   const at::TensorOptions options = options_of(in.values);
   const bool has_video = in.values.contains(kVideo), has_mask = in.values.contains(kMask);
-  const auto latents_of = [&](const at::Tensor& clip) {
-    return model_.encode_latents({{"clip", clip}}, "clip", runner).at("latents");
-  };
   const at::Tensor mask =
       has_mask ? atelier::clip_input(in.values, kMask, 1) : at::ones({1, F, H, W}, options);
   const at::Tensor is_new = mask.gt(0.5).to(options.dtype());
   const at::Tensor video =
       has_video ? atelier::clip_input(in.values, kVideo) : at::zeros({3, F, H, W}, options);
-  const at::Tensor kept = latents_of(video * (1 - is_new));
-  const at::Tensor changed = has_video ? latents_of(video * is_new) : kept;
+  const at::Tensor kept = model_.latents_of(video * (1 - is_new), runner);
+  const at::Tensor changed = has_video ? model_.latents_of(video * is_new, runner) : kept;
   made.emplace(kVaceClip, at::cat({kept, changed, mask_channels(mask).to(kept.options())}));
-  if (const auto* scale = atelier::find_input<std::vector<double>>(in.values, kScale))
-    made.emplace(kVaceScale, at::tensor(*scale, at::kDouble).to(at::kFloat));
+  if (scale != nullptr) made.emplace(kVaceScale, at::tensor(*scale, at::kDouble).to(at::kFloat));
   return made;
 }
 

@@ -64,8 +64,7 @@ std::optional<atelier::Conditioning> VapInputs::encode(const atelier::EncodeInpu
     return Conditioning{{kVapImage, encoder.forward(whole.select(1, 0), runner)}};
   }
   const at::Tensor clip = evenly(whole, in.target.frames);
-  return Conditioning{
-      {kVapClip, model_.encode_latents({{"clip", clip}}, "clip", runner).at("latents")}};
+  return Conditioning{{kVapClip, model_.latents_of(clip, runner)}};
 }
 
 // The frames of the clip that are known in the one that is made.

@@ -447,8 +447,8 @@ std::optional<ParseError> sniff(std::string_view first_bytes, std::string_view e
     return ParseError("ST_PICKLE", "is a Python pickle", kConvert, 0);
   }
   if (bytes.starts_with("GGUF")) {
-    return ParseError("ST_GGUF", "is a GGUF file, which is not supported",
-                      "use the safetensors files of the model", 0);
+    return ParseError("ST_GGUF", "is a GGUF file, not a safetensors file",
+                      "give a safetensors file here", 0);
   }
   for (const auto& [magic, name] :
        {std::pair{"\x89PNG", "PNG"}, {"\xff\xd8\xff", "JPEG"}, {"GIF8", "GIF"}}) {
@@ -486,14 +486,11 @@ std::optional<ParseError> find_unsupported_packing(const SafetensorsHeader& head
     std::string_view part;
     const char* packing;
   };
-  static constexpr std::array<Mark, 7> kMarks = {{
-      {".quant_state.bitsandbytes__nf4", "bitsandbytes nf4"},
-      {".quant_state.bitsandbytes__fp4", "bitsandbytes fp4"},
+  static constexpr std::array<Mark, 4> kMarks = {{
       {".weight_format", "bitsandbytes int8"},
       {".qzeros", "GPTQ or AWQ"},
       {".wscales", "SVDQuant"},
       {".g_idx", "GPTQ"},
-      {".quant_map", "bitsandbytes"},
   }};
   for (const TensorEntry& entry : header.tensors) {
     for (const Mark& mark : kMarks) {

@@ -94,7 +94,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view header_bytes, uint64
 std::optional<ParseError> sniff(std::string_view first_bytes, std::string_view extension);
 
 // Names a packing of weights that is known by its tensor names and not supported: bitsandbytes
-// (nf4, fp4, int8), GPTQ, AWQ and SVDQuant. Returns the error to throw, or nothing.
+// (int8), GPTQ, AWQ and SVDQuant. Returns the error to throw, or nothing.
 std::optional<ParseError> find_unsupported_packing(const SafetensorsHeader& header);
 
 // Bytes of a tensor. Throws ParseError: ST_DIMENSION, ST_RANK, ST_OVERFLOW, ST_MISALIGNED.

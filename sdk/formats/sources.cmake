@@ -6,6 +6,7 @@ set(ATELIER_FORMATS_SOURCES
   data_url.cpp
   elf_note.cpp
   escape.cpp
+  gguf.cpp
   git_lfs.cpp
   glob.cpp
   http_fields.cpp

@@ -427,7 +427,7 @@ TEST_CASE("Weights in a packing that is not supported are named", "[safetensors]
     const std::optional<ParseError> error = find_unsupported_packing(header);
     return error ? std::string(error->what()) : std::string("none");
   };
-  CHECK(packing("a.weight.quant_state.bitsandbytes__nf4").find("nf4") != std::string::npos);
+  CHECK(packing("a.weight_format").find("bitsandbytes int8") != std::string::npos);
   CHECK(packing("a.qzeros").find("GPTQ") != std::string::npos);
   CHECK(packing("a.wscales").find("SVDQuant") != std::string::npos);
   CHECK(packing("a.weight") == "none");

@@ -13,6 +13,7 @@
 #include "formats/data_url.h"
 #include "formats/elf_note.h"
 #include "formats/escape.h"
+#include "formats/gguf.h"
 #include "formats/glob.h"
 #include "formats/http_fields.h"
 #include "formats/json.h"
@@ -245,6 +246,30 @@ void fuzz_pth(std::string_view bytes) {
               "values refer to values");
       promise(value.kind != PickleValue::Kind::kCall || value.items.size() == 2,
               "a call has a name and arguments");
+    }
+  } catch (const ParseError& error) {
+    check_error(error);
+  }
+}
+
+void fuzz_gguf(std::string_view bytes) {
+  const auto read = [&](uint64_t begin, uint64_t count) {
+    promise(begin <= bytes.size() && count <= bytes.size() - begin, "reads lie inside the file");
+    return std::string(bytes.substr(begin, count));
+  };
+  try {
+    const GgufIndex index = read_gguf(bytes.size(), read);
+    promise(index.header_end <= bytes.size(), "a header lies in the file");
+    for (const GgufTensor& tensor : index.tensors) {
+      promise(tensor.begin <= tensor.end && tensor.end <= bytes.size() &&
+                  (tensor.begin == tensor.end || tensor.begin >= index.header_end),
+              "tensors lie in the file, behind its header");
+      const GgufBlock block = block_of(tensor.type);
+      const uint64_t count = tensor_bytes(tensor.name, DType::kU8, tensor.shape);
+      const auto values = static_cast<uint64_t>(block.values);
+      promise(count % values == 0 &&
+                  count / values * static_cast<uint64_t>(block.bytes) == tensor.end - tensor.begin,
+              "a tensor's bytes are those of its shape");
     }
   } catch (const ParseError& error) {
     check_error(error);

@@ -14,6 +14,7 @@ void fuzz_tokenizer(std::string_view bytes);
 void fuzz_sentencepiece(std::string_view bytes);
 void fuzz_elf_note(std::string_view bytes);
 void fuzz_pth(std::string_view bytes);
+void fuzz_gguf(std::string_view bytes);
 void fuzz_json(std::string_view bytes);
 void fuzz_csv(std::string_view bytes);
 void fuzz_multipart(std::string_view bytes);
@@ -31,13 +32,14 @@ struct FuzzTarget {
 #ifdef ATELIER_FUZZ_VIDEO  // in a program of its own, which needs FFmpeg
 inline constexpr std::array<FuzzTarget, 1> kFuzzTargets = {{{"video", fuzz_video}}};
 #else
-inline constexpr std::array<FuzzTarget, 14> kFuzzTargets = {{
+inline constexpr std::array<FuzzTarget, 15> kFuzzTargets = {{
     {"safetensors", fuzz_safetensors},
     {"shard_index", fuzz_shard_index},
     {"tokenizer", fuzz_tokenizer},
     {"sentencepiece", fuzz_sentencepiece},
     {"elf_note", fuzz_elf_note},
     {"pth", fuzz_pth},
+    {"gguf", fuzz_gguf},
     {"json", fuzz_json},
     {"csv", fuzz_csv},
     {"multipart", fuzz_multipart},

@@ -51,14 +51,14 @@ def call_folder(name):
         yield pathlib.Path(folder)
 
 
-def run(arguments, folder):
-    """Runs the program with `arguments` and returns its standard output; raises ProgramFailed with
-    its last words."""
+def run(arguments, folder, cwd=None):
+    """Runs the program with `arguments`, in `cwd` or in `folder`, where its command is kept, and returns its
+    standard output; raises ProgramFailed with its last words."""
     command = [str(program()), *map(str, arguments)]
     if arguments[0] in COMPUTING:
         command += ["--device", DEVICE]
     (folder / "command").write_text(shlex.join(command) + "\n")
-    result = run_line(command, cwd=folder, timeout=TIMEOUT_S)
+    result = run_line(command, cwd=cwd or folder, timeout=TIMEOUT_S)
     if result.returncode != 0:
         raise ProgramFailed(
             f"exit code {result.returncode}: {shlex.join(command)}\n{result.stderr[-2000:]}")

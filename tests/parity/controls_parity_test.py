@@ -55,7 +55,7 @@ class ControlsParityTest(FolderTest):
     def setUpClass(cls):
         super().setUpClass()
         cls.tiny = tiny_models.get()
-        cls.transformer = cls.tiny.transformer
+        cls.transformer = cls.tiny.pipeline.transformer
         cls.width = cls.transformer.inner_dim
         cls.layers = len(cls.transformer.transformer_blocks)
 

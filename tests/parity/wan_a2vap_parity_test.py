@@ -157,6 +157,12 @@ class WanAnimate2ClipTest(wan_checks.FolderTest):
         self.assertEqual((53, 32, 3), expected[0].shape)
         compare.assert_images("wan, animate 2, clips with bars", [frame[5:58] for frame in got], expected, 0.01)
 
+    def test_ranks_that_share_the_rows_make_the_same_clip(self):
+        Image.fromarray(wan_checks.picture(64, 48, 5)).save(self.dir / "shared.png")
+        with wan_models.clip_folder(9, 40, 56) as (folder, _):
+            wan_checks.assert_ranks_agree("wan, animate 2", self.folder, prompt=PROMPT, height=64, width=48, num_frames=9,
+                                          animate2_reference_image=self.dir / "shared.png", animate2_reference_video=folder)
+
     def test_long_clips_are_made_in_pieces(self):
         """The second of two begins with the last frame of the first; what is missing at its end is mirrored."""
         image = Image.fromarray(wan_checks.picture(32, 32, 7))

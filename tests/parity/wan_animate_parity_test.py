@@ -224,23 +224,26 @@ class WanAnimateClipTest(wan_checks.FolderTest):
                                   num_inference_steps=2, guidance_scale=scale, output_type="np", **options).frames[0]
         return wan_models.rounded(video)
 
-    def ours(self, frames, length, shared, replaces, scale, paths=None, **flags):
+    def written(self, frames, folder, replaces=False):
+        """The clips of a run in folders, by the flag that they are given with."""
         given = {"animate_pose_video": "pose", "animate_face_video": "face"}
         if replaces:
             given |= {"animate_inpaint_video": "background", "animate_mask_video": "mask"}
         clips = self.clips(frames)
+        for name in given.values():
+            (folder / name).mkdir()
+            for number, frame in enumerate(clips[name]):
+                Image.fromarray(frame).save(folder / name / f"{number:03d}.png")
+        return {flag: folder / name for flag, name in given.items()}
+
+    def ours(self, frames, length, shared, replaces, scale, paths=None, **flags):
         with atelier.call_folder("generate") as folder:
             arguments = ["generate", "--plugin", "wan", "--model_paths", atelier.paths_argument(paths or self.dir / "model"),
                          "--output", folder / "out.png", "--input_image", self.dir / "character.png",
                          "--prompt", PROMPT, "--negative_prompt", NEGATIVE, "--schedule", "diffusers", "--dtype", "float32",
                          "--num_inference_steps", 2, "--cfg_scale", scale, "--seed", 0,
                          "--segment_frame_length", length, "--prev_segment_conditioning_frames", shared]
-            for flag, name in given.items():
-                (folder / name).mkdir()
-                for number, frame in enumerate(clips[name]):
-                    Image.fromarray(frame).save(folder / name / f"{number:03d}.png")
-                arguments += ["--" + flag, folder / name]
-            for name, value in flags.items():
+            for name, value in {**self.written(frames, folder, replaces), **flags}.items():
                 arguments += ["--" + name, value]
             atelier.run(arguments, folder)
             return atelier.read_pictures(sorted(folder.glob("out*.png")))
@@ -281,6 +284,12 @@ class WanAnimateClipTest(wan_checks.FolderTest):
         finally:
             self.transformer.load_state_dict(start)
         self.assertGreater(wan_checks.difference(lit, self.ours(5, 5, 1, False, 1.0)), 0.5)
+
+    def test_ranks_that_share_the_rows_make_the_same_clip(self):
+        with atelier.call_folder("clips") as folder:
+            wan_checks.assert_ranks_agree(
+                "wan animate", self.dir / "model", prompt=PROMPT, input_image=self.dir / "character.png", cfg_scale=2,
+                segment_frame_length=5, **self.written(8, folder, replaces=True))
 
     def test_segments_go_on_where_the_one_before_ended(self):
         self.check("clips in segments", 8, 5)

@@ -46,6 +46,20 @@ def difference(images, others):
     return np.abs(np.asarray(images, np.float64) - np.asarray(others, np.float64)).mean()
 
 
+def assert_ranks_agree(name, paths, **flags):
+    """A clip of two ranks, which share the rows of each step, is that of one."""
+    flags = dict(seed=3, num_inference_steps=2, dtype="float32", device="cpu") | flags
+    words = ["generate", "--plugin", PLUGIN, "--model_paths", atelier.paths_argument(paths)]
+    words += [word for flag, value in flags.items() for word in ("--" + flag, value)]
+    made = []
+    for ranks in (2, 1):
+        with atelier.call_folder("launch") as folder:
+            atelier.run(["launch", "--nproc_per_node", ranks, "--", *words, "--sequence_parallel", ranks, "--output",
+                         folder / "out.png"], folder)
+            made.append(atelier.read_pictures(sorted(folder.glob("out*.png"))))
+    compare.assert_images(name + ", rows of two ranks", *made, tolerance=0.01)
+
+
 def save_spellings(transformer, folder):
     """Writes diffusers' folder of a denoiser, and in it its original spelling; returns both."""
     transformer.save_pretrained(folder)

@@ -184,12 +184,12 @@ class DancerFilesTest(wan_checks.FolderTest):
              "wantodance_keyframes_mask"]
 
     @classmethod
-    def learn(cls, kind, output, *flags, command="train", paths=None):
+    def learn(cls, kind, output, *flags, command="train", paths=None, mask=MASK):
         """A pasted line on one row. Returns the run."""
         row = {"video": "pictures" if kind == "global" else "clip", "prompt": PROMPT,
                "wantodance_music_path": cls.music.name, "wantodance_reference_image": "reference.png",
                "wantodance_fps": 7.5 if kind == "global" else 30, "wantodance_keyframes": "keys",
-               "wantodance_keyframes_mask": cls.MASK}
+               "wantodance_keyframes_mask": mask}
         extra, more = cls.EXTRA, []
         if kind == "global":
             row["framewise_decoding"], extra, more = True, [*cls.EXTRA, "framewise_decoding"], ["--framewise_decoding"]
@@ -264,6 +264,12 @@ class DancerClipTest(DancerFilesTest):
                         cfg_batch="on")  # a branch that skips a block, and one that does not
         compare.assert_images("wan dancer, clips of the local model", got, wanted, tolerance=0.01)
 
+    def test_ranks_that_share_the_rows_make_the_same_clip(self):
+        wan_checks.assert_ranks_agree(
+            "wan dancer", self.paths("local"), prompt=PROMPT, height=HEIGHT, width=WIDTH, num_frames=9,
+            wantodance_music_path=self.music, wantodance_reference_image=self.dir / "reference.png",
+            wantodance_keyframes=self.dir / "keys", wantodance_keyframes_mask=",".join(map(str, self.MASK)))
+
 
 class DancerTrainingTest(DancerFilesTest):
     """The published training lines, on one row."""
@@ -332,6 +338,12 @@ class DancerTrainingTest(DancerFilesTest):
         """The layers of a block that the published line names."""
         ends = tuple(f"attn.{part}.weight" for part in "qkvo") + ("ffn.0.weight", "ffn.2.weight")
         return [name for name in self.tensors if name.startswith(block + ".") and name.endswith(ends)]
+
+    def test_rows_that_do_not_fit_are_told_before_a_weight_is_read(self):
+        with self.assertRaisesRegex(atelier.ProgramFailed, "5 numbers, and 9 are read") as caught:
+            self.learn("local", self.dir / "refused", "--trainable_models", "dit", mask=self.MASK[:5])
+        self.assertIn("local.json:row 1", str(caught.exception))
+        self.assertNotIn("load ", str(caught.exception))
 
     def test_encoders_alone_encode_for_the_model_that_is_named(self):
         hint = ["--model_hints", json.dumps({"*": {"variant": "wan-dancer-14b-global"}})]

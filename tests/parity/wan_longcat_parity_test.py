@@ -2,8 +2,6 @@
 are those of a plain sampler with its guidance, and frames that are known stay as they are."""
 
 import contextlib
-import re
-import shlex
 import sys
 import tempfile
 import unittest
@@ -212,25 +210,9 @@ class LongCatClipsTest(wan_checks.FolderTest):
         compare.assert_images("longcat, long clips", got, expected, tolerance=0.01)
 
     def test_ranks_that_share_the_rows_make_the_same_clip(self):
-        with self.clip(5) as (start, _), atelier.call_folder("launch") as folder:
-            words = ["generate", "--plugin", "wan", "--model_paths", atelier.paths_argument(self.paths), "--prompt",
-                     PROMPT, "--longcat_video", start, "--num_frames", 13, "--height", 32, "--width", 48, "--seed", 3,
-                     "--num_inference_steps", 2, "--dtype", "float32", "--device", "cpu", "--output"]
-            atelier.run(["launch", "--nproc_per_node", 2, "--", *words, folder / "two.png", "--sequence_parallel", 2],
-                        folder)
-            atelier.run(["launch", "--nproc_per_node", 1, "--", *words, folder / "one.png"], folder)
-            two, one = (atelier.read_pictures(sorted(folder.glob(f"{name}*.png"))) for name in ("two", "one"))
-            compare.assert_images("longcat, rows of two ranks", two, one, tolerance=0.01)
-
-    def test_the_line_in_the_readme_runs(self):
-        text = (atelier.REPOSITORY / "plugins/wan/README.md").read_text().split("## LongCat-Video")[1]
-        line = shlex.split(re.search(r"```sh\n(atelier.*?)```", text, re.S)[1].replace("\\\n", " "))[1:]
-        with self.clip(5) as (start, _), atelier.call_folder("readme") as folder:
-            there = {"models/LongCat-Video": atelier.paths_argument(self.paths), "start.mp4": start,
-                     "clip.mp4": "clip.png"}
-            atelier.run([there.get(word, word) for word in line] +
-                        ["--height", 16, "--width", 16, "--num_inference_steps", 1], folder)
-            self.assertEqual(173, len(list(folder.glob("clip*.png"))))
+        with self.clip(5) as (start, _):
+            wan_checks.assert_ranks_agree("longcat", self.paths, prompt=PROMPT, longcat_video=start, num_frames=13,
+                                          **self.size)
 
     def test_what_does_not_go_before_a_clip_is_refused(self):
         noise = self.noise(9)

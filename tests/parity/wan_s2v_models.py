@@ -16,12 +16,17 @@ MOTION, NEW, DROPPED = 73, 80, 3  # frames before a piece, frames of one, those 
 STATES, SOUND_WIDTH, TOKENS, RATE = 4, 48, 4, 16
 WIDTH, HEADS, LAYERS, HEARS = 32, 2, 3, (0, 2)
 AXES = (8, 4, 4)  # channels of a head for frames, rows and columns
-CONFIG = dict(_class_name="WanModel_S2V", model_type="s2v", dim=WIDTH, num_heads=HEADS, num_layers=LAYERS, ffn_dim=80,
-              freq_dim=64, in_dim=16, out_dim=16, text_len=512, eps=1e-6, audio_dim=SOUND_WIDTH, num_audio_token=TOKENS,
-              audio_inject_layers=list(HEARS), cond_dim=16, enable_adain=True, adain_mode="attn_norm",
-              zero_timestep=True, enable_motioner=False, enable_framepack=True, framepack_drop_mode="padd",
-              add_last_motion=True, zero_init=True, enable_tsm=False, motion_token_num=1024,
-              trainable_token_pos_emb=False)
+MLP, WAVES = 80, 64
+
+
+def config():
+    """What stands beside the published file."""
+    return dict(_class_name="WanModel_S2V", model_type="s2v", dim=WIDTH, num_heads=HEADS, num_layers=LAYERS, ffn_dim=MLP,
+                freq_dim=WAVES, in_dim=16, out_dim=16, text_len=512, eps=1e-6, audio_dim=SOUND_WIDTH,
+                num_audio_token=TOKENS, audio_inject_layers=list(HEARS), cond_dim=16, enable_adain=True,
+                adain_mode="attn_norm", zero_timestep=True, enable_motioner=False, enable_framepack=True,
+                framepack_drop_mode="padd", add_last_motion=True, zero_init=True, enable_tsm=False,
+                motion_token_num=1024, trainable_token_pos_emb=False)
 
 
 def rms(x, weight):
@@ -52,8 +57,8 @@ class Attention(nn.Module):
             return rows.unflatten(-1, (HEADS, -1)).transpose(-2, -3)
         q = turn(heads(rms(self.q(x), self.norm_q.weight)))
         k = turn(heads(rms(self.k(y), self.norm_k.weight)))
-        weights = (q @ k.mT / (WIDTH // HEADS) ** 0.5).softmax(-1)
-        return self.o((weights @ heads(self.v(y))).transpose(-2, -3).flatten(-2))
+        seen = functional.scaled_dot_product_attention(q, k, heads(self.v(y)))
+        return self.o(seen.transpose(-2, -3).flatten(-2))
 
 
 class Block(nn.Module):
@@ -63,7 +68,7 @@ class Block(nn.Module):
         self.modulation = nn.Parameter(torch.zeros(1, 6, WIDTH))
         self.self_attn, self.cross_attn = Attention(), Attention()
         self.norm3 = nn.LayerNorm(WIDTH, eps=1e-6)
-        self.ffn = nn.Sequential(nn.Linear(WIDTH, 80), nn.GELU("tanh"), nn.Linear(80, WIDTH))
+        self.ffn = nn.Sequential(nn.Linear(WIDTH, MLP), nn.GELU("tanh"), nn.Linear(MLP, WIDTH))
 
     def forward(self, x, levels, text, turn):
         """x: [N, D]; levels: [N, 6, D], of the noise level of each row."""
@@ -163,7 +168,7 @@ class SpeechDit(nn.Module):
         self.patch_embedding, self.cond_encoder = patches(1, 2, 2), patches(1, 2, 2)
         self.text_embedding = nn.Sequential(nn.Linear(wan_models.TEXT_WIDTH, WIDTH), nn.GELU("tanh"),
                                             nn.Linear(WIDTH, WIDTH))
-        self.time_embedding = nn.Sequential(nn.Linear(64, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH))
+        self.time_embedding = nn.Sequential(nn.Linear(WAVES, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH))
         self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(WIDTH, 6 * WIDTH))
         self.blocks = nn.ModuleList([Block() for _ in range(LAYERS)])
         self.head = nn.Module()
@@ -205,7 +210,7 @@ class SpeechDit(nn.Module):
             rows, kinds, turns = [*rows, before], [*kinds, 2], [*turns, of_before]
         end = len(x)
         x = torch.cat([values + self.trainable_cond_mask.weight[kind] for values, kind in zip(rows, kinds)])
-        rates = 10000.0 ** (-torch.arange(32, dtype=torch.float64) / 32)
+        rates = 10000.0 ** (-torch.arange(WAVES // 2, dtype=torch.float64) / (WAVES // 2))
         waves = (1000 * torch.stack([sigma, torch.zeros_like(sigma)]).double())[:, None] * rates
         time = self.time_embedding(torch.cat([waves.cos(), waves.sin()], 1).float())
         level = (torch.arange(len(x)) >= end).long()
@@ -239,7 +244,7 @@ def save(dit, folder):
     """Writes the denoiser as it is published, with its config."""
     from safetensors.torch import save_file
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(config()))
     save_file(tiny_models.contiguous(dit.state_dict()), folder / "diffusion_pytorch_model.safetensors")
     return folder
 

@@ -223,6 +223,14 @@ class ClipsTest(Clips):
     def test_a_clip_may_begin_with_the_image(self):
         self.check("wan, S2V, clips from the image on", 4, 1.0, num_frames=4, init_first_frame=True)
 
+    def test_ranks_that_share_the_rows_make_the_same_clip(self):
+        write_sound(self.dir / "shared.wav", a_sound(1.0))
+        Image.fromarray(wan_checks.picture(64, 64, 8)).save(self.dir / "shared.png")
+        wan_checks.assert_ranks_agree(
+            "wan, S2V", self.paths, prompt=PROMPT, height=64, width=64, num_frames=6, input_audio=self.dir / "shared.wav",
+            input_image=self.dir / "shared.png", s2v_pose_video=write_clip(self.dir / "poses", a_clip(6, 64)),
+            motion_video=write_clip(self.dir / "before", a_clip(75, 64)))
+
     def test_sounds_of_all_kinds_are_heard(self):
         def make(name, samples, rate, **flags):
             write_sound(self.dir / name, samples, rate)

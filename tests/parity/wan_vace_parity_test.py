@@ -214,7 +214,14 @@ class VaceClipsTest(Vace):
         base = self.make_pipeline(without_vace(self.vace), WanPipeline)
         got = self.ours()
         self.check("clips from nothing", got, self.expected(pipeline=base))
+        none = self.ours(vace_video=self.data / "clip", vace_scale="0,0,0")
+        self.assertEqual(0, wan_checks.difference(got, none), "hints that do not count change the clip")
         self.assertGreater(wan_checks.difference(got, self.ours(vace_video=self.data / "clip")), 1)
+
+    def test_ranks_that_share_the_rows_make_the_same_clip(self):
+        """27 rows of the clip and its picture, an odd number of them."""
+        wan_checks.assert_ranks_agree("wan, VACE", self.folder, prompt=PROMPT, height=48, width=48, num_frames=FRAMES,
+                                      vace_video=self.data / "clip", vace_reference_image=self.data / "0.png")
 
     def test_two_experts_have_a_vace_each(self):
         low = make_vace(seed=202)

@@ -103,6 +103,10 @@ class WanVapTest(wan_checks.FolderTest):
         alone = self.pipeline(image=Image.fromarray(self.first), latents=latents, output_type="np", **asked).frames[0]
         compare.assert_images("wan, video as prompt, without one", plain, wan_models.rounded(alone), 0.01)
 
+    def test_ranks_that_share_the_rows_make_the_same_clip(self):
+        wan_checks.assert_ranks_agree("wan, video as prompt", self.dir / "model", prompt=PROMPT, height=HEIGHT, width=WIDTH,
+                                      num_frames=FRAMES, input_image=self.dir / "first.png", vap_video=self.dir / "clip")
+
     def train(self, **flags):
         data = self.dir / "data"
         if not data.exists():
@@ -126,7 +130,8 @@ class WanVapTest(wan_checks.FolderTest):
         x = torch.cat([(1 - sigma) * clean + sigma * noise, encoded["given_clip"]])[None]
         velocity = vap.velocity(self.base, self.branch, x, 1000 * sigma,
                                 wan_models.pad_prompts(encoded["prompt_embeds"][None]), encoded["image_embeds"][None],
-                                {"vap_clip": torch.cat([encoded["vap_clip"], encoded["vap_known"]])[None], "vap_image_embeds": encoded["vap_image_embeds"][None],
+                                {"vap_clip": torch.cat([encoded["vap_clip"], encoded["vap_known"]])[None],
+                                 "vap_image_embeds": encoded["vap_image_embeds"][None],
                                  "vap_embeds": wan_models.pad_prompts(encoded["vap_embeds"][None])})
         return float(wan_train_parity_test.weights()[level]) * (velocity[0] - (noise - clean)).square().mean()
 
@@ -156,9 +161,28 @@ class WanVapTest(wan_checks.FolderTest):
             self.assertEqual({vap.published_name(name) for name in parameters}, set(load_file(run.weights(1))))
 
     def test_a_lora_is_the_denoisers(self):
-        with self.train(lora_base_model="dit", lora_target_modules="q,k,v,o,ffn.0,ffn.2", lora_rank=2) as run:
-            self.assertFalse([name for name in load_file(run.weights(1)) if "mot_ref" in name])
-            self.assertGreater(run.losses()[0], 0)
+        """It is read again beside the branch: the clip is that of a denoiser which it was added to."""
+        latents = wan_checks.noise(FRAMES, HEIGHT, WIDTH, seed=8)
+        asked = dict(prompt=PROMPT, negative_prompt=NEGATIVE, height=HEIGHT, width=WIDTH, num_frames=FRAMES,
+                     num_inference_steps=2, input_image=self.first, vap_video=self.dir / "clip", vap_prompt=OF_CLIP)
+        with self.train(lora_base_model="dit", lora_target_modules="q,k,v,o,ffn.0,ffn.2", lora_rank=2, learning_rate=0.1,
+                        max_train_steps=2, num_epochs=2) as run:
+            factors = load_file(run.weights(2))
+            got = wan_checks.generate(self.dir / "model", latents, lora=run.weights(2), **asked)
+        self.assertFalse([name for name in factors if "mot_ref" in name])
+        merged, _ = vap.make()
+        with torch.no_grad():
+            for name in factors:
+                if name.endswith(".lora_A.weight"):
+                    layer = name.removesuffix(".lora_A.weight")
+                    merged.get_parameter(layer.removeprefix("transformer.") + ".weight").add_(
+                        factors[layer + ".lora_B.weight"] @ factors[name])
+        vap.save(merged, self.branch, self.dir / "merged")
+        paths = [self.dir / "merged", *(self.dir / "model" / part for part in
+                                        ("text_encoder", "vae", "tokenizer", "image_encoder"))]
+        compare.assert_images("wan, video as prompt, with a LoRA", got, wan_checks.generate(paths, latents, flow_shift=3, **asked),
+                              0.01)
+        self.assertGreater(wan_checks.difference(got, wan_checks.generate(self.dir / "model", latents, **asked)), 0.5)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import unittest
 import wave
 
 import program
+import published_sizes
 from published_scripts import ScriptTest, write_published
 from tiny_run import write_png
 
@@ -160,6 +161,30 @@ def write_sound(path, seconds=12, rate=16000):
         file.writeframes(b"".join(struct.pack("<h", 8000 * (1 if i % 80 < 40 else -1)) for i in range(seconds * rate)))
 
 
+def cells(frames, height, width, leading=0):
+    """Of a clip's latents, behind `leading` frames of others."""
+    return [frames // 4 + 1 + leading, height // 8, width // 8]
+
+
+def write_cache(folder, stages, frames, height, width, rows=2):
+    """What encoding leaves of rows: a manifest, and tensors of these stages without values."""
+    items = []
+    for row in range(rows):
+        keys = {stage: f"{row:032x}" for stage in stages}
+        items.append({"place": f"row {row + 1}", "frames": frames, "height": height, "width": width, "values": {}, "files": [],
+                      "latents_shape": stages["latents"]["latents"], **keys})
+        for stage, key in keys.items():
+            published_sizes.write_holes(folder / stage / f"{key}.safetensors", stages[stage],
+                                        {"atelier.kind": stage, "atelier.content": key})
+    manifest = {"format": "atelier.cache", "version": 1, "complete": True, "family": "wan", "dataset": "", "options": {},
+                "files": {}, "cached": dict.fromkeys(stages, True), "items": items,
+                **{f"{stage}_encoders": {} for stage in stages}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+TEXT, SHOWN = [12, 4096], [257, 1280]
+
+
 def write_tokenizer(folder):
     """Letters and the space, in umT5's form."""
     folder.mkdir(parents=True)
@@ -297,14 +322,22 @@ class WanScripts(ScriptTest):
                           "--output_path", f"./{cache}", "--task", "sft:data_process", *common])
         self.assertEqual({"text_encoder", "image_encoder", "vae"}, {component["name"] for component in plan["components"]})
         layers = ",".join(f"dit.blocks.{i}.block.self_attn.{name}" for i in range(40) for name in "qkv")
+        size = dict(frames=81, height=640, width=352)
+        around = cells(**size, leading=1)
+        write_cache(self.root / cache / "cache", {
+            "text": {"prompt_embeds": TEXT}, "driving_text": {"driving_embeds": TEXT}, "driven_image": {"image_embeds": SHOWN},
+            "driving_frame": {"driving_image_embeds": SHOWN}, "latents": {"latents": [16, *around]},
+            "driving": {"driving_clip": [16, *cells(**size)], "given_clip": [20, *around]}}, **size)
         for form in ("bf16", "bf16_distillation"):
             file = f"wan_animate_2/wan_animate_2_{form}.safetensors"
             for trained in (["--trainable_models", layers],
                             ["--lora_base_model", "dit", "--lora_target_modules", "self_attn.q,self_attn.k,self_attn.v",
                              "--lora_rank", "32"]):
-                words = [*start, data, "--dataset_repeat", "100", "--model_id_with_origin_paths", f"Wan-AI/{model}:{file}",
+                words = [*start, cache, "--dataset_repeat", "100", "--model_id_with_origin_paths", f"Wan-AI/{model}:{file}",
                          "--output_path", "./trained", "--task", "sft:train", *trained, *common]
-                self.assertIn("--task sft:train", self.run_program(*words).stdout.replace("\\\n", " "))
+                plan = self.plan(words)
+                self.assertEqual(["dit"], [component["name"] for component in plan["components"]])
+                self.assertEqual(2 * 100 * 2, plan["phases"][-1]["passes"])
 
     def test_special_scripts(self):
         line = self.line("Wan2.1-I2V-14B-480P", is_lora=True)
@@ -314,6 +347,19 @@ class WanScripts(ScriptTest):
                       ["--task", "sft:data_process", "--offload_models", dit], ["--initialize_model_on_cpu"]):
             with self.subTest(words=words[:2]):
                 self.plan(line + words)
+        # Those that are split: encoders fill a cache, from which the denoiser learns.
+        cache, size = "models/train/split_cache", dict(frames=81, height=480, width=832)
+        latents = cells(**size)
+        write_cache(self.root / cache / "cache", {
+            "text": {"prompt_embeds": TEXT}, "first_image": {"image_embeds": SHOWN}, "latents": {"latents": [16, *latents]},
+            "given_clip": {"given_clip": [20, *latents]}}, **size)
+        for is_lora in (True, False):
+            line = self.line("Wan2.1-I2V-14B-480P", is_lora)
+            line[line.index("--model_id_with_origin_paths") + 1] = dit
+            at = line.index("--dataset_base_path")
+            line[at + 1:at + 4] = [cache]
+            plan = self.plan(line + ["--task", "sft:train"])
+            self.assertEqual(["dit"], [component["name"] for component in plan["components"]])
         name = "Wan2.1-T2V-1.3B"
         values = {"seed": 1, "rand_device": "cpu", "num_inference_steps": 4, "cfg_scale": 1}
         write_rows(self.data / name, 2, values)

@@ -52,7 +52,7 @@ class Form {
   placeOf(row) {
     if (row.name in PROMPTS) return "prompts";
     if (BASICS.includes(row.name) && !(row.name === "schedule" && this.table.schedules.length < 2)) return "basics";
-    if (row.required) return "inputs";
+    if (row.required || row.starts) return "inputs";
     if (row.kind === "file") return "advanced";
     const files = this.table.inputs.filter((other) => isFile(other) && !other.required);
     return isFile(row) && files.length <= MOST_FILES ? "inputs" : "advanced";
@@ -98,7 +98,9 @@ class Form {
   take(settings) {
     const missing = [];
     for (const [name, field] of this.fields) {
-      const value = settings[name] ?? undefined;
+      // Files tell the noise levels beside the steps that they follow from.
+      const follows = name === "sigmas" && settings.num_inference_steps !== undefined;
+      const value = follows ? undefined : settings[name] ?? undefined;
       if (isFile(field.row)) {
         if (value !== undefined && value !== "" && field.items.length === 0) missing.push(`${labelOf(field.row)}: choose it again`);
       } else if (value === undefined) field.clear();
@@ -113,9 +115,11 @@ class Form {
     return missing;
   }
 
-  // Fields that take files of this type: "image/png".
+  // Fields that take files of this type, "image/png": those in sight, or where none does the others.
   takers(type) {
-    return [...this.fields.values()].filter((field) => field instanceof FileField && field.takes(type));
+    const takers = [...this.fields.values()].filter((field) => field instanceof FileField && field.row.kind !== "file" && field.takes(type));
+    const near = takers.filter((field) => !byId("advanced").contains(field.root));
+    return near.length > 0 ? near : takers;
   }
 
   save() {

@@ -222,7 +222,7 @@ class CompatLine(FolderTest):
 
     def test_what_would_be_another_run_is_refused_and_the_rest_is_there(self):
         flags = self.paste(LORA.replace("launch", "launch --hostfile hosts").strip() +
-                           ' --quant_options "a:bitsandbytes_nf4" --framewise_decoding --customized_optimizer x.Lion', code=2)
+                           ' --quant_options "a:torchao_int4_w4a16" --framewise_decoding --customized_optimizer x.Lion', code=2)
         self.assertEqual("32", flags["--lora_rank"])
         self.told("--hostfile: hosts would make another run of it", "--quant_options", "--framewise_decoding",
                   "--customized_optimizer", "4 mistakes")

@@ -169,19 +169,130 @@ TEST_CASE("What is wrong with a file is said with file, place and reason", "[che
     expect_error(ErrorCode::kUnsupported, {"git-lfs", "[ST_GIT_LFS]"}, open);
   }
   SECTION("it is GGUF") {
-    write_bytes(path, std::string("GGUF\3\0\0\0", 8) + std::string(64, '\0'));
-    expect_error(ErrorCode::kUnsupported, {"GGUF", "[ST_GGUF]"}, open);
+    write_bytes(path, std::string("GGUF\1\0\0\0", 8) + std::string(64, '\0'));
+    expect_error(ErrorCode::kUnsupported, {"bad.safetensors:byte 4", "version 1", "[GGUF_VERSION]"},
+                 open);
+    write_bytes(path, std::string("GGUF\3\0\0\0\1\0\0", 11));
+    expect_error(ErrorCode::kDataLoss, {"bad.safetensors:byte", "[GGUF_CUT]"}, open);
   }
   SECTION("it is a pickle") {
     write_bytes(path, "\x80\x02}q\x00.");
     expect_error(ErrorCode::kUnsupported, {"pickle"}, open);
   }
-  SECTION("it is packed in four bits") {
+  SECTION("its codes of four bits say nothing of their shape") {
     write(path, {{"a.weight", at::zeros({8, 1}, at::kByte)},
                  {"a.weight.absmax", at::ones({2})},
                  {"a.weight.quant_map", at::ones({16})},
                  {"a.weight.quant_state.bitsandbytes__nf4", at::zeros({9}, at::kByte)}});
+    expect_error(ErrorCode::kDataLoss, {"bad.safetensors", "\"a.weight\"", "[PACKED_FORM]"}, open);
+  }
+  SECTION("its integers of 8 bits come with something else") {
+    write(path, {{"a.weight", at::zeros({8, 1}, at::kByte)},
+                 {"a.SCB", at::ones({8})},
+                 {"a.weight_format", at::zeros({1}, at::kByte)}});
     expect_error(ErrorCode::kUnsupported, {"[ST_PACKING]"}, open);
+  }
+}
+
+namespace {
+
+at::Tensor text(const std::string& content) {
+  return at::tensor(
+      at::ArrayRef<uint8_t>(reinterpret_cast<const uint8_t*>(content.data()), content.size()),
+      at::kByte);
+}
+
+// What bitsandbytes writes of a matrix of 4 x 64, with codes of zeros.
+NamedTensors four_bit_tensors(const std::string& state) {
+  return {{"a.weight", at::full({128, 1}, 0x77, at::kByte)},
+          {"a.weight.absmax", at::ones({4})},
+          {"a.weight.quant_map", at::ones({16})},
+          {"a.weight.quant_state.bitsandbytes__nf4", text(state)}};
+}
+
+}  // namespace
+
+TEST_CASE("Packed tensors have the shape that they stand for, and are read as values",
+          "[checkpoint]") {
+  Folder folder;
+  const std::string path = folder / "a.safetensors";
+  const auto open = [&] { return Checkpoint::open({path, {path}}); };
+  SECTION("nf4") {
+    const std::string state = R"({"quant_type": "nf4", "blocksize": 64, "shape": [4, 64]})";
+    write(path, four_bit_tensors(state));
+    const Checkpoint file = open();
+    CHECK(file.index().tensors().size() == 1);
+    CHECK(file.index().find("a.weight")->shape == std::vector<int64_t>{4, 64});
+    CHECK(file.packed("a.weight")->packing == memory::Packing::kNf4);
+    CHECK(file.bytes_of("a.weight") == 128 + 16);
+    CHECK(at::equal(file.read("a.weight", at::kFloat), at::zeros({4, 64})));
+    for (const char* wrong : {R"({"blocksize": 64, "shape": [4, 65]})", R"({"shape": [4, 64]})",
+                              R"({"blocksize": 0, "shape": [4, 64]})", "[]", "{",
+                              R"({"blocksize": 64, "shape": [-4, 64]})",
+                              R"({"blocksize": 64, "shape": [1099511627776, 1099511627776]})"}) {
+      INFO(wrong);
+      write(path, four_bit_tensors(wrong));
+      expect_error(ErrorCode::kDataLoss, {"\"a.weight\"", "[PACKED_FORM]"}, open);
+    }
+  }
+  SECTION("comfy_quant") {
+    const at::Tensor codes = at::arange(-64, 64, at::kChar).view({4, 32});
+    const auto with = [&](const std::string& description, const at::Tensor& scale) {
+      write(path, {{"a.weight", codes},
+                   {"a.weight_scale", scale},
+                   {"a.input_scale", at::ones({1})},
+                   {"a.comfy_quant", text(description)}});
+    };
+    with(R"({"format": "int8_tensorwise"})", at::full({1}, 0.5));
+    CHECK(open().index().tensors().size() == 1);
+    CHECK(at::equal(open().read("a.weight", at::kFloat), codes.to(at::kFloat) * 0.5));
+    const at::Tensor rows = at::tensor({1.0f, 2.0f, 3.0f, 4.0f}).view({4, 1});
+    with(R"({"format": "int8_tensorwise"})", rows);
+    CHECK(at::equal(open().read("a.weight", at::kFloat), codes.to(at::kFloat) * rows));
+    with(R"({"format": "int8_tensorwise"})", at::ones({3}));
+    expect_error(ErrorCode::kDataLoss, {"\"a.weight_scale\"", "[PACKED_FORM]"}, open);
+    with(R"({"format": "int8_tensorwise", "convrot": true})", rows);
+    expect_error(ErrorCode::kUnsupported, {"\"a.weight\"", "turned", "[PACKED_KIND]"}, open);
+    with(R"({"format": "int8_blockwise"})", rows);
+    expect_error(ErrorCode::kUnsupported, {"int8_blockwise", "[PACKED_KIND]"}, open);
+  }
+  SECTION("nvfp4 and mxfp8, whose scales stand in tiles") {
+    const at::Tensor scales = at::arange(1, 129, at::kFloat).view({32, 4}).div(64);
+    // [128, 4]: rows 0, 32, 64 and 96 stand side by side.
+    at::Tensor tiles = at::zeros({32, 4, 4});
+    tiles.select(1, 0).copy_(scales);
+    tiles.select(1, 1).copy_(scales * 2);
+    const at::Tensor of_rows = at::cat({scales, scales * 2});        // 64 rows
+    write(path, {{"a.weight", at::full({64, 32}, 0x2a, at::kByte)},  // 1 and -1
+                 {"a.weight_scale", tiles.view({128, 4}).to(at::kFloat8_e4m3fn)},
+                 {"a.weight_scale_2", at::full({}, 3.0)},
+                 {"a.comfy_quant", text(R"({"format": "nvfp4"})")}});
+    const at::Tensor value = open().read("a.weight", at::kFloat);
+    CHECK(value.sizes() == at::IntArrayRef{64, 64});
+    const at::Tensor expected = of_rows.to(at::kFloat8_e4m3fn).to(at::kFloat) * 3;
+    CHECK(at::equal(value.select(1, 16), expected.select(1, 1)));
+    CHECK(at::equal(value.select(1, 63), -expected.select(1, 3)));
+
+    const at::Tensor exponents = at::zeros({32, 4, 4}, at::kByte);
+    exponents.select(1, 1).fill_(129);
+    write(path, {{"a.weight", at::ones({64, 128}).to(at::kFloat8_e4m3fn)},
+                 {"a.weight_scale", exponents.view({128, 4})},
+                 {"a.comfy_quant", text(R"({"format": "mxfp8"})")}});
+    const at::Tensor eight = open().read("a.weight", at::kFloat);
+    CHECK(at::equal(eight.narrow(0, 32, 32), at::full({32, 128}, 4.0f)));
+    CHECK(eight[0][0].item<float>() == 0x1p-127f);
+  }
+  SECTION("float8_e4m3fn keeps its scales, and what is said in the metadata counts too") {
+    write(path,
+          {{"a.weight", at::ones({4, 32}).to(at::kFloat8_e4m3fn)},
+           {"a.weight_scale", at::full({1}, 0.5)}},
+          {{"_quantization_metadata",
+            R"({"format_version": "1.0", "layers": {"a": {"format": "float8_e4m3fn"}}})"}});
+    CHECK(open().has_scales("a.weight"));
+    CHECK(open().packed().empty());
+    write(path, {{"a.weight", at::ones({4, 32}).to(at::kFloat8_e4m3fn)}},
+          {{"_quantization_metadata", "no"}});
+    expect_error(ErrorCode::kDataLoss, {"_quantization_metadata", "[PACKED_FORM]"}, open);
   }
 }
 

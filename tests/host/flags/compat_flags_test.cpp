@@ -57,8 +57,8 @@ TEST_CASE("One row answers for several programs", "[compat_flags]") {
 
 TEST_CASE("Flags of DiffSynth-Studio are taken, noted and refused", "[compat_flags]") {
   CHECK(compat_spec("wandb_project").help == "no effect: there is no such log");
-  CHECK(compat_spec("quant_options").help ==
-        "refused: weights are kept in 8 bits by another flag; use --storage");
+  CHECK(compat_spec("customized_optimizer").help ==
+        "refused: optimizers are chosen by name; use --optimizer_type");
   report::Problems problems;
   const ParsedFlags flags =
       parse_flags(studio_command(),
@@ -74,10 +74,9 @@ TEST_CASE("Flags of DiffSynth-Studio are taken, noted and refused", "[compat_fla
 
 TEST_CASE("What would be missed is refused", "[compat_flags]") {
   report::Problems problems;
-  const std::vector<std::string> words = {"--quant_options", "fp8", "--customized_optimizer",
-                                          "lion_pytorch.Lion"};
+  const std::vector<std::string> words = {"--customized_optimizer", "lion_pytorch.Lion"};
   CHECK(note_compat_flags(parse_flags(studio_command(), words), problems).empty());
-  CHECK(problems.size() == 2);
+  CHECK(problems.size() == 1);
 }
 
 }  // namespace atelier::flags

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <array>
-#include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -35,11 +35,12 @@ class FakeModel final : public Model {
   std::vector<BlockRunner*> runners;        // of every call that gets one
   std::vector<std::string> denoisers_seen;  // of each denoise call
   std::optional<GivenLatents> known;
-  bool decodes_in_parts = false;            // a frame a call
-  int64_t frames_more = 0;                  // than there should be, or less
-  std::vector<at::Tensor> latents_seen;     // of each denoise call
-  std::vector<at::ScalarType> dtypes_seen;  // of these
-  int64_t calls_with_fast_sums = 0;         // that encode or denoise
+  bool decodes_in_parts = false;                             // a frame a call
+  int64_t frames_more = 0;                                   // than there should be, or less
+  std::vector<at::Tensor> latents_seen;                      // of each denoise call
+  std::vector<at::ScalarType> dtypes_seen;                   // of these
+  int64_t calls_with_fast_sums = 0;                          // that encode or denoise
+  std::function<void(const DenoiseInputs&)> before_denoise;  // may throw
 
   nn::Module& component(std::string_view) override { throw Error(ErrorCode::kNotFound, "none"); }
   std::vector<Block*> blocks(std::string_view) override { return {}; }
@@ -68,7 +69,9 @@ class FakeModel final : public Model {
   }
   at::Tensor denoise(const DenoiseInputs& in, BlockRunner& runner) override {
     runners.push_back(&runner);
-    TORCH_CHECK(levels.at(static_cast<size_t>(in.level.value())) == in.sigma_B[0].item<float>());
+    if (before_denoise) before_denoise(in);
+    if (in.level)
+      TORCH_CHECK(levels.at(static_cast<size_t>(*in.level)) == in.sigma_B[0].item<float>());
     calls_with_fast_sums += ops::FastSums::are_allowed();
     denoisers_seen.emplace_back(in.denoiser);
     latents_seen.push_back(in.x_BCTHW.clone());

@@ -1,5 +1,7 @@
 #include "host/generate/session.h"
 
+#include <filesystem>
+
 #include "host/files/safetensors_writer.h"
 #include "host/generate/fill_settings.h"
 #include "host/media/png.h"
@@ -246,6 +248,113 @@ TEST_CASE("A job that is stopped leaves no graphs, and the next one makes its ow
   session.run(settings, result);
   CHECK(read_bytes(settings.output) == expected);
   CHECK(graphs_made.live == 0);
+}
+
+TEST_CASE("Jobs that are added together write what each writes alone", "[session]") {
+  Studio studio;
+  const std::string file = studio.folder / "style.safetensors";
+  write_lora(file);
+  studio.order.leaves_out_metadata = true;
+  std::vector<Settings> all(3, studio.settings("a.png"));
+  all[1].prompt = "a harbour";
+  all[1].loras = {{"style", file, 1.0}};
+  all[2].seed = 8;
+  all[2].height = 32;
+  std::vector<std::string> expected;
+  for (const Settings& each : all) expected.push_back(studio.bytes(each));
+  Session session(*studio.model, *studio.loras, studio.order, {.keeps_all = true, .max_batch = 3},
+                  {}, studio.progress);
+  std::vector<JobResult> results(all.size());
+  std::vector<std::vector<std::string>> files(all.size());
+  int64_t steps = 0, previews = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    all[i].output = studio.folder / ("together_" + std::to_string(i) + ".png");
+    session.add(all[i],
+                {.on_step = [&](int64_t step, int64_t) { steps = std::max(steps, step); },
+                 .preview_every = 1,
+                 .on_preview =
+                     [&](int64_t, const at::Tensor& pixels) {
+                       CHECK(pixels.size(0) == 3);
+                       ++previews;
+                     },
+                 .on_file = [&files, i](const std::string& path) { files[i].push_back(path); },
+                 .on_done = [&results, i](const JobResult& done) { results[i] = done; }});
+  }
+  CHECK_FALSE(session.is_idle());
+  while (session.advance()) {
+  }
+  CHECK(session.is_idle());
+  CHECK(steps > 1);
+  CHECK(previews == 3 * steps);  // the autoencoder is there from the pictures before
+  for (size_t i = 0; i < all.size(); ++i) {
+    CHECK(results[i].error.empty());
+    CHECK(results[i].seed == all[i].seed);
+    CHECK(files[i] == std::vector<std::string>{all[i].output});
+    CHECK(results[i].output == files[i]);
+    CHECK(read_bytes(all[i].output) == expected[i]);
+  }
+}
+
+TEST_CASE("A job that fails or is cancelled leaves the others as they are", "[session]") {
+  Studio studio;
+  studio.order.leaves_out_metadata = true;
+  const Settings fine = studio.settings("fine.png");
+  const std::string expected = studio.bytes(fine);
+  std::filesystem::remove(fine.output);
+  Session session(*studio.model, *studio.loras, studio.order, {.keeps_all = true, .max_batch = 3},
+                  {}, studio.progress);
+  Settings wrong = studio.settings("wrong.png"), left = studio.settings("left.png");
+  wrong.loras = {{"none", studio.folder / "none.safetensors", 1.0}};
+  CHECK_THROWS_AS(session.add(wrong, {}), Error);  // its files are read when it is added
+  wrong.loras.clear();
+  std::optional<JobResult> failed, done;
+  const auto is_told = std::make_shared<bool>(false);
+  session.add(wrong,
+              {.on_step = [](int64_t,
+                             int64_t) { throw Error(ErrorCode::kEnvironment, "the disk is full"); },
+               .on_done = [&](const JobResult& result) { failed = result; }});
+  session.add(fine, {.on_done = [&](const JobResult& result) { done = result; }});
+  const uint64_t job =
+      session.add(left, {.on_done = [is_told](const JobResult&) { *is_told = true; }});
+  session.advance();
+  session.cancel(job);
+  while (session.advance()) {
+  }
+  REQUIRE(failed);
+  CHECK_THAT(failed->error, Catch::Contains("the disk is full"));
+  CHECK(failed->code == ErrorCode::kEnvironment);
+  REQUIRE(done);
+  CHECK(done->error.empty());
+  CHECK_FALSE(done->code);
+  CHECK(read_bytes(fine.output) == expected);
+  CHECK_FALSE(*is_told);
+  CHECK(is_told.use_count() == 1);  // nothing is held of the job
+  CHECK_FALSE(std::filesystem::exists(left.output));
+  CHECK_FALSE(std::filesystem::exists(wrong.output));
+}
+
+TEST_CASE("Weights that rest leave the device, and wake without their files", "[session]") {
+  Studio studio({{"dit", memory::Place::kHost}});
+  Settings settings = studio.settings("a.png");
+  studio.order.leaves_out_metadata = true;
+  Session session(*studio.model, *studio.loras, studio.order, {.keeps_all = true}, {},
+                  studio.progress);
+  JobResult result;
+  session.run(settings, result);
+  settings.prompt = "another prompt";
+  session.run(settings, result);
+  const std::string expected = read_bytes(settings.output);
+  const auto held = [&] { return studio.model->transfer()->stats().live_bytes; };
+  const int64_t before = held();
+  session.rest();
+  session.rest();
+  CHECK(held() < before);
+  for (const char* part : {"text_encoder", "vae"})
+    std::filesystem::remove_all(studio.folder / ("model/" + std::string(part)));
+  session.run(settings, result);
+  CHECK(read_bytes(settings.output) == expected);
+  settings.prompt = "a third prompt";
+  CHECK_NOTHROW(session.run(settings, result));
 }
 
 TEST_CASE("What is left open is what the model's folder says that it is for", "[session]") {

@@ -243,7 +243,7 @@ TEST_CASE("What would change the result is refused, with what to use", "[config]
   expect_wrong({"--customized_optimizer", "lion_pytorch.Lion", "--quant_options", "dit:nf4",
                 "--num_frames", "0"},
                {"3 mistakes", "--customized_optimizer: ", "use --optimizer_type",
-                "--quant_options: weights are kept in 8 bits by another flag; use --storage",
+                "--quant_options \"dit:nf4\": the method is not one of \"bitsandbytes_nf4\"",
                 "--num_frames: 0 is "});
 }
 

@@ -176,6 +176,25 @@ TEST_CASE("In lockstep the first run of a sample has a backward pass as well", "
   CHECK(requires_grad);
 }
 
+TEST_CASE("What is learnt in front of a masked clip counts", "[objective]") {
+  ObjectiveBench bench;
+  const uint64_t noise_seed = random::stream_seed(bench.config.seed, random::Stream::kNoise);
+  const uint64_t level_seed = random::stream_seed(bench.config.seed, random::Stream::kTimestep);
+  std::vector<StepSample> batch = {{toy_sample(1), 3}};
+  TrainSample& sample = batch[0].sample;
+  at::Tensor& latents = sample.cond["latents"];
+  latents = at::cat({at::randn_like(latents), latents}, 1);
+  const at::Tensor of_clip = at::rand({1, 1, 4, 4});
+  sample.mask = of_clip;
+  const Timestep level = bench.timesteps->draw(level_seed, 3, 7, 8);
+  const at::Tensor loss = bench.objective->flow_matching(batch, 7);
+  sample.mask = at::cat({at::ones_like(of_clip), of_clip}, 1);
+  const at::Tensor expected = bench.error(sample, {noise_seed, 3, 7}, level.sigma) * level.weight;
+  CHECK(at::allclose(loss, expected, 1e-5));
+  // A mask of as many frames as are learnt is not one of the clip.
+  CHECK_THROWS_AS(bench.objective->flow_matching(batch, 7), Error);
+}
+
 TEST_CASE("Latents that are given stay clean in a step, and do not count", "[objective]") {
   for (const bool is_noised : {false, true}) {
     ObjectiveBench bench;

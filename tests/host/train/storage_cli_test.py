@@ -1,4 +1,4 @@
-"""Trains and generates on weights that are stored in 8 bits, as a user would."""
+"""Trains and generates on weights that are stored in 8 and 4 bits, as a user would."""
 
 import json
 import shutil
@@ -12,6 +12,7 @@ import program
 from tiny_run import TARGETS, TinyRuns, losses, state_of, tensors, write_discs
 
 KINDS = ("fp8", "int8")
+FOUR_BIT = ("nf4", "fp4")
 
 
 def write_scaled_fp8(source, folder, prefix):
@@ -67,8 +68,8 @@ class StorageTest(TinyRuns):
                      validation_steps=30, max_train_steps=60, dataset_repeat=20, dtype="bfloat16", learning_rate=6e-3)
         plain = self.validation(self.train("plain", **flags))
         self.assertLess(plain[-1], 0.8 * plain[0])
-        for kind in KINDS:
-            for compute in ("plain", "w8a8"):
+        for kind in (*KINDS, *FOUR_BIT):
+            for compute in ("plain", "w8a8") if kind in KINDS else ("plain",):
                 stored = self.validation(self.train(f"{kind}_{compute}", storage=f"dit={kind}",
                                                     compute=f"dit={compute}", **flags))
                 print(f"validation loss: plain {plain[-1]:.4f}, {kind} {compute} {stored[-1]:.4f}")
@@ -76,7 +77,7 @@ class StorageTest(TinyRuns):
                 self.assertLess(abs(stored[-1] / plain[-1] - 1), 0.02)
 
     def test_a_resumed_run_has_the_bits_of_a_straight_one(self):
-        for kind in KINDS:
+        for kind in (*KINDS, "nf4"):
             compute = "w8a8" if kind == "int8" else "plain"
             flags = dict(storage=f"dit={kind}", compute=f"dit={compute}", save_steps=4,
                          lora_dropout=0.1)
@@ -140,7 +141,7 @@ class StorageTest(TinyRuns):
 
     def test_a_lora_works_on_stored_weights(self):
         lora = self.train("lora", max_train_steps=8, save_steps=8) / "step-8.safetensors"
-        for kind in KINDS:
+        for kind in (*KINDS, "nf4"):
             storage = dict(storage=f"dit={kind}")
             base, _ = self.picture("base", **storage)
             off, _ = self.picture("off", lora=f"{lora}:0", **storage)

@@ -121,6 +121,7 @@ struct TrainToy {
 inline samples::TrainSample toy_sample(int seed, at::ScalarType dtype = at::kFloat) {
   at::manual_seed(seed);
   samples::TrainSample sample;
+  sample.target = {.frames = 1};
   sample.cond["prompt_embeds"] = at::randn({5, kToyWidth}).to(dtype);
   sample.cond["latents"] = at::randn({kToyChannels, 1, 4, 4}).to(dtype);
   return sample;

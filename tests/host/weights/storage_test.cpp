@@ -4,6 +4,9 @@
 #include "host/lora/lora_file.h"
 #include "host/model/model_loader.h"
 #include "host/weights/published_tensors.h"
+#include "host/weights/weight_loading.h"
+#include "memory/four_bit.h"
+#include "memory/packed.h"
 #include "memory/quantized_store.h"
 #include "support/files.h"
 #include "support/toy_family.h"
@@ -215,6 +218,129 @@ TEST_CASE("An entry is stored as FP8 by its name, and a name that is no entry is
   expect_error(ErrorCode::kNotFound, {"--storage", "\"ditt\"", "did you mean dit?"}, [&] {
     load_dit(file, {{"ditt", Storage::kFp8}});
   });
+}
+
+namespace {
+
+// Every block weight as ComfyUI's int8, with a scale a row.
+NamedTensors packed_int8(const NamedTensors& plain) {
+  NamedTensors out;
+  const std::string text = R"({"format": "int8_tensorwise"})";
+  for (const auto& [name, value] : plain) {
+    out[name] = value;
+    if (!name.starts_with("blocks.") || value.dim() != 2) continue;
+    const at::Tensor scale = value.to(at::kFloat).abs().amax(1, /*keepdim=*/true) / 127;
+    out[name] = (value.to(at::kFloat) / scale).round().to(at::kChar);
+    const std::string layer = name.substr(0, name.size() - std::string("weight").size());
+    out[layer + "weight_scale"] = scale;
+    out[layer + "comfy_quant"] = at::tensor(
+        at::ArrayRef<uint8_t>(reinterpret_cast<const uint8_t*>(text.data()), text.size()));
+  }
+  return out;
+}
+
+const memory::PackedStore* packed_store_of(LoadedModel& model, std::string_view path) {
+  const WeightPtr weight = model.model().component("dit").find_weight(path);
+  return dynamic_cast<const memory::PackedStore*>(weight->state().store().get());
+}
+
+}  // namespace
+
+TEST_CASE("Linear layers of blocks are stored in 4 bits as bitsandbytes does", "[storage]") {
+  Folder folder;
+  const std::string file = folder / "dit.safetensors";
+  write_safetensors(file, dit_tensors());
+  const auto plain = load_dit(file, {});
+  for (const auto& [storage, packing] : std::map<Storage, memory::Packing>{
+           {Storage::kNf4, memory::Packing::kNf4}, {Storage::kFp4, memory::Packing::kFp4}}) {
+    const auto model = load_dit(file, {{"dit", storage}});
+    CHECK(packed_store_of(*model, "embed.weight") == nullptr);
+    for (const char* path : {"blocks.0.q.weight", "blocks.1.up.weight", "blocks.1.down.weight"}) {
+      const memory::PackedStore* store = packed_store_of(*model, path);
+      REQUIRE(store != nullptr);
+      CHECK(store->value().packing == packing);
+      const at::Tensor value = plain->model().component("dit").find_weight(path)->draw();
+      CHECK(at::equal(store->draw(),
+                      memory::unpack(memory::quantize_4bit(value, packing), at::kBFloat16)));
+    }
+  }
+}
+
+TEST_CASE("What is published as codes stays so unless the user says otherwise", "[storage]") {
+  Folder folder;
+  const std::string file = folder / "dit.safetensors";
+  write_safetensors(file, packed_int8(dit_tensors()));
+  const auto packed = load_dit(file, {});
+  CHECK(packed->storage("dit") == Storage::kPublished);
+  int64_t kept = 0;  // cut and joined tensors as well
+  for (const Weight* weight : storable_weights(packed->model(), "dit")) {
+    kept += dynamic_cast<const memory::PackedStore*>(weight->state().store().get()) != nullptr;
+  }
+  CHECK(kept == std::ssize(storable_weights(packed->model(), "dit")));
+  const auto values = drawn(*packed);
+  for (const Storage storage : {Storage::kPlain, Storage::kBf16}) {
+    const auto plain = load_dit(file, {{"dit", storage}});
+    CHECK(plain->storage("dit") == Storage::kPlain);
+    CHECK(packed_store_of(*plain, "blocks.0.q.weight") == nullptr);
+    check_same(drawn(*plain), values);
+  }
+  CHECK(packed_store_of(*load_dit(file, {{"dit", Storage::kNf4}}), "blocks.0.q.weight")
+            ->value()
+            .packing == memory::Packing::kNf4);
+  CHECK(store_of(*load_dit(file, {{"dit", Storage::kFp8}}), "blocks.0.q.weight") != nullptr);
+}
+
+TEST_CASE("Bytes that a weight rests in are those of its parts", "[storage]") {
+  Folder folder;
+  const std::string files[] = {folder / "plain.safetensors", folder / "int8.safetensors"};
+  write_safetensors(files[0], dit_tensors());
+  write_safetensors(files[1], packed_int8(dit_tensors()));
+  for (const std::string& file : files) {
+    for (const Storage storage : {Storage::kPlain, Storage::kFp8, Storage::kInt8, Storage::kNf4,
+                                  Storage::kFp4, Storage::kPublished}) {
+      const auto model = load_dit(file, {{"dit", storage}});
+      for (const BoundWeight& bound : model->binding("dit").weights) {
+        INFO(bound.path << " as " << storage_name(storage));
+        std::vector<int64_t> bytes;
+        for (const at::Tensor& part : bound.weight->state().store()->parts())
+          bytes.push_back(static_cast<int64_t>(part.nbytes()));
+        CHECK(bytes == resting_bytes(bound, model->find_part("dit")->checkpoint, at::kBFloat16,
+                                     model->weight_storage("dit")));
+      }
+    }
+  }
+}
+
+TEST_CASE("A quant option says how an entry is stored, and what of it is not", "[storage]") {
+  Folder folder;
+  const std::string file = folder / "dit.safetensors";
+  write_safetensors(file, dit_tensors());
+  const auto load = [&](const std::string& options, StorageByComponent storage = {}) {
+    auto model = open({.model_paths = file,
+                       .dtype = "bfloat16",
+                       .components = {"dit"},
+                       .storage = std::move(storage),
+                       .quant_options = parse_quant_options(options)});
+    model->load_component("dit");
+    return model;
+  };
+  const auto whole = load(file + ":bitsandbytes_nf4");
+  CHECK(whole->storage("dit") == Storage::kNf4);
+  CHECK(packed_store_of(*whole, "blocks.0.down.weight") != nullptr);
+  const auto part = load(file + ":bitsandbytes_nf4/down,blocks.1.gate;");
+  CHECK(packed_store_of(*part, "blocks.0.up.weight") != nullptr);
+  CHECK(packed_store_of(*part, "blocks.1.up.weight") == nullptr);
+  CHECK(packed_store_of(*part, "blocks.0.down.weight") == nullptr);
+  const auto over = load(file + ":bitsandbytes_nf4/down", {{"dit", Storage::kFp4}});
+  CHECK(over->storage("dit") == Storage::kFp4);
+  CHECK(packed_store_of(*over, "blocks.0.down.weight") != nullptr);
+  CHECK(load(file + ":torchao_int8_w8a16")->storage("dit") == Storage::kInt8);
+  expect_error(ErrorCode::kNotFound, {"--quant_options", "is no entry"},
+               [&] { load("x.safetensors:bitsandbytes_nf4"); });
+  expect_error(ErrorCode::kUnsupported, {"--quant_options", "torchao_mxfp4", "bitsandbytes_nf4"},
+               [] { parse_quant_options("a:torchao_mxfp4"); });
+  expect_error(ErrorCode::kInvalidArgument, {"--quant_options", "no entry and method"},
+               [] { parse_quant_options("bitsandbytes_nf4"); });
 }
 
 TEST_CASE("8-bit weights are multiplied as codes where that is asked", "[storage]") {

@@ -1,0 +1,177 @@
+#include "memory/packed.h"
+
+#include "atelier/ops/linear.h"
+
+#include "memory/four_bit.h"
+#include "memory/packed_loops.h"
+#include "support/tensors.h"
+
+using namespace atelier;
+using memory::Packed;
+using memory::PackedLoops;
+using memory::PackedStore;
+using memory::Packing;
+using test::error_of;
+using test::mentions;
+using test::same_bits;
+using test::seeded;
+
+namespace {
+
+constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
+
+at::Tensor random_bytes(at::IntArrayRef sizes, uint64_t seed) {
+  at::Generator generator = at::detail::createCPUGenerator(seed);
+  return at::randint(0, 256, sizes, generator, at::TensorOptions(at::kByte));
+}
+
+// A matrix of every packing of GGUF, with any codes and finite scales.
+Packed gguf_matrix(Packing packing, int64_t rows, int64_t columns) {
+  const memory::BlockSize block = memory::block_size(packing);
+  at::Tensor blocks = random_bytes({rows * columns / block.values, block.bytes}, 3);
+  // Where float16 numbers may stand, their exponents are small.
+  for (const int64_t at : {int64_t{1}, int64_t{3}, block.bytes - 3, block.bytes - 1}) {
+    at::Tensor high = blocks.select(1, at);
+    high.bitwise_and_(0xbf);
+  }
+  return {packing, {rows, columns}, {blocks.view({rows, -1})}};
+}
+
+std::vector<Packed> matrices(int64_t rows, int64_t columns) {
+  std::vector<Packed> all;
+  for (int i = 0; i <= static_cast<int>(Packing::kQ6_K); ++i)
+    all.push_back(gguf_matrix(static_cast<Packing>(i), rows, columns));
+  for (const Packing packing : {Packing::kNf4, Packing::kFp4})
+    all.push_back(memory::quantize_4bit(seeded({rows, columns}), packing));
+  all.push_back({Packing::kInt8,
+                 {rows, columns},
+                 {random_bytes({rows, columns}, 4).view(at::kChar), seeded({rows}).abs()}});
+  all.push_back({Packing::kNvfp4,
+                 {rows, columns},
+                 {random_bytes({rows, columns / 2}, 5),
+                  seeded({rows, columns / 16}).abs().to(at::kFloat8_e4m3fn), at::full({1}, 0.01f)},
+                 16});
+  all.push_back({Packing::kMxfp8,
+                 {rows, columns},
+                 {seeded({rows, columns}).to(at::kFloat8_e4m3fn),
+                  random_bytes({rows, columns / 32}, 6).bitwise_and(15).add_(115)},
+                 32});
+  return all;
+}
+
+bool same_values(const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
+         at::equal(a.isnan(), b.isnan()) && at::equal(a.nan_to_num(0), b.nan_to_num(0));
+}
+
+}  // namespace
+
+TEST_CASE("The loops of the CPU give what LibTorch's operators give, to the bit", "[packed]") {
+  for (const Packed& matrix : matrices(6, 512)) {
+    for (const at::ScalarType dtype : kDtypes) {
+      INFO(memory::packing_name(matrix.packing) << " as " << c10::toString(dtype));
+      const at::Tensor value = memory::unpack(matrix, dtype);
+      CHECK(value.sizes() == at::IntArrayRef{6, 512});
+      CHECK(value.isnan().logical_not().any().item<bool>());
+      CHECK(same_values(value, memory::unpack_composed(matrix, dtype)));
+    }
+  }
+}
+
+TEST_CASE("Loops of every instruction set that this machine has give the same", "[packed]") {
+  const Packed matrix = memory::quantize_4bit(seeded({4, 256}), Packing::kNf4);
+  const Packed plain = memory::rows_of(matrix, 0, 4);
+  std::vector<const PackedLoops*> sets = {PackedLoops::baseline};
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    sets.push_back(PackedLoops::avx2);
+  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+    sets.push_back(PackedLoops::avx512);
+#endif
+  for (size_t element = 0; element < std::size(kDtypes); ++element) {
+    at::Tensor expected = memory::unpack_composed(matrix, kDtypes[element]);
+    for (const PackedLoops* set : sets) {
+      at::Tensor out = at::empty_like(expected);
+      set[element].four_bit(
+          plain.parts[0].const_data_ptr<uint8_t>(), plain.parts[1].const_data_ptr<float>(),
+          plain.parts[2].const_data_ptr<float>(), 64, out.numel(), out.mutable_data_ptr());
+      CHECK(same_bits({out}, {expected}));
+    }
+    for (int i = 0; i <= static_cast<int>(Packing::kQ6_K); ++i) {
+      const Packed blocks = gguf_matrix(static_cast<Packing>(i), 3, 256);
+      expected = memory::unpack_composed(blocks, kDtypes[element]);
+      for (const PackedLoops* set : sets) {
+        at::Tensor out = at::empty_like(expected);
+        set[element].blocks[i](blocks.parts[0].const_data_ptr<uint8_t>(),
+                               out.numel() / memory::block_size(blocks.packing).values,
+                               out.mutable_data_ptr());
+        INFO(memory::packing_name(blocks.packing));
+        CHECK(same_values(out, expected));
+      }
+    }
+  }
+}
+
+TEST_CASE("Rows of codes can be cut and joined", "[packed]") {
+  for (const Packed& matrix : matrices(6, 512)) {
+    INFO(memory::packing_name(matrix.packing));
+    const at::Tensor whole = memory::unpack(matrix, at::kFloat);
+    REQUIRE(memory::can_be_cut(matrix) == (matrix.packing != Packing::kNvfp4));
+    if (!memory::can_be_cut(matrix)) continue;
+    const std::vector<Packed> pieces = {memory::rows_of(matrix, 4, 2),
+                                        memory::rows_of(matrix, 0, 3)};
+    CHECK(same_values(memory::unpack(pieces[0], at::kFloat), whole.narrow(0, 4, 2)));
+    const Packed joined = memory::joined_rows(pieces);
+    CHECK(joined.shape == std::vector<int64_t>{5, 512});
+    CHECK(same_values(memory::unpack(joined, at::kFloat),
+                      at::cat({whole.narrow(0, 4, 2), whole.narrow(0, 0, 3)})));
+  }
+  CHECK_FALSE(memory::can_be_cut(memory::quantize_4bit(seeded({4, 48}), Packing::kNf4)));
+}
+
+TEST_CASE("Four bits keep a value to a part of the largest of its block", "[packed]") {
+  const at::Tensor weight = seeded({64, 256}) * at::pow(10.0, at::linspace(-3, 2, 64)).unsqueeze(1);
+  for (const Packing packing : {Packing::kNf4, Packing::kFp4}) {
+    const Packed packed = memory::quantize_4bit(weight, packing);
+    CHECK(packed.bytes() < weight.numel() * 0.52 + 2500);
+    const at::Tensor far = (memory::unpack(packed, at::kFloat) - weight).abs().view({-1, 64});
+    const at::Tensor largest = weight.abs().view({-1, 64}).amax(1, true);
+    const at::Tensor off = largest.view({-1}).max() * 0.008;  // of scales that are codes
+    CHECK((far <= largest * 0.17 + off).all().item<bool>());
+    const Packed outline = memory::outline_4bit(weight.sizes(), packing);
+    REQUIRE(outline.parts.size() == packed.parts.size());
+    for (size_t i = 0; i < packed.parts.size(); ++i) {
+      CHECK(outline.parts[i].sizes() == packed.parts[i].sizes());
+      CHECK(outline.parts[i].scalar_type() == packed.parts[i].scalar_type());
+    }
+  }
+}
+
+TEST_CASE("What is not finite is not stored in four bits", "[packed]") {
+  at::Tensor weight = seeded({4, 64});
+  weight[2][3] = INFINITY;
+  const Error error = error_of([&] { memory::quantize_4bit(weight, Packing::kNf4); });
+  CHECK(mentions(error, "not finite"));
+  CHECK(mentions(error, "4 bits"));
+}
+
+TEST_CASE("A layer over codes multiplies by their values, and passes gradients on", "[packed]") {
+  for (const Packed& matrix : matrices(6, 512)) {
+    INFO(memory::packing_name(matrix.packing));
+    const at::Tensor value = memory::unpack(matrix, at::kFloat).nan_to_num(0);
+    if (!same_values(value, memory::unpack(matrix, at::kFloat))) continue;
+    auto weight = std::make_shared<Weight>("weight", value.sizes().vec());
+    weight->state().set_store(std::make_shared<PackedStore>(matrix, at::kFloat));
+    const at::Tensor x = test::trained(seeded({3, 512}, 9));
+    const at::Tensor y = ops::linear(x, weight, nullptr, {});
+    const at::Tensor plain = at::mm(x, value.t());
+    CHECK(test::error(y, plain) < 1e-6);
+    CHECK(test::error(test::gradients({y}, {x}), test::gradients({plain}, {x})) < 1e-6);
+    const auto store = weight->state().store();
+    std::vector<at::Tensor> copies;
+    for (const at::Tensor& part : store->parts()) copies.push_back(part.clone());
+    CHECK(same_bits({store->over(copies)->draw()}, {value}));
+    CHECK(same_bits({weight->draw_rows(at::tensor({4, 1}))},
+                    {value.index_select(0, at::tensor({4, 1}))}));
+  }
+}
