@@ -45,6 +45,8 @@ LEFT_OUT = {
     "kubectl ": "the same",
     "cmake ": "tests/plugin_template_test.py installs the SDK, and begins, builds and tests a plugin",
     "~/atelier/bin/atelier ": "the same",
+    "atelier generate --plugin qwen_image --model_paths '[\"models/Qwen-Image\", \"qwen-image-Q4_K_M.gguf\"]'":
+        "tests/host/train/packed_cli_test.py makes pictures of GGUF files",
     "atelier plugin test my_family ": "the same, and tests/host/cli/reference_test.py compares numbers",
 }
 

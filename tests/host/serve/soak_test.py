@@ -16,12 +16,12 @@ import serving
 from tiny_run import pixels
 
 SHAPES = program.REPOSITORY / "examples/shapes"
-REQUESTS = int(sys.argv.pop(1)) if len(sys.argv) > 1 and sys.argv[1].isdigit() else 40
+REQUESTS = int(sys.argv.pop(1)) if len(sys.argv) > 1 and sys.argv[1].isdigit() else 160
 CLIENTS = 4  # whose jobs are there at once
 SIZES = [(64, 64), (96, 64), (64, 96), (128, 128)]
 PROMPTS = ["a red circle on a white ground", "a blue star on a green ground", "a yellow square on a black ground"]
 STRENGTHS = [None, 0.25, 0.5, 1.0]
-MOST_GROWTH = 32 << 20  # bytes, from the first quarter to the end
+MOST_GROWTH = 32 << 20  # bytes, from the half, when all sizes and LoRAs have been made together, to the end
 
 
 def resident_bytes(process):
@@ -54,7 +54,7 @@ class Soak(unittest.TestCase):
                     server.status("POST", f"/v1/jobs/{waiting.pop(draw.randrange(len(waiting)))[2]}/cancel")
                 if len(waiting) >= CLIENTS:
                     self.take(server, waiting.pop(0), folder, made)
-                if number == REQUESTS // 4:
+                if number == REQUESTS // 2:
                     grown_from = resident_bytes(server.process.pid)
             while waiting:
                 self.take(server, waiting.pop(0), folder, made)
