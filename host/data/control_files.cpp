@@ -189,6 +189,9 @@ const InputSpec& control_input(std::span<const InputSpec> inputs,
                 "this family is trained with no images beside the ones to learn", "leave it out");
   const std::vector<const InputSpec*>& from = named.empty() ? all : named;
   if (from.size() == 1) return *from.front();
+  // Where one is needed, files that nobody named are its.
+  if (named.empty() && std::ranges::count(all, true, &InputSpec::required) == 1)
+    return **std::ranges::find(all, true, &InputSpec::required);
   std::vector<std::string> names;
   for (const InputSpec* input : from) names.emplace_back(input->name);
   throw Error(ErrorCode::kInvalidArgument,

@@ -15,8 +15,8 @@
 namespace atelier::data {
 
 // The input that takes such files: the one of `extra_inputs` that takes images or clips, else the
-// only one that the family is trained with. Throws Error where there is none, or more than one to
-// choose from.
+// only one that the family is trained with, or of several the only one that it needs. Throws Error
+// where there is none, or more than one to choose from.
 const InputSpec& control_input(std::span<const InputSpec> inputs,
                                const std::vector<std::string>& extra_inputs);
 

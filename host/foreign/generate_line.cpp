@@ -193,15 +193,20 @@ class GenerateLine final : public LineWords {
                               : "latents are not written");
   }
 
-  // The family's input of pictures, of which there may be several, where it is shown no others.
+  // The family's input of pictures, of which there may be several: the one that it needs, or the
+  // only one that it is shown.
   void take_pictures(const Given& flag) {
-    const auto inputs = family_ == nullptr ? std::span<const InputSpec>() : family_->inputs();
-    const auto is_shown = [](const InputSpec& spec) {
-      return spec.kind == InputKind::kImage && spec.role == InputRole::kCondition;
-    };
-    const auto input = std::ranges::find_if(inputs, is_shown);
-    if (std::ranges::count_if(inputs, is_shown) != 1 || input->max_count == 1)
+    std::vector<const InputSpec*> shown, needed;
+    for (const InputSpec& spec :
+         family_ == nullptr ? std::span<const InputSpec>() : family_->inputs()) {
+      if (spec.kind != InputKind::kImage || spec.role != InputRole::kCondition) continue;
+      shown.push_back(&spec);
+      if (spec.required) needed.push_back(&spec);
+    }
+    const std::vector<const InputSpec*>& from = needed.empty() ? shown : needed;
+    if (from.size() != 1 || from.front()->max_count == 1)
       return lose(flag.shown, "the family has no input of pictures");
+    const InputSpec* const input = from.front();
     const std::string name(input->name);
     for (const std::string& value : flag.values) flags_.emplace_back(name, value);
     note(flag.shown + " is --" + name + " here");

@@ -207,7 +207,8 @@ void read_pattern(const Fields& fields, const std::string& path, Step& step) {
 }
 
 CharsMap read_chars_map(const Fields& fields) {
-  const auto bytes = decode_base64(fields.string("precompiled_charsmap"));
+  const std::string text = fields.string("precompiled_charsmap");
+  const auto bytes = text.size() % 4 == 0 ? decode_base64(text) : std::nullopt;
   if (!bytes) throw ParseError("TOK_FORM", "normalizer.precompiled_charsmap is not base64");
   return CharsMap(*bytes);
 }
