@@ -66,7 +66,8 @@ struct Packed {
 // float32, with a rounding behind each operation, and rounded once. They are those of gguf-py, of
 // bitsandbytes and of ComfyUI's kernels for float32, to the bit.
 at::Tensor unpack(const Packed& packed, at::ScalarType dtype);
-// Unpacks by operators of LibTorch, to the same bits, as on devices that have no loops of their own for it.
+// Unpacks by operators of LibTorch, to the same bits, as on devices that have no loops of their own
+// for it.
 at::Tensor unpack_composed(const Packed& packed, at::ScalarType dtype);
 
 // Whether rows stand by themselves: they are whole blocks, and no scale is of all.

@@ -45,6 +45,8 @@ LEFT_OUT = {
     "kubectl ": "the same",
     "cmake ": "tests/plugin_template_test.py installs the SDK, and begins, builds and tests a plugin",
     "~/atelier/bin/atelier ": "the same",
+    "atelier generate --plugin qwen_image --model_paths '[\"models/Qwen-Image\", \"qwen-image-Q4_K_M.gguf\"]'":
+        "tests/host/train/packed_cli_test.py makes pictures of GGUF files",
     "atelier plugin test my_family ": "the same, and tests/host/cli/reference_test.py compares numbers",
 }
 
@@ -224,7 +226,7 @@ rm -r first
         folder = self.folder.parent / page.replace("/", "_")
         shutil.copytree(self.folder, folder, symlinks=True)
         # A server that a page starts in the background ends with the page.
-        traps = "trap 'echo \"failed: $BASH_COMMAND\"' ERR\ntrap 'kill $(jobs -p) 2>/dev/null' EXIT\n"
+        traps = "trap 'echo \"failed: $BASH_COMMAND\"' ERR\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n"
         script = re.sub(r"\b786[01]\b", lambda port: str(self.ports[port[0]]), script)
         self.run_script(folder, traps + "set -euo pipefail\n" + script)
 

@@ -101,7 +101,7 @@ class AtelierServe:
             },
             "optional": {
                 "images": ("IMAGE",),
-                "images_input": ("STRING", {"default": "", "tooltip": "which input takes the images; empty: the first"}),
+                "images_input": ("STRING", {"default": "", "tooltip": "which input takes the images; empty: the usual one"}),
             },
         }
 
@@ -124,7 +124,9 @@ class AtelierServe:
 
     def image_input(self, table, name):
         rows = {row["name"]: row for row in table["inputs"] if row["kind"] == "image"}
-        row = rows.get(name) if name else next(iter(rows.values()), None)
+        # What has to be given comes first, then what the picture begins from.
+        usual = sorted(rows.values(), key=lambda row: (not row["required"], not row.get("starts", False)))
+        row = rows.get(name) if name else next(iter(usual), None)
         if row is None:
             raise RuntimeError(f"images_input: {table['model']} takes images as {', '.join(rows) or 'no input'}")
         return row

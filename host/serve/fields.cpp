@@ -313,8 +313,9 @@ PictureInputs picture_inputs(const ModelFacts& model, bool has_mask) {
     if (first == nullptr) first = &row;
   }
   if (has_mask) return inputs;
-  if (inputs.shown == nullptr) inputs.shown = list;
-  if (inputs.shown == nullptr && inputs.start == nullptr) inputs.shown = first;
+  // What a model can be shown besides is for those who name it: it may be a control's.
+  if (inputs.shown == nullptr && inputs.start == nullptr)
+    inputs.shown = list != nullptr ? list : first;
   if (inputs.shown != nullptr) inputs.start = nullptr;
   return inputs;
 }

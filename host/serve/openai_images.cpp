@@ -200,7 +200,6 @@ std::string completed_event(const ImagesRequest& request, const JobView& view, c
   json event = event_of(request, "completed", view, model);
   event["b64_json"] = formats::encode_base64(bytes_of(file));
   event["output_format"] = request.output_format;
-  event["seed"] = file.seed;
   event["usage"] = usage();
   return sent(event);
 }

@@ -193,7 +193,7 @@ std::string infotext_of(const JobFile& file) {
 json info_of(const SdRequest& request, const JobView& view, const ModelFacts& model) {
   json seeds = json::array(), infotexts = json::array();
   for (const JobFile& file : view.files) {
-    seeds.push_back(file.seed);
+    if (view.state == JobState::kDone) seeds.push_back(file.seed);  // else not known yet
     infotexts.push_back(infotext_of(file));
   }
   const auto setting = [&](const char* name) {

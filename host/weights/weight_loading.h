@@ -34,8 +34,8 @@ struct Landing {
 // everything else is read into the host's memory. What does not stay as it is read (8 bits, scales)
 // comes in groups, so that beside the weights little memory is used on either side.
 // Scales and codes of the checkpoint are applied. Weights of `resting` are stored in 8 or 4 bits
-// and drawn in `dtype`. Throws Error{kNumerics} when one of these holds a value that is not finite, and
-// Error{kInternal} for a `device` that is not the CPU without a `landing.transfer`.
+// and drawn in `dtype`. Throws Error{kNumerics} when one of these holds a value that is not finite,
+// and Error{kInternal} for a `device` that is not the CPU without a `landing.transfer`.
 void load_weights(const WeightBinding& binding, const files::Checkpoint& checkpoint,
                   at::ScalarType dtype, at::Device device,
                   const std::function<void(int64_t bytes_done)>& progress = {},

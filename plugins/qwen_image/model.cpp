@@ -213,6 +213,7 @@ at::Tensor QwenImage::denoise(const atelier::DenoiseInputs& in, atelier::BlockRu
 
 std::vector<at::Tensor> QwenImage::denoise_all(std::span<const atelier::DenoiseInputs> calls,
                                                atelier::BlockRunner& runner) {
+  if (calls.empty()) return {};
   const auto controls = controls_of(calls);
   const Dit::With with(loaded<Dit>(calls.front().denoiser), controls);
   return ComponentModel::denoise_all(calls, runner);

@@ -90,9 +90,9 @@ uint64_t bytes_of(ValueType type) {
 }
 
 // Reads the header from its beginning to its end, through a window of the file.
-class Cursor {
+class GgufCursor {
  public:
-  Cursor(uint64_t file_size, const ReadBytes& read) : size_(file_size), read_(read) {}
+  GgufCursor(uint64_t file_size, const ReadBytes& read) : size_(file_size), read_(read) {}
 
   uint64_t at() const { return at_; }
   uint64_t left() const { return size_ - at_; }
@@ -140,9 +140,9 @@ class Cursor {
   std::string window_;
 };
 
-class Reader {
+class GgufReader {
  public:
-  Reader(uint64_t file_size, const ReadBytes& read) : size_(file_size), in_(file_size, read) {}
+  GgufReader(uint64_t file_size, const ReadBytes& read) : size_(file_size), in_(file_size, read) {}
 
   GgufIndex index() {
     read_beginning();
@@ -408,7 +408,7 @@ class Reader {
   }
 
   uint64_t size_;
-  Cursor in_;
+  GgufCursor in_;
   GgufIndex index_;
   uint64_t num_tensors_ = 0, num_values_ = 0, alignment_ = kDefaultAlignment;
   std::map<std::string, std::vector<int64_t>, std::less<>> shapes_;
@@ -430,7 +430,7 @@ std::optional<DType> plain_dtype(GgufType type) {
 }
 
 GgufIndex read_gguf(uint64_t file_size, const ReadBytes& read) {
-  return Reader(file_size, read).index();
+  return GgufReader(file_size, read).index();
 }
 
 }  // namespace atelier::formats

@@ -129,7 +129,7 @@ class Node(unittest.TestCase):
         self.assertTrue(any(size for _, _, size in self.comfy.progress), self.comfy.progress)
 
     def test_clips_are_batches_of_frames(self):
-        with serving.Served(CLIPS / "model", key="node's key") as server:
+        with serving.Served(CLIPS / "model", plugin="wan", key="node's key") as server:
             frames = self.make(server=server.url, width=0, height=0, steps=2, settings='{"num_frames": 5}')
         self.assertEqual((5, 3), (frames.shape[0], frames.shape[3]))
 

@@ -1,7 +1,7 @@
 // Fields of settings and inputs, made from the rows of GET /v1/inputs.
 
 const LABELS = {
-  fps: "Frames a second", num_frames: "Frames", num_inference_steps: "Steps", cfg_scale: "Guidance",
+  fps: "Frames/s", num_frames: "Frames", num_inference_steps: "Steps", cfg_scale: "Guidance",
   denoising_strength: "Strength of change", num_images: "Count", loras: "LoRAs",
 };
 

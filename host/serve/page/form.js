@@ -115,9 +115,11 @@ class Form {
     return missing;
   }
 
-  // Fields that take files of this type: "image/png".
+  // Fields that take files of this type, "image/png": those in sight, or where none does the others.
   takers(type) {
-    return [...this.fields.values()].filter((field) => field instanceof FileField && field.takes(type));
+    const takers = [...this.fields.values()].filter((field) => field instanceof FileField && field.row.kind !== "file" && field.takes(type));
+    const near = takers.filter((field) => !byId("advanced").contains(field.root));
+    return near.length > 0 ? near : takers;
   }
 
   save() {

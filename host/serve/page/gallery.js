@@ -39,6 +39,7 @@ class Gallery {
   draw() {
     const shown = this.items.slice(0, this.most);
     this.tiles = new Map(shown.map((item) => [keyOf(item), this.tiles.get(keyOf(item)) ?? this.tile(item)]));
+    for (const item of shown) this.tiles.get(keyOf(item)).querySelector(".caption").textContent = captionOf(item);
     arrange(byId("tiles"), [...this.tiles.values()]);
     byId("gallery_empty").hidden = this.items.length > 0;
     byId("more").hidden = this.items.length <= this.most;
@@ -48,7 +49,7 @@ class Gallery {
     const media = mediaOf(item, /* hasControls */ false);
     showFileWhenNear(media, item.file.url);
     const about = make("span", {className: "about"}, make("span", {className: "excerpt"}, titleOf(item.job)),
-                       make("span", {className: "help"}, captionOf(item)));
+                       make("span", {className: "help caption"}));
     const button = make("button", {type: "button", onclick: () => this.viewer.open(keyOf(item))}, media, about);
     if (isClipFile(item.file)) {
       for (const event of ["pointerenter", "focus"]) button.addEventListener(event, () => media.play().catch(() => {}));
@@ -135,8 +136,9 @@ class Viewer {
 }
 
 function settingsRows({job, file}) {
-  const settings = {...job.settings, seed: file.seed};
-  return Object.entries(settings).filter(([, value]) => value !== null && value !== "").flatMap(([name, value]) => [
+  const {prompt, negative_prompt, ...others} = job.settings;
+  const settings = {prompt, negative_prompt, ...others, seed: file.seed};
+  return Object.entries(settings).filter(([, value]) => ![undefined, null, ""].includes(value)).flatMap(([name, value]) => [
     make("dt", {}, labelOf({name})), make("dd", {}, settingText(name, value))]);
 }
 

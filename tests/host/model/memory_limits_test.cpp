@@ -36,10 +36,10 @@ TEST_CASE("Limits of memory are sizes, auto or off", "[memory_limits]") {
 
 TEST_CASE("Every limit that is none is told at once, with its flag", "[memory_limits]") {
   report::Problems problems;
-  limits_of({"--vram", "much", "--host_memory", "off", "--allow_storage", "fp4"}, problems);
+  limits_of({"--vram", "much", "--host_memory", "off", "--allow_storage", "int4"}, problems);
   test::expect_error(ErrorCode::kInvalidArgument,
                      {"--vram much is no size", "write auto, off, or a size such as 12GiB",
-                      "--host_memory off is no size", "--allow_storage fp4: it is not known"},
+                      "--host_memory off is no size", "--allow_storage int4: it is not known"},
                      [&] { problems.throw_if_any(); });
 }
 

@@ -30,7 +30,7 @@ class ApiRuns(TinyRuns):
     @classmethod
     def serve(cls, **flags):
         return serving.Served(cls.model, **{**dict(plugin="qwen_image", device="cpu", threads=1, served_name="tiny",
-                                                   lora_dir=cls.loras), **flags})
+                                                   lora_dir=cls.loras, max_steps=1000), **flags})
 
     def generated(self, **flags):
         """The pictures that `generate` makes, as their compressed pixels."""

@@ -193,6 +193,13 @@ TEST_CASE("Pictures go where the model takes them", "[serve]") {
   CHECK(put(editing_facts(), 2, false) == ": edit_image=2");
   CHECK(put(editing_facts(), 2, true) == "starts: edit_image=2 inpaint_mask=1 input_image=1");
 
+  ModelFacts controlled = facts();
+  controlled.inputs["inputs"].push_back(
+      {{"name", "control_image"}, {"kind", "image"}, {"list", true}});
+  CHECK(put(controlled, 1, false) == "starts: input_image=1");
+  controlled.inputs["inputs"].erase(0);
+  CHECK(put(controlled, 2, false) == ": control_image=2");
+
   ModelFacts none = facts();
   none.inputs["inputs"] = json::array();
   CHECK(refusal_of([&] { put(none, 1, false); }).message == "image: tiny takes no pictures");

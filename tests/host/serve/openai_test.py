@@ -153,7 +153,8 @@ class OpenAiTest(ApiRuns):
             image = Image.open(io.BytesIO(base64.b64decode(partial.b64_json)))
             self.assertEqual(image.format.lower(), partial.output_format)
         whole = list(self.client.images.generate(prompt="a cat", size=TEXT_SIZE, stream=True, n=2, extra_body=EXTRA))
-        self.assertEqual([event.seed for event in whole], [7, 8])
+        self.assertEqual([self.pixels_of(event.b64_json) for event in whole],
+                         self.generated(prompt="a cat", seed=7, num_images=2))
 
     def test_an_edit_begins_from_the_picture(self):
         extra = {**EXTRA, "denoising_strength": 0.7}
@@ -163,8 +164,8 @@ class OpenAiTest(ApiRuns):
         raw = self.client.images.edit(image=[self.picture.read_bytes()], prompt="a dog", size=TEXT_SIZE, extra_body=extra,
                                       input_fidelity="high")
         self.assertEqual([self.pixels_of(raw.data[0].b64_json)], made)
-        events = list(self.client.images.edit(image=self.picture.open("rb"), prompt="a dog", size=TEXT_SIZE, stream=True,
-                                              partial_images=1, extra_body=extra))
+        events = list(self.client.images.edit(image=("picture.png", self.picture.read_bytes()), prompt="a dog", size=TEXT_SIZE,
+                                              stream=True, partial_images=1, extra_body=extra))
         self.assertEqual({event.type for event in events}, {"image_edit.partial_image", "image_edit.completed"})
         self.assertEqual([self.pixels_of(events[-1].b64_json)], made)
 
@@ -196,7 +197,7 @@ class OpenAiTest(ApiRuns):
                 (dict(output_format="webp"), "output_format", "use png or jpeg"),
                 (dict(background="transparent"), "background", "opaque"),
                 (dict(extra_body={"lora": [{"name": "stile"}]}), "lora", 'did you mean "style"'),
-                (dict(extra_body={"input_image": "/etc/passwd"}), "input_image", "base64"),
+                (dict(extra_body={"input_image": "/etc/passwd"}), "input_image", "not a PNG"),
                 (dict(extra_body={"input_image": self.server.url}), "input_image", "no address is fetched"),
                 (dict(n=0), "num_images", "0")):
             with self.subTest(field):
@@ -282,7 +283,7 @@ class VideosTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.server = cls.enterClassContext(
-            serving.Served(CLIPS, plugin="wan", device="cpu", threads=1, served_name="clips"))
+            serving.Served(CLIPS, plugin="wan", device="cpu", threads=1, served_name="clips", max_steps=1000))
         # Its types know the sizes of one model alone, so they are not held.
         cls.client = client_of(cls.server, _strict_response_validation=False)
 

@@ -16,7 +16,7 @@ import serving
 from tiny_run import pixels
 
 SHAPES = program.REPOSITORY / "examples/shapes"
-REQUESTS = int(sys.argv.pop(1)) if len(sys.argv) > 1 and sys.argv[1].isdigit() else 40
+REQUESTS = int(sys.argv.pop(1)) if len(sys.argv) > 1 and sys.argv[1].isdigit() else 160
 CLIENTS = 4  # whose jobs are there at once
 SIZES = [(64, 64), (96, 64), (64, 96), (128, 128)]
 PROMPTS = ["a red circle on a white ground", "a blue star on a green ground", "a yellow square on a black ground"]
