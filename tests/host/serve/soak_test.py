@@ -1,5 +1,5 @@
-"""Many requests to one server, with changing LoRAs, sizes and cancels: memory stays, and every picture is that of
-`atelier generate`.
+"""Many requests to one server, with changing LoRAs, sizes and cancels: every picture is that of `atelier generate`, and
+memory stays, which only a long run can tell: caches fill for some hundreds of requests.
 
     soak_test.py [requests]
 """
@@ -21,7 +21,8 @@ CLIENTS = 4  # whose jobs are there at once
 SIZES = [(64, 64), (96, 64), (64, 96), (128, 128)]
 PROMPTS = ["a red circle on a white ground", "a blue star on a green ground", "a yellow square on a black ground"]
 STRENGTHS = [None, 0.25, 0.5, 1.0]
-MOST_GROWTH = 32 << 20  # bytes, from the half, when all sizes and LoRAs have been made together, to the end
+LONG = 1000  # requests, from which on memory is judged
+MOST_GROWTH = 16 << 20  # bytes, in the second half of a long run
 
 
 def resident_bytes(process):
@@ -59,8 +60,10 @@ class Soak(unittest.TestCase):
             while waiting:
                 self.take(server, waiting.pop(0), folder, made)
             growth = resident_bytes(server.process.pid) - grown_from
-        print(f"{REQUESTS} requests, {len(made)} different pictures, memory grew by {growth / 2**20:.1f} MiB")
-        self.assertLess(growth, MOST_GROWTH)
+        print(f"{REQUESTS} requests, {len(made)} different pictures, memory grew by "
+              f"{growth / 2**20:.1f} MiB in the second half")
+        if REQUESTS >= LONG:
+            self.assertLess(growth, MOST_GROWTH)
         self.compare(made, folder)
 
     def take(self, server, asked, folder, made):
