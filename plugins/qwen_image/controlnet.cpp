@@ -73,11 +73,16 @@ Segments text_segments(const std::vector<SampleRows>& samples) {
 
 // How much picture `number` counts for each sample; undefined where it counts for none.
 at::Tensor scales_of(const ControlKind& kind, const Pass& pass, int64_t number) {
-  std::vector<float> scales;
-  for (const Pass::Sample& sample : pass.samples)
-    scales.push_back(control_scale(kind, *sample.cond, number, sample.step, sample.steps));
-  const bool none = std::ranges::all_of(scales, [](float scale) { return scale == 0.0F; });
-  return none ? at::Tensor() : at::tensor(scales).to(pass.image.device());
+  const auto options = pass.image.options().dtype(at::kFloat);
+  Tensors scales;
+  bool any = false;
+  for (const Pass::Sample& sample : pass.samples) {
+    const bool is_one = counts(kind, *sample.cond, number, sample.step, sample.steps);
+    any |= is_one;
+    scales.push_back(is_one ? sample.cond->at(control_scale_name(kind, number)).to(options)
+                            : at::zeros({1}, options));
+  }
+  return any ? at::cat(scales) : at::Tensor();
 }
 
 // The rows of picture `number` beside those of each sample's image; zeros where it has none.
@@ -130,6 +135,7 @@ void ControlNetHints::begin(Pass& pass) {
                        .width = pass.lengths[s].width,
                        .text = prompts.back().size(0)});
   }
+  level_ = net_.levels_.step(pass.sigma_B, image_.scalar_type(), std::nullopt);
   const SharedRows texts(text_segments(samples));
   const Dit::Rope rope = pass.dit.rope_of(samples, image_.device());
   text_ = net_.txt_in_.forward(
@@ -143,8 +149,7 @@ void ControlNetHints::after(int64_t index, Pass& pass) {
   if (!scale_B_.defined()) return;
   if (index % interval_ == 0) {
     const auto number = static_cast<size_t>(index / interval_);
-    const auto level = net_.levels_.step(pass.sigma_B, image_.scalar_type(), std::nullopt);
-    Tensors inputs = {std::move(image_), std::move(text_), level.of_block(number)};
+    Tensors inputs = {std::move(image_), std::move(text_), level_->of_block(number)};
     inputs.insert(inputs.end(), context_.begin(), context_.end());
     Tensors out = pass.runner.run(*net_.blocks_[number], inputs);
     image_ = std::move(out[0]);
@@ -156,6 +161,7 @@ void ControlNetHints::after(int64_t index, Pass& pass) {
 
 void BlockwiseHints::begin(Pass& pass) {
   for (size_t i = 0; i < nets_.size(); ++i) {
+    if (nets_[i] == nullptr) continue;
     const auto number = static_cast<int64_t>(i);
     const at::Tensor scale_B = scales_of(kBlockwiseKind, pass, number);
     if (!scale_B.defined()) continue;

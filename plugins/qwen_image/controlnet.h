@@ -67,6 +67,7 @@ class ControlNetHints final : public Addition {
   ControlNet& net_;
   int64_t number_, interval_;
   at::Tensor scale_B_;  // undefined: it counts for no sample in this step
+  std::optional<atelier::nn::NoiseLevels::Step> level_;
   at::Tensor image_, text_, hint_;
   atelier::Tensors context_;  // what its blocks read beside image, text and level
 };
@@ -86,7 +87,7 @@ class BlockwiseHints final : public Addition {
     Blockwise* net;
     at::Tensor scale_B, picture;
   };
-  std::vector<Blockwise*> nets_;
+  std::vector<Blockwise*> nets_;  // by the numbers of pictures; null: there is none
   std::vector<Active> active_;
 };
 

@@ -1,6 +1,7 @@
 #include "controls.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include <ATen/ATen.h>
 
@@ -22,6 +23,7 @@ using Pictures = std::vector<at::Tensor>;
 
 // How near a step has to be to a bound that it counts as there.
 constexpr double kNear = 1e-4;
+constexpr double kParts = 1e6;  // of the way, in which windows are counted
 
 template <class Value>
 std::vector<Value> list_of(const Inputs& values, const char* name) {
@@ -33,6 +35,10 @@ std::vector<Value> list_of(const Inputs& values, const char* name) {
 double number_of(const std::vector<double>& values, size_t i, double otherwise) {
   if (values.empty()) return otherwise;
   return values.size() == 1 ? values[0] : values.at(i);
+}
+
+int64_t parts_of(double number) {
+  return std::llround(number * kParts);
 }
 
 void check_numbers(const char* name, size_t numbers, size_t pictures) {
@@ -72,8 +78,12 @@ std::string control_name(const ControlKind& kind, int64_t number) {
   return kind.component + ("_" + to_string(number));
 }
 
-std::string control_use_name(const ControlKind& kind, int64_t number) {
-  return control_name(kind, number) + "_use";
+std::string control_scale_name(const ControlKind& kind, int64_t number) {
+  return control_name(kind, number) + "_scale";
+}
+
+std::string control_window_name(const ControlKind& kind, int64_t number) {
+  return control_name(kind, number) + "_window";
 }
 
 bool is_active(const ControlKind& kind, double start, double end, int64_t step, int64_t steps) {
@@ -84,24 +94,16 @@ bool is_active(const ControlKind& kind, double start, double end, int64_t step, 
   return left <= start + kNear && left >= end - kNear;
 }
 
-float control_scale(const ControlKind& kind, const Conditioning& cond, int64_t number, int64_t step,
-                    int64_t steps) {
-  const auto use = cond.find(control_use_name(kind, number));
-  if (use == cond.end()) return 0.0F;
-  const at::Tensor said = use->second.to(at::kCPU, at::kFloat).contiguous();
-  const float* const values = said.const_data_ptr<float>();
-  return is_active(kind, values[1], values[2], step, steps) ? values[0] : 0.0F;
+bool counts(const ControlKind& kind, const Conditioning& cond, int64_t number, int64_t step,
+            int64_t steps) {
+  const auto window = cond.find(control_window_name(kind, number));
+  if (window == cond.end()) return false;
+  const auto part = [&](int64_t axis) {
+    return static_cast<double>(window->second.size(axis)) / kParts;
+  };
+  return is_active(kind, part(1), part(2), step, steps);
 }
 
-at::Tensor without_masked(const at::Tensor& picture, const at::Tensor& mask, double level) {
-  return at::where(mask > level, at::full({}, -1.0, picture.options()), picture);
-}
-
-at::Tensor kept_channel(const at::Tensor& mask, const at::Tensor& latents) {
-  const std::array size = {latents.size(2), latents.size(3)};
-  const at::Tensor cells = at::upsample_nearest2d(mask.unsqueeze(0), size);  // [1, 1, H, W]
-  return (1.0 - cells).to(latents.scalar_type());
-}
 Conditioning encode_controls(const ControlKind& kind, const std::vector<bool>& reads_mask,
                              const Inputs& values, const EncodePicture& encode) {
   const Pictures pictures = list_of<at::Tensor>(values, kind.image),
@@ -114,11 +116,13 @@ Conditioning encode_controls(const ControlKind& kind, const std::vector<bool>& r
     const bool is_masked = reads_mask[reads_mask.size() == 1 ? 0 : i];
     const at::Tensor* const mask = is_masked ? &masks.at(next_mask++) : nullptr;
     const auto number = static_cast<int64_t>(i);
+    const double scale = number_of(scales, i, 1.0);
+    if (scale == 0) continue;
     cond.emplace(control_name(kind, number), control_latents(kind, pictures[i], mask, encode));
-    cond.emplace(control_use_name(kind, number),
-                 at::tensor({static_cast<float>(number_of(scales, i, 1.0)),
-                             static_cast<float>(number_of(starts, i, kind.usual_start)),
-                             static_cast<float>(number_of(ends, i, kind.usual_end))}));
+    cond.emplace(control_scale_name(kind, number), at::full({1}, scale, at::kFloat));
+    cond.emplace(control_window_name(kind, number),
+                 at::empty({0, parts_of(number_of(starts, i, kind.usual_start)),
+                            parts_of(number_of(ends, i, kind.usual_end))}));
   }
   return cond;
 }
@@ -144,6 +148,13 @@ void check_control_inputs(const ControlKind& kind, const std::vector<bool>& read
   }
   for (const char* name : {kind.scale, kind.start, kind.end})
     check_numbers(name, list_of<double>(values, name).size(), pictures);
+  for (const char* name : {kind.start, kind.end}) {
+    for (const double part : list_of<double>(values, name)) {
+      if (!(part >= 0 && part <= 1))
+        throw Error(ErrorCode::kInvalidArgument,
+                    std::string(name) + ": " + to_string(part) + " is no number from 0 to 1");
+    }
+  }
 }
 
 }  // namespace qwen_image

@@ -50,9 +50,11 @@ inline constexpr ControlKind kControlNetKind = {"controlnet",
                                                 true};
 
 // Entries of a conditioning: the latents that picture `number` of a kind gives, [C, 1, H, W], with
-// a mask one channel more; and float32 [3]: its scale, its start and its end.
+// a mask one channel more; its scale, float32 [1]; and its window, a tensor without values whose
+// sizes are 0, start and end in millionths: steps branch by it, and sizes are known everywhere.
 std::string control_name(const ControlKind& kind, int64_t number);
-std::string control_use_name(const ControlKind& kind, int64_t number);
+std::string control_scale_name(const ControlKind& kind, int64_t number);
+std::string control_window_name(const ControlKind& kind, int64_t number);
 // Likewise, on the negative branch of guidance, the embeddings of the prompt: ControlNets of
 // diffusers follow them on both branches.
 inline constexpr const char* kControlPrompt = "control_prompt_embeds";
@@ -63,12 +65,13 @@ inline constexpr const char* kControlPrompt = "control_prompt_embeds";
 // has no bounds.
 bool is_active(const ControlKind& kind, double start, double end, int64_t step, int64_t steps);
 
-// How much a sample's picture counts in that step: 0 where it has none.
-float control_scale(const ControlKind& kind, const atelier::Conditioning& cond, int64_t number,
-                    int64_t step, int64_t steps);
+// Whether a sample has such a picture, and it counts in that step.
+bool counts(const ControlKind& kind, const atelier::Conditioning& cond, int64_t number,
+            int64_t step, int64_t steps);
 
 // What pictures give: see control_name(). `reads_mask`: of each ControlNet of the kind, in the
-// order of their files; one alone has all pictures. `encode` gives the latents of a picture.
+// order of their files; one alone has all pictures. A picture whose scale is 0 gives nothing.
+// `encode` gives the latents of a picture.
 atelier::Conditioning encode_controls(
     const ControlKind& kind, const std::vector<bool>& reads_mask, const atelier::Inputs& values,
     const std::function<at::Tensor(const at::Tensor& picture)>& encode);

@@ -50,7 +50,8 @@ Dit::Dit(const DitConfig& c)
   for (const ControlKind& kind : {kBlockwiseKind, kControlNetKind}) {
     for (int64_t i = 0; i < kMaxControls; ++i) {
       control_names_.push_back(control_name(kind, i));
-      control_names_.push_back(control_use_name(kind, i));
+      control_names_.push_back(control_scale_name(kind, i));
+      control_names_.push_back(control_window_name(kind, i));
     }
   }
   for (const std::string& name : control_names_) entries_.push_back({.name = name});

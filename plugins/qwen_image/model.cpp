@@ -196,14 +196,17 @@ std::vector<std::unique_ptr<Addition>> QwenImage::controls_of(
     return has_own ? kind.component + ("." + std::to_string(number)) : std::string(kind.component);
   };
   std::vector<std::unique_ptr<Addition>> controls;
-  std::vector<Blockwise*> nets;
-  for (int64_t i = 0; is_given(kBlockwiseKind, i); ++i)
-    nets.push_back(&loaded<Blockwise>(net_of(kBlockwiseKind, i)));
-  if (!nets.empty()) controls.push_back(std::make_unique<BlockwiseHints>(std::move(nets)));
+  std::vector<Blockwise*> nets;  // null: nobody has that picture
+  for (int64_t i = 0; i < kMaxControls; ++i)
+    nets.push_back(is_given(kBlockwiseKind, i) ? &loaded<Blockwise>(net_of(kBlockwiseKind, i))
+                                               : nullptr);
+  controls.push_back(std::make_unique<BlockwiseHints>(std::move(nets)));
   const int64_t layers = loaded<Dit>(calls.front().denoiser).layers();
-  for (int64_t i = 0; is_given(kControlNetKind, i); ++i)
-    controls.push_back(std::make_unique<ControlNetHints>(
-        loaded<ControlNet>(net_of(kControlNetKind, i)), i, layers));
+  for (int64_t i = 0; i < kMaxControls; ++i) {
+    if (is_given(kControlNetKind, i))
+      controls.push_back(std::make_unique<ControlNetHints>(
+          loaded<ControlNet>(net_of(kControlNetKind, i)), i, layers));
+  }
   return controls;
 }
 
