@@ -157,7 +157,7 @@ class Docs(unittest.TestCase):
         cls.ports = {"7860": free_port(), "7861": free_port()}  # what pages say, the first without saying it
         binary = str(BUILD / "bin/atelier")
         write_program(programs / "atelier", PROGRAM % (SHORT, LIMITS, binary, cls.ports["7860"], STEPS, binary))
-        write_program(programs / "python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        write_program(programs / "python3", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
         write_program(programs / "srun", '#!/bin/sh\nexec "$@"\n')
         model = SOURCE / "examples/shapes/model"
         for name in ("Qwen-Image", "Qwen/Qwen-Image"):

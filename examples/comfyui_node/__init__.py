@@ -22,6 +22,11 @@ LOOK_EVERY_S = 0.25
 MOST_PIXELS = 16384
 
 
+def home():
+    """The server that nodes call where a workflow names none, and the only one that is told the key."""
+    return os.environ.get("ATELIER_SERVER", "http://127.0.0.1:7860").rstrip("/")
+
+
 class Server:
     """The own API of a server, at an address."""
 
@@ -30,7 +35,8 @@ class Server:
 
     def bytes_of(self, method, path, value=None):
         headers = {"Content-Type": "application/json"}
-        if key := os.environ.get("ATELIER_API_KEY"):
+        # A workflow of someone else's may name any address.
+        if self.address == home() and (key := os.environ.get("ATELIER_API_KEY")):
             headers["Authorization"] = f"Bearer {key}"
         data = None if value is None else json.dumps(value).encode()
         request = urllib.request.Request(self.address + path, data, headers, method=method)
@@ -87,7 +93,7 @@ class AtelierServe:
         size = {"default": 0, "min": 0, "max": MOST_PIXELS, "step": 8}
         return {
             "required": {
-                "server": ("STRING", {"default": "http://127.0.0.1:7860"}),
+                "server": ("STRING", {"default": home()}),
                 "prompt": ("STRING", {"multiline": True}),
                 "negative_prompt": ("STRING", {"multiline": True}),
                 "width": ("INT", size),

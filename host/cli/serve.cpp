@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include <c10/util/ScopeExit.h>
+
 #include "atelier/error.h"
 
 #include "host/check/generation.h"
@@ -91,6 +93,11 @@ class Serve {
   // Until a signal ends it.
   void run(const std::function<void()>& warm_up) {
     http::Server server(order_.server, router_);
+    // Connections that wait for this thread are answered, however it ends.
+    const auto ends = c10::make_scope_exit([this] {
+      errands_.close();
+      jobs_.close();
+    });
     print_line(server.url());
     warm_up();
     jobs_.restore([this](const std::string& text) { progress_.warn(text); });

@@ -275,8 +275,13 @@ bool Engine::fits(const RequestRun& run, const Request& request, int64_t count) 
     images += walk.trajectory.count();
     tokens += walk.trajectory.count() * tokens_of(walk.trajectory.request().target, spec);
   }
-  return images <= most_images(run) &&
-         (packing_.max_tokens == 0 || tokens <= packing_.max_tokens) && loras_.can_share(loras);
+  if (images > most_images(run) || (packing_.max_tokens > 0 && tokens > packing_.max_tokens))
+    return false;
+  try {
+    return loras_.can_share(loras);
+  } catch (const Error&) {
+    return false;  // of a file that is gone: the request fails by itself when it begins
+  }
 }
 
 bool Engine::bring_back(Walk& walk) {

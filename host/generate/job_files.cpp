@@ -71,6 +71,7 @@ void JobFiles::write_clip(size_t index, int64_t first, const at::Tensor& pixels)
   if (first == 0) {
     clip_path_ = paths_.at(index);
     clip_.emplace(clip_path_, target_, settings_.fps.value(), hooks_.text_of(index), sound_);
+    written_ = 0;
   }
   clip_->add(pixels);
   written_ = first + pixels.size(1);

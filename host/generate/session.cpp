@@ -256,6 +256,9 @@ EngineModel Session::engine_model() {
   EngineModel engine = engine_model_of(model_);
   engine.loras = &loras_;
   engine.load = [this](std::string_view component) { load(component); };
+  engine.is_resident = [this, is_there = engine.is_resident](std::string_view component) {
+    return is_there(component) && !resting_.is_resting(component);
+  };
   if (layout_.keeps_all) {
     for (const model::PresentComponent& component : engine.stages.components)
       engine.stays.emplace(component.name);

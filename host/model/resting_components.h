@@ -24,6 +24,7 @@ class RestingComponents {
   // Brings a component's weights back, without reading a file. Does nothing for one that does not
   // rest.
   void wake(std::string_view component);
+  bool is_resting(std::string_view component) const { return resting_.contains(component); }
 
  private:
   bool may_rest(const std::string& component) const;

@@ -221,9 +221,13 @@ bool is_file_kind(std::string_view kind) {
   return false;
 }
 
+constexpr size_t kMostFiles = 64;  // of one input
+
 std::vector<Upload> uploads_of(const std::string& name, const json& value, const Jobs& jobs) {
   std::vector<Upload> uploads;
   if (value.is_array()) {
+    if (value.size() > kMostFiles)
+      throw HttpError(413, name + ": more than " + std::to_string(kMostFiles) + " files");
     for (const json& item : value) {
       for (Upload& upload : uploads_of(name, item, jobs)) uploads.push_back(std::move(upload));
     }

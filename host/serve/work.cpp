@@ -24,7 +24,7 @@ bool is_over(JobState state) {
 
 // What fails here fails again; clients of OpenAI would send it three times.
 HttpError failure_of(const JobView& view) {
-  if (view.error_status < 500) return {view.error_status, view.error};
+  if (view.error_status < 500 || view.error_status == 503) return {view.error_status, view.error};
   return {view.error_status, view.error, {{"x-should-retry", "false"}}};
 }
 
@@ -86,7 +86,8 @@ JobView Work::wait_for(size_t index, http::Client& client, const OnChange& on_ch
       seen = view->version;
       if (on_change) on_change(index, *view);
     }
-    if (view->state == JobState::kFailed) throw failure_of(*view);
+    const bool is_ended_by_us = view->state == JobState::kCancelled && view->error_status >= 500;
+    if (view->state == JobState::kFailed || is_ended_by_us) throw failure_of(*view);
     if (is_over(view->state)) return *view;
     if (client.is_gone()) throw HttpError(499, "the client has hung up");
   }

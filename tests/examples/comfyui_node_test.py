@@ -67,6 +67,7 @@ class Node(unittest.TestCase):
         shutil.copy(SHAPES / "recolor.safetensors", folder / "recolor.safetensors")
         cls.server = cls.enterClassContext(serving.Served(SHAPES / "model", key="node's key", lora_dir=folder))
         os.environ["ATELIER_API_KEY"] = "node's key"
+        os.environ["ATELIER_SERVER"] = cls.server.url
 
     def setUp(self):
         self.comfy = Comfy()
