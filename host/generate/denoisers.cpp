@@ -17,7 +17,8 @@ void Denoisers::bring(const model::RangedDenoiser& wanted, std::span<const Step>
         steps, [&](const Step& step) { return step.request->inputs.contains(input); });
   };
   std::vector<std::string> controls = context_.of.stages.controls_beside(wanted.name(), is_given);
-  // One that began to hand over to the next is whole no more, where a job was cancelled behind that.
+  // One that began to hand over to the next is whole no more, where a job was cancelled behind
+  // that.
   if (current_ == &wanted && next_ == nullptr && controls_ == controls) return;
   if (next_ == &wanted) next_ = nullptr;
   forget();

@@ -244,7 +244,8 @@ TEST_CASE("What would change the result is refused, with what to use", "[config]
                 "--num_frames", "0"},
                {"3 mistakes", "--customized_optimizer: ", "use --optimizer_type",
                 "--quant_options \"dit:nf4\": the method is not one of \"bitsandbytes_nf4\"",
-                "--num_frames: 0 is "});
+                "--num_frames: 0 is "},
+               ErrorCode::kUnsupported);
 }
 
 TEST_CASE("Flags of other trainers are answered with what they are here", "[config]") {

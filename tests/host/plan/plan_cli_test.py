@@ -119,7 +119,7 @@ class GenerationPlanTest(PlanTest):
                                     (["paint"], {}, "paint"),
                                     (["generate"], {"device_profile": "h300"}, "h300"),
                                     (["generate"], {"vram": "much"}, "much"),
-                                    (["generate"], {"allow_storage": "fp4"}, "fp4")):
+                                    (["generate"], {"allow_storage": "fp5"}, "fp5")):
             flags = {"model_paths": json.dumps([str(self.tiny)]), "prompt": "a fox", **flags}
             result = program.run_line(program.command("plan", *words, plugin="qwen_image", **flags), cwd=self.root)
             self.assertIn(result.returncode, (2, 3), result.stderr)
