@@ -40,6 +40,15 @@ class Served:
         with open(f"/proc/{self.process.pid}/status", encoding="ascii") as lines:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
+    def holds(self, path):
+        """Whether the server has a file open."""
+        folder = f"/proc/{self.process.pid}/fd"
+        for number in os.listdir(folder):
+            with contextlib.suppress(FileNotFoundError):
+                if os.readlink(f"{folder}/{number}") == path:
+                    return True
+        return False
+
     def connect(self):
         return contextlib.closing(socket.create_connection(("127.0.0.1", self.port)))
 
@@ -181,7 +190,7 @@ class Attacks(unittest.TestCase):
                     while b"\r\n\r\n" not in start:
                         start += client.recv(1)
                     client.recv(10)  # its body has begun
-                while served.get("/waiting") != (200, "0"):
+                while served.get("/waiting") != (200, "0") or served.holds(file.name):
                     pass
                 for client in clients:
                     rest = 0
