@@ -8,6 +8,7 @@ import sys
 import tempfile
 import types
 import unittest
+from unittest import mock
 
 import example  # first: it skips the test without numpy and Pillow
 
@@ -131,7 +132,11 @@ class Node(unittest.TestCase):
 
     def test_clips_are_batches_of_frames(self):
         with serving.Served(CLIPS / "model", plugin="wan", key="node's key") as server:
-            frames = self.make(server=server.url, width=0, height=0, steps=2, settings='{"num_frames": 5}')
+            asked = dict(server=server.url, width=0, height=0, steps=2, settings='{"num_frames": 5}')
+            with self.assertRaisesRegex(RuntimeError, "asks for its key"):
+                self.make(**asked)  # a server that the environment does not name is not told it
+            with mock.patch.dict(os.environ, ATELIER_SERVER=server.url):
+                frames = self.make(**asked)
         self.assertEqual((5, 3), (frames.shape[0], frames.shape[3]))
 
 
