@@ -75,7 +75,7 @@ Guard::Guard(const ServerOptions& options, bool is_loopback)
     throw Error(ErrorCode::kInvalidArgument,
                 "--host: others reach " + formats::quote_and_escape(options.host) +
                     ", and would need no key",
-                "give --api_key, or listen on 127.0.0.1");
+                "give --api_key_file, or listen on 127.0.0.1");
   hosts_ = parse_all(options.allowed_hosts, "--allowed_hosts", "example.org or example.org:8080",
                      formats::parse_authority);
   origins_ = parse_all(options.allowed_origins, "--allowed_origins", "http://localhost:3000",

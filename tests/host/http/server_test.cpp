@@ -491,7 +491,7 @@ TEST_CASE("A server that cannot listen says why", "[http]") {
   CHECK_THROWS_WITH(Server(taken, router), Catch::Contains("cannot listen on \"127.0.0.1\""));
   ServerOptions open = options();
   open.host = "0.0.0.0";
-  CHECK_THROWS_WITH(Server(open, router), Catch::Contains("--api_key"));
+  CHECK_THROWS_WITH(Server(open, router), Catch::Contains("--api_key_file"));
   ServerOptions unknown = options();
   unknown.host = "no such host";
   CHECK_THROWS_AS(Server(unknown, router), Error);
