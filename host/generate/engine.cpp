@@ -109,7 +109,10 @@ bool Engine::attempt(RequestRun& run, const F& work) {
 void Engine::fail(RequestRun& run, std::exception_ptr failure) {
   const Sink sink = run.sink;
   erase(run);
-  denoisers_.forget();
+  try {
+    denoisers_.forget();
+  } catch (...) {  // of a device that computes no more: what failed before says why
+  }
   if (sink.on_failed) sink.on_failed(std::move(failure));
 }
 

@@ -123,7 +123,7 @@ void Inference::over(const std::string& id, const generate::JobResult& result) {
   if (result.code == ErrorCode::kCancelled && options_.is_stopped()) return;
   if (!result.code) return jobs_.finished(id, result.seed.value_or(0));
   jobs_.failed(id, Error(*result.code, result.error));
-  if (*result.code == ErrorCode::kInternal || *result.code == ErrorCode::kOutOfMemory)
+  if (may_be_the_device(*result.code) || *result.code == ErrorCode::kOutOfMemory)
     options_.warn(id + ": " + result.error);
   may_be_broken_ = may_be_broken_ || may_be_the_device(*result.code);
 }

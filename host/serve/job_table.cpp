@@ -390,8 +390,10 @@ void JobTable::close() {
   for (const auto& [id, job] : jobs_)
     if (!job->is_over()) open.push_back(job);
   for (const JobPtr& job : open) {
-    // One that survives is as it was when the server is there again.
-    if (job->asked.survives) {
+    if (cancelled_.contains(job->view.id)) {  // before the thread of inference saw it
+      end(job, JobState::kCancelled);
+    } else if (job->asked.survives) {
+      // One that survives is as it was when the server is there again.
       job->view.error = "the server was ended; it goes on when that is there again";
       change(*job);
     } else {

@@ -94,6 +94,12 @@ Response set_loras(const Request& request, Service& service, LastSet& last) {
     if (!lora.file.empty() && !(is_known && lora.file == lora.name))
       service.loras.add(lora.name, lora.file, lora.component);
   }
+  // A name that nobody knows changes nothing.
+  const std::vector<RegisteredLora> known = service.loras.list();
+  for (const Wanted& lora : wanted) {
+    if (std::ranges::find(known, lora.name, &RegisteredLora::name) == known.end())
+      throw HttpError(404, "there is no LoRA " + lora.name);
+  }
   unload_all(service.loras);
   last.loras.clear();
   for (const Wanted& lora : wanted) {

@@ -395,6 +395,22 @@ TEST_CASE("Jobs that survive are left as they are when the server is ended", "[s
   CHECK(parts.jobs.list().size() == 1);
 }
 
+TEST_CASE("A job that survives and was cancelled is not made again", "[serve]") {
+  const Folder folder;
+  std::string cancelled;
+  {
+    Parts parts(folder / "results");
+    cancelled = parts.submit("a", {.fields = {{"steps", 5}}, .survives = true});
+    parts.inference.turn();
+    CHECK(parts.jobs.cancel(cancelled));
+    parts.is_stopped = true;  // before the next turn
+    parts.inference.run();
+  }
+  Parts parts(folder / "results");
+  parts.jobs.restore([](const std::string& text) { FAIL(text); });
+  CHECK(parts.state_of(cancelled) == JobState::kCancelled);
+}
+
 TEST_CASE("A record that cannot be read is told and left", "[serve]") {
   const Folder folder;
   test::write_bytes(folder / "results/.atelier-jobs/job_a.json", "{\"number\": 1");
