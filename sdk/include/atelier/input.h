@@ -37,7 +37,9 @@ enum class InputFit {
   kCrop,     // scaled until it covers what is made (bilinear), and the middle is cut out
   kStretch,  // scaled to the size of what is made, whatever its own shape is (bicubic)
   kAsIs,     // it keeps its own size
-  kPad,      // scaled until it lies within the size (bilinear), see InputSpec::pad_level
+  // Scaled until it lies within the size (bilinear), see InputSpec::pad_level. What is generated
+  // with an image loses the bars that stand beside that.
+  kPad,
 };
 
 // What stands behind the end of a clip or a sound that is shorter than what is made.
