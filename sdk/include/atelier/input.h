@@ -93,7 +93,8 @@ struct InputSpec {
   int64_t fit_height = 0, fit_width = 0;
 
   // ---- Of clips and sounds
-  // Frames per second to which a clip is brought, by the nearest frame; 0: those that it has.
+  // Frames per second to which a clip is brought, by the nearest frame, or to those of what is made
+  // where these are others; 0: those that it has.
   double fps = 0.0;
   // It runs beside what is made, frame by frame: where that is made in pieces, a stage that runs
   // for each piece is given what lies beside the piece.
