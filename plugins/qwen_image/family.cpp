@@ -20,7 +20,6 @@ namespace {
 
 using atelier::ComponentRow;
 using atelier::Detection;
-using atelier::detection_of;
 using atelier::FoundPart;
 using atelier::InputKind;
 using atelier::InputSpec;
@@ -30,8 +29,6 @@ using atelier::Role;
 using atelier::ScheduleDefaults;
 using atelier::SigmaShift;
 using atelier::nn::Module;
-using atelier::parts::CausalVae;
-using atelier::parts::CausalVaeConfig;
 
 // Has numbers that shapes alone tell, so that no config.json is needed.
 Detection tiny_text_encoder() {
@@ -51,14 +48,14 @@ Detection tiny_text_encoder() {
 }
 
 Detection tiny_vae() {
-  return detection_of("vae", "diffusers",
-                      CausalVaeConfig{.channels = 16,
-                                      .widths = {8, 16, 32, 32},
-                                      .base_width = 8,
-                                      .res_blocks = 2,
-                                      .temporal = {false, true, true},
-                                      .mean = atelier::parts::kCausalVaeMean,
-                                      .std = atelier::parts::kCausalVaeStd});
+  return atelier::parts::detection_of_causal_vae({.channels = 16,
+                                                  .widths = {8, 16, 32, 32},
+                                                  .base_width = 8,
+                                                  .res_blocks = 2,
+                                                  .temporal = {false, true, true},
+                                                  .mean = atelier::parts::kCausalVaeMean,
+                                                  .std = atelier::parts::kCausalVaeStd},
+                                                 "diffusers");
 }
 
 Detection tiny_dit() {
@@ -112,7 +109,7 @@ constexpr ComponentRow kRows[] = {
      .detect = detect_vae,
      .config_fields = vae_fields,
      .weight_map = atelier::parts::causal_vae_map,
-     .make = make_part<CausalVae, CausalVaeConfig>,
+     .make = atelier::parts::make_causal_vae,
      .tiny = tiny_vae},
     {.spec = {.name = "dit",
               .role = Role::kDenoiser,

@@ -17,7 +17,6 @@
 namespace {
 using namespace atelier;
 using parts::CausalVae;
-using parts::CausalVaeConfig;
 
 constexpr int64_t kChannels = 16, kStride = 2, kFrameStride = 2, kHeadDim = 16, kTimeChannels = 32;
 constexpr double kBoundary = 0.5;  // noise levels above it are the first expert's
@@ -397,14 +396,14 @@ Detection tiny_expert() {
   return detection_of("", "plain", ExpertConfig{32, 2});
 }
 Detection tiny_vae() {
-  return detection_of("vae", "diffusers",
-                      CausalVaeConfig{.channels = kChannels,
-                                      .widths = {8, 8},
-                                      .base_width = 8,
-                                      .res_blocks = 1,
-                                      .temporal = {true},
-                                      .mean = parts::kCausalVaeMean,
-                                      .std = parts::kCausalVaeStd});
+  return parts::detection_of_causal_vae({.channels = kChannels,
+                                         .widths = {8, 8},
+                                         .base_width = 8,
+                                         .res_blocks = 1,
+                                         .temporal = {true},
+                                         .mean = parts::kCausalVaeMean,
+                                         .std = parts::kCausalVaeStd},
+                                        "diffusers");
 }
 
 constexpr ComponentRow kRows[] = {
@@ -428,7 +427,7 @@ constexpr ComponentRow kRows[] = {
      .detect = detect_vae,
      .config_fields = vae_fields,
      .weight_map = parts::causal_vae_map,
-     .make = make_part<CausalVae, CausalVaeConfig>,
+     .make = parts::make_causal_vae,
      .tiny = tiny_vae},
     {.spec = {.name = "dit",
               .role = Role::kDenoiser,
