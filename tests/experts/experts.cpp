@@ -19,7 +19,6 @@
 namespace {
 using namespace atelier;
 using parts::CausalVae;
-using parts::CausalVaeConfig;
 using test::Bytes;
 using test::StackConfig;
 using test::WidthConfig;
@@ -376,14 +375,14 @@ Detection tiny_expert() {
   return detection_of("", "plain", StackConfig{32, 2});
 }
 Detection tiny_vae() {
-  return detection_of("vae", "diffusers",
-                      CausalVaeConfig{.channels = kChannels,
-                                      .widths = {8, 8},
-                                      .base_width = 8,
-                                      .res_blocks = 1,
-                                      .temporal = {true},
-                                      .mean = parts::kCausalVaeMean,
-                                      .std = parts::kCausalVaeStd});
+  return parts::detection_of_causal_vae({.channels = kChannels,
+                                         .widths = {8, 8},
+                                         .base_width = 8,
+                                         .res_blocks = 1,
+                                         .temporal = {true},
+                                         .mean = parts::kCausalVaeMean,
+                                         .std = parts::kCausalVaeStd},
+                                        "diffusers");
 }
 
 constexpr ComponentRow kRows[] = {
@@ -407,7 +406,7 @@ constexpr ComponentRow kRows[] = {
      .detect = detect_vae,
      .config_fields = vae_fields,
      .weight_map = parts::causal_vae_map,
-     .make = make_part<CausalVae, CausalVaeConfig>,
+     .make = parts::make_causal_vae,
      .tiny = tiny_vae},
     {.spec = {.name = "dit",
               .role = Role::kDenoiser,
