@@ -11,6 +11,7 @@
 #include "controls.h"
 #include "dit.h"
 #include "model.h"
+#include "regions.h"
 #include "text_encoder.h"
 #include "vision.h"
 #include "weights.h"
@@ -216,6 +217,22 @@ constexpr InputSpec kInputs[] = {
                    "part of the steps behind which each counts; else 0"),
     control_number(kControlNetKind.end, InputUse::kGenerate,
                    "part of the steps behind which each counts no more; else 1"),
+    {.name = kEntityPrompts,
+     .kind = InputKind::kText,
+     .help = "what the image shows in each region, for LoRAs of EliGen",
+     .max_count = kMaxEntities,
+     .paired_with = kEntityMasks},
+    {.name = kEntityMasks,
+     .kind = InputKind::kMask,
+     .help = "white where the image shows each of eligen_entity_prompts, in any size; regions may "
+             "overlap",
+     .max_count = kMaxEntities,
+     .fit = atelier::InputFit::kAsIs,
+     .paired_with = kEntityPrompts},
+    {.name = kEntitiesOnNegative,
+     .kind = InputKind::kFlag,
+     .use = InputUse::kGenerate,
+     .help = "the negative prompt stands in each region, too, on the negative branch of guidance"},
     atelier::kStartImage,
 };
 
@@ -234,6 +251,9 @@ constexpr std::string_view kControlNetInputs[] = {kControlNetKind.image, kContro
                                                   kControlNetKind.scale, kControlNetKind.start,
                                                   kControlNetKind.end};
 
+constexpr std::string_view kEntityComponents[] = {"tokenizer", "text_encoder"};
+constexpr std::string_view kEntityInputs[] = {kEntityPrompts, kEntityMasks, kEntitiesOnNegative};
+
 constexpr atelier::EncodeStage kStages[] = {
     {.name = "text",
      .components = kTextComponents,
@@ -249,6 +269,11 @@ constexpr atelier::EncodeStage kStages[] = {
      .variants = kTextVariants},
     {.name = kBlockwise, .components = kBlockwiseComponents, .inputs = kBlockwiseInputs},
     {.name = kControlNet, .components = kControlNetComponents, .inputs = kControlNetInputs},
+    {.name = kEntities,
+     .components = kEntityComponents,
+     .inputs = kEntityInputs,
+     .sees_target = true,
+     .per_branch = true},
     atelier::kImageStage,
 };
 
