@@ -327,8 +327,8 @@ constexpr atelier::EncodeStage kStages[] = {
     {.name = kEntities,
      .components = kEntityComponents,
      .inputs = kEntityInputs,
-     .variants = kOpaqueVariants,
      .sees_target = true,
+     .variants = kOpaqueVariants,
      .per_branch = true},
     atelier::kImageStage,
 };
