@@ -129,7 +129,7 @@ Dit::Rope Dit::make_rope(const std::vector<SampleRows>& samples, at::Device devi
     const int64_t height = sample.height, width = sample.width;
     // Rows and columns count from the middle of each picture.
     const int64_t last = sample.pictures + std::ssize(sample.references) - 1;
-    // Of layers, the picture that they are of stands in front.
+    // The picture that layers are of stands in front of them.
     const auto place_of = [&](int64_t number) {
       return config_.layered && number == last ? -1 : number;
     };

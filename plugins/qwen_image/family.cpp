@@ -407,7 +407,7 @@ std::string_view variant_in(const std::string& given) {
   return {};
 }
 
-// Of those that make layers, which tensors tell from all others.
+// The denoisers that make layers: tensors tell them from all others.
 void name_layered(FoundPart& dit) {
   if (!dit.hint.variant.empty()) return;
   const bool is_control = spelt_as_variant(dit.path).find("layered-control") != std::string::npos;

@@ -314,7 +314,7 @@ std::vector<at::Tensor> QwenImage::denoise_all(std::span<const atelier::DenoiseI
   return ComponentModel::denoise_all(calls, runner);
 }
 
-// Of entities, the longest.
+// The longest of entities counts.
 atelier::TextLength QwenImage::text_length(const atelier::EncodeInputs& in) const {
   if (in.stage == kEntities) {
     prompts();  // or throws

@@ -24,7 +24,7 @@ class QwenImage final : public atelier::ComponentModel {
             const atelier::ModelOptions& options);
   ~QwenImage() override;
 
-  // Of layers see layered_target(). Else as large as the last picture to be edited, at an area of
+  // Layers: see layered_target(). Else as large as the last picture to be edited, at an area of
   // 1024 x 1024. Throws Error{kInvalidArgument} for pictures that cannot be shown, and for too many
   // of them.
   atelier::MediaTarget target(const atelier::Inputs& inputs,

@@ -113,7 +113,7 @@ at::Tensor groups_of(std::span<const Conditioning* const> cond,
     for (size_t i = 0; i < sample.entities.size(); ++i)
       groups.push_back(at::full({sample.entities[i]}, int64_t{1} << i, options));
     groups.push_back(at::zeros({sample.text}, options));
-    groups.push_back(sample.entities.empty() ? at::zeros({sample.height * sample.width}, options)
+    groups.push_back(sample.entities.empty() ? at::zeros({sample.own_rows()}, options)
                                              : regions_in(*cond[s], sample).to(device).flatten());
     groups.push_back(at::zeros({sample.reference_rows()}, options));
   }
