@@ -19,9 +19,9 @@ import tiny_models
 SCHEDULER_CONFIG = {**tiny_models.SCHEDULER_CONFIG, "shift_terminal": None, "time_shift_type": "linear"}
 
 
-def make_transformer(seed):
+def make_transformer(seed, layers=2):
     transformer = QwenImageTransformer2DModel(
-        patch_size=2, in_channels=64, out_channels=16, num_layers=2, attention_head_dim=32, num_attention_heads=3,
+        patch_size=2, in_channels=64, out_channels=16, num_layers=layers, attention_head_dim=32, num_attention_heads=3,
         joint_attention_dim=96, axes_dims_rope=(8, 12, 12), use_additional_t_cond=True, use_layer3d_rope=True)
     return tiny_models.randomize_(transformer, seed, overrides=[(r"attn\.to_out\.0|add_v_proj", 4.0), (r"proj_out", 1.3),
                                                                 (r"addition_t_embedding", 8.0)])
@@ -116,7 +116,8 @@ class LayeredModels:
         size = mock.patch.object(pipeline_qwenimage_layered, "calculate_dimensions", lambda area, ratio: (width, height))
         forward = mock.patch.object(self.transformer, "forward", plain if context is None else beside)
         with size, forward, decoding, torch.no_grad():
-            made = self.pipeline(image, layers=layers, latents=pack(latents), output_type="np", callback_on_step_end=keep, **flags).images
+            made = self.pipeline(image, layers=layers, latents=pack(latents), output_type="np", callback_on_step_end=keep,
+                                 **flags).images
         pictures = self.decode(unpack(last["latents"], latents.shape))
         return pictures[:1] + (layers > 0) * list((made[0] * 255).round().astype(np.uint8))
 
