@@ -67,6 +67,9 @@ void Columns::choose_inputs(const DatasetOptions& options, std::span<const Input
     }
     if (input.role == InputRole::kTarget) target_input_ = input.name;
     inputs_.push_back(input.lies_on_target ? fitted_as_target(input) : input);
+    // A mask lies over the image that is learnt, and is scaled and cut as that is.
+    if (input.kind == InputKind::kMask && input.fit == InputFit::kAsIs)
+      inputs_.back().fit = InputFit::kCrop;
   }
   for (const InputSpec& input : inputs) {
     if (inputs::is_file(input.kind) || !contains(options.data_file_keys, input.name)) continue;

@@ -19,7 +19,8 @@ int64_t latent_frames_of(const MediaTarget& target, const LatentSpec& spec) {
 }
 
 int64_t tokens_of(const MediaTarget& target, const LatentSpec& spec) {
-  return latent_frames_of(target, spec) * (target.height / spec.token_stride) * (target.width / spec.token_stride);
+  return latent_frames_of(target, spec) * (target.height / spec.token_stride) *
+         (target.width / spec.token_stride);
 }
 
 std::vector<float> denoiser_levels(const Request& request) {

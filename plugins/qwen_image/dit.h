@@ -32,6 +32,7 @@ inline constexpr const char *kStretchedPlaces = "stretched_places",
 struct SampleRows {
   int64_t height = 0, width = 0, text = 0;                   // of the image in tokens
   int64_t pictures = 1;                                      // of that size
+  std::vector<int64_t> entities = {};                        // rows of each, beside the text
   std::vector<std::pair<int64_t, int64_t>> references = {};  // height and width in tokens
   bool stretches = false;
   bool operator==(const SampleRows&) const = default;
@@ -90,6 +91,7 @@ class Dit final : public atelier::Denoiser, public atelier::PacksCalls, public a
   std::vector<atelier::ConditioningEntry> entries_;
   std::vector<std::string> reference_names_;  // which entries_ point to
   std::vector<std::string> control_names_;    // likewise
+  std::vector<std::string> entity_names_;     // likewise
   std::span<const std::unique_ptr<Addition>> additions_;
   int64_t clean_level_ = 0;
   atelier::nn::Linear time_in_, time_out_;

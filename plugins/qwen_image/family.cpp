@@ -13,6 +13,7 @@
 #include "dit.h"
 #include "layered.h"
 #include "model.h"
+#include "regions.h"
 #include "text_encoder.h"
 #include "vision.h"
 #include "weights.h"
@@ -258,6 +259,25 @@ constexpr InputSpec kInputs[] = {
      .variants = kOpaqueVariants,
      .help = "image to start from, scaled and cropped to --height and --width",
      .role = atelier::InputRole::kStart},
+    {.name = kEntityPrompts,
+     .kind = InputKind::kText,
+     .variants = kOpaqueVariants,
+     .help = "what the image shows in each region, for LoRAs of EliGen",
+     .max_count = kMaxEntities,
+     .paired_with = kEntityMasks},
+    {.name = kEntityMasks,
+     .kind = InputKind::kMask,
+     .variants = kOpaqueVariants,
+     .help = "white where the image shows each of eligen_entity_prompts, in any size; regions may "
+             "overlap",
+     .max_count = kMaxEntities,
+     .fit = atelier::InputFit::kAsIs,
+     .paired_with = kEntityPrompts},
+    {.name = kEntitiesOnNegative,
+     .kind = InputKind::kFlag,
+     .use = InputUse::kGenerate,
+     .variants = kOpaqueVariants,
+     .help = "the negative prompt stands in each region, too, on the negative branch of guidance"},
 };
 
 constexpr std::string_view kTextComponents[] = {"tokenizer", "text_encoder", "vision_tower"};
@@ -275,6 +295,9 @@ constexpr std::string_view kControlNetComponents[] = {"vae", kControlNet};
 constexpr std::string_view kControlNetInputs[] = {kControlNetKind.image, kControlNetKind.mask,
                                                   kControlNetKind.scale, kControlNetKind.start,
                                                   kControlNetKind.end};
+
+constexpr std::string_view kEntityComponents[] = {"tokenizer", "text_encoder"};
+constexpr std::string_view kEntityInputs[] = {kEntityPrompts, kEntityMasks, kEntitiesOnNegative};
 
 constexpr atelier::EncodeStage kStages[] = {
     {.name = "text",
@@ -301,6 +324,12 @@ constexpr atelier::EncodeStage kStages[] = {
      .components = kControlNetComponents,
      .inputs = kControlNetInputs,
      .variants = kOpaqueVariants},
+    {.name = kEntities,
+     .components = kEntityComponents,
+     .inputs = kEntityInputs,
+     .sees_target = true,
+     .variants = kOpaqueVariants,
+     .per_branch = true},
     atelier::kImageStage,
 };
 
@@ -378,7 +407,7 @@ std::string_view variant_in(const std::string& given) {
   return {};
 }
 
-// Of those that make layers, which tensors tell from all others.
+// The denoisers that make layers: tensors tell them from all others.
 void name_layered(FoundPart& dit) {
   if (!dit.hint.variant.empty()) return;
   const bool is_control = spelt_as_variant(dit.path).find("layered-control") != std::string::npos;

@@ -12,6 +12,7 @@
 #include "controlnet.h"
 #include "dit.h"
 #include "layered.h"
+#include "regions.h"
 #include "text_encoder.h"
 #include "vision.h"
 
@@ -73,6 +74,11 @@ atelier::LatentSpec latents_of(std::span<const atelier::Detection> parts) {
   return spec;
 }
 
+// Rows behind the template's beginning.
+at::Tensor behind(const at::Tensor& hidden, int64_t skip) {
+  return hidden.narrow(0, skip, hidden.size(0) - skip).clone();
+}
+
 }  // namespace
 
 QwenImage::QwenImage(std::span<const atelier::ComponentRow> rows,
@@ -85,7 +91,9 @@ QwenImage::QwenImage(std::span<const atelier::ComponentRow> rows,
       variant_(variant_of(parts)) {
   check_controls(parts);
   check_layers(parts);
-  if (has_tokenizer()) prompts_.emplace(tokenizer(), wording_of(variant_));
+  if (!has_tokenizer()) return;
+  prompts_.emplace(tokenizer(), wording_of(variant_));
+  entity_prompts_.emplace(tokenizer(), Wording::kImage);
 }
 
 QwenImage::~QwenImage() = default;
@@ -134,6 +142,7 @@ atelier::Conditioning QwenImage::encode(const atelier::EncodeInputs& in,
   if (in.stage == "latents") return encode_target(in.values, runner);
   if (in.stage == "references")
     return is_layered_ ? encode_layer_input(in.values, runner) : encode_references(in, runner);
+  if (in.stage == kEntities) return encode_entities(in, runner);
   for (const ControlKind& kind : {kBlockwiseKind, kControlNetKind})
     if (in.stage == kind.component) return encode_pictures(kind, in.values, runner);
   return encode_text(in, runner);
@@ -194,7 +203,31 @@ atelier::Conditioning QwenImage::encode_text(const atelier::EncodeInputs& in,
         loaded<VisionTower>(kVisionTower).forward(patches.values, patches.grids, runner);
     hidden = read_with_pictures(std::move(ids), patches.grids, rows, runner);
   }
-  return {{atelier::kPromptEmbeds, hidden.narrow(0, skip, hidden.size(0) - skip).clone()}};
+  return {{atelier::kPromptEmbeds, behind(hidden, skip)}};
+}
+
+// Words of entities are encoded as those of an image that is made of them, whatever the variant.
+atelier::Conditioning QwenImage::encode_entities(const atelier::EncodeInputs& in,
+                                                 atelier::BlockRunner& runner) {
+  prompts();  // or throws
+  check_entities(in.values);
+  const bool is_repeated = in.is_negative && is_set(in.values, kEntitiesOnNegative, false);
+  const auto* texts = atelier::find_input<std::vector<std::string>>(in.values, kEntityPrompts);
+  if (texts == nullptr || (in.is_negative && !is_repeated)) return {};
+  const auto& masks = std::get<std::vector<at::Tensor>>(in.values.find(kEntityMasks)->second);
+  const int64_t stride = latent_spec().token_stride;
+  atelier::Conditioning cond = {
+      {kRegions, regions_of(masks, in.target.height / stride, in.target.width / stride)}};
+  if (is_repeated) cond.emplace(kEntitiesOfPrompt, at::empty({0, std::ssize(*texts)}));
+  if (in.is_negative) return cond;
+  for (size_t i = 0; i < texts->size(); ++i) {
+    std::vector<int64_t> ids = entity_prompts_->tokens((*texts)[i]);
+    const int64_t skip = entity_prompts_->skip();
+    cut_to_limit(ids, {.tokens = std::ssize(ids) - skip, .limit = kLongestPrompt}, " of an entity");
+    const at::Tensor hidden = encode_ids("text_encoder", ids, runner);
+    cond.emplace(entity_name(static_cast<int64_t>(i)), behind(hidden, skip));
+  }
+  return cond;
 }
 
 at::Tensor QwenImage::read_with_pictures(std::vector<int64_t> ids,
@@ -281,7 +314,16 @@ std::vector<at::Tensor> QwenImage::denoise_all(std::span<const atelier::DenoiseI
   return ComponentModel::denoise_all(calls, runner);
 }
 
+// The longest of entities counts.
 atelier::TextLength QwenImage::text_length(const atelier::EncodeInputs& in) const {
+  if (in.stage == kEntities) {
+    prompts();  // or throws
+    int64_t longest = 0;
+    const auto* texts = atelier::find_input<std::vector<std::string>>(in.values, kEntityPrompts);
+    for (const std::string& text : texts ? *texts : std::vector<std::string>())
+      longest = std::max(longest, std::ssize(entity_prompts_->tokens(text)));
+    return {.tokens = longest - entity_prompts_->skip(), .limit = kLongestPrompt};
+  }
   const std::vector<int64_t> ids = prompts().tokens(atelier::text_input(in.values, "prompt"));
   return {.tokens = std::ssize(ids) - prompts().skip(), .limit = kLongestPrompt};
 }

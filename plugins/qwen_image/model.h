@@ -24,7 +24,7 @@ class QwenImage final : public atelier::ComponentModel {
             const atelier::ModelOptions& options);
   ~QwenImage() override;
 
-  // Of layers see layered_target(). Else as large as the last picture to be edited, at an area of
+  // Layers: see layered_target(). Else as large as the last picture to be edited, at an area of
   // 1024 x 1024. Throws Error{kInvalidArgument} for pictures that cannot be shown, and for too many
   // of them.
   atelier::MediaTarget target(const atelier::Inputs& inputs,
@@ -36,7 +36,9 @@ class QwenImage final : public atelier::ComponentModel {
 
   // Stage text gives "prompt_embeds": [L, text_width], in compute dtype. Stage references gives
   // what reference_name() says, [C, 1, H, W] of each picture, and what is asked for of
-  // kStretchedPlaces, kCleanPictures and kNoisyPictures.
+  // kStretchedPlaces, kCleanPictures and kNoisyPictures. Stage entities gives what entity_name()
+  // and kRegions say, and on the negative branch of guidance, where it is asked for,
+  // kEntitiesOfPrompt and kRegions.
   atelier::Conditioning encode(const atelier::EncodeInputs& in,
                                atelier::BlockRunner& runner) override;
   atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;
@@ -71,6 +73,8 @@ class QwenImage final : public atelier::ComponentModel {
   // The picture that layers are of, behind the one that stands beside them.
   atelier::Conditioning encode_layer_input(const atelier::Inputs& values,
                                            atelier::BlockRunner& runner);
+  atelier::Conditioning encode_entities(const atelier::EncodeInputs& in,
+                                        atelier::BlockRunner& runner);
   at::Tensor read_with_pictures(std::vector<int64_t> ids, const std::vector<PatchGrid>& grids,
                                 const at::Tensor& rows, atelier::BlockRunner& runner);
   PictureRules rules_of(const atelier::Inputs& inputs) const;
@@ -85,7 +89,7 @@ class QwenImage final : public atelier::ComponentModel {
   std::vector<bool> blockwise_masks_, controlnet_masks_;
   bool is_layered_;
   std::string variant_;  // of the denoiser, there or not; empty: nothing tells it
-  std::optional<PromptTemplate> prompts_;
+  std::optional<PromptTemplate> prompts_, entity_prompts_;
 };
 
 }  // namespace qwen_image

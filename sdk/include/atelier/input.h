@@ -37,7 +37,9 @@ enum class InputFit {
   kCrop,     // scaled until it covers what is made (bilinear), and the middle is cut out
   kStretch,  // scaled to the size of what is made, whatever its own shape is (bicubic)
   kAsIs,     // it keeps its own size
-  kPad,      // scaled until it lies within the size (bilinear), see InputSpec::pad_level
+  // Scaled until it lies within the size (bilinear), see InputSpec::pad_level. What is generated
+  // with an image loses the bars that stand beside that.
+  kPad,
 };
 
 // What stands behind the end of a clip or a sound that is shorter than what is made.
@@ -99,7 +101,8 @@ struct InputSpec {
   int64_t fit_height = 0, fit_width = 0;
 
   // ---- Of clips and sounds
-  // Frames per second to which a clip is brought, by the nearest frame; 0: those that it has.
+  // Frames per second to which a clip is brought, by the nearest frame, or to those of what is made
+  // where these are others; 0: those that it has.
   double fps = 0.0;
   // It runs beside what is made, frame by frame: where that is made in pieces, a stage that runs
   // for each piece is given what lies beside the piece.
