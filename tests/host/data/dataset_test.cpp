@@ -279,6 +279,35 @@ TEST_CASE("Columns that are missing or look misspelt are named once", "[data]") 
   CHECK_THAT(warnings[2], Contains("[video]") && Contains("--data_file_keys"));
 }
 
+TEST_CASE("Images that lie on the target have its shape, and may be left out", "[data]") {
+  TestSet set;
+  write_image(set.folder() / "small.png", 32, 24, 4);
+  write_image(set.folder() / "wide.png", 96, 32, 4);
+  std::vector<InputSpec> inputs = kInputs;
+  inputs.push_back({.name = "whole",
+                    .kind = InputKind::kImage,
+                    .channels = 4,
+                    .fit = InputFit::kStretch,
+                    .when_absent = WhenAbsent::kLeftOut,
+                    .filter = ResizeFilter::kLanczos,
+                    .lies_on_target = true});
+  set.options().extra_inputs = {"whole"};
+  set.write("a.csv", "image,prompt,whole\na.png,x,small.png\na.png,y,\n");
+  const Dataset dataset = set.good(inputs);
+  const at::Tensor whole = std::get<at::Tensor>(dataset.load(0).inputs.at("whole"));
+  REQUIRE(whole.sizes() == at::IntArrayRef({4, 48, 64}));
+  CHECK(at::equal(whole.narrow(0, 0, 3),
+                  media::to_pixels(media::crop_and_resize(image(32, 24, 4), 64, 48))));
+  CHECK_FALSE(dataset.load(1).inputs.contains("whole"));
+  CHECK_FALSE(dataset.shapes(1).contains("whole"));
+
+  set.write("b.csv", "image,prompt,whole\na.png,x,wide.png\n");
+  REQUIRE(set.problems(inputs).size() == 1);
+  CHECK_THAT(set.problems(inputs).front(), Contains("wide.png is 96x32") &&
+                                               Contains("the image 64x48") &&
+                                               Contains("give them one shape"));
+}
+
 TEST_CASE("Images beside the target are fitted, and may be absent", "[data]") {
   TestSet set;
   write_image(set.folder() / "wide.png", 96, 32, 4);
