@@ -469,7 +469,7 @@ num_repeats = 2
         self.told('--control_path: its files may be of "input_image", "end_image", "control_video"',
                   "and one input takes them; name it with --extra_inputs")
         self.paste(line.replace("FAMILY", "lumina"), code=2)
-        self.told("--control_path: this family is trained with no images beside the ones to learn")
+        self.told("--control_path: this model is trained with no images beside the ones to learn")
 
     def test_caching_scripts_become_cache(self):
         (self.dir / "d.toml").write_text('[[datasets]]\nimage_directory = "im"\nresolution = [960, 544]\n')
