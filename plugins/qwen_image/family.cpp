@@ -362,11 +362,11 @@ constexpr ScheduleDefaults layered(std::string_view variant, int steps, std::str
 }
 
 constexpr ScheduleDefaults kSchedules[] = {
-    layered(kLayeredVariant, 50, "Qwen-Image-Layered"),
-    layered(kLayeredControlVariant, 30, "Qwen-Image-Layered-Control"),
     published("qwen-image", 50, "Qwen-Image"),
     published("qwen-image-edit-25*", 40, "Qwen-Image-Edit-2509 and -2511"),
     published("firered-*", 40, "FireRed-Image-Edit"),
+    layered(kLayeredVariant, 50, "Qwen-Image-Layered"),
+    layered(kLayeredControlVariant, 30, "Qwen-Image-Layered-Control"),
     published("*", 50, "Qwen-Image-2512 and Qwen-Image-Edit"),
     {.name = "lightning",
      .num_inference_steps = 4,

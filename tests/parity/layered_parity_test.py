@@ -284,7 +284,7 @@ class Served(LayeredTest):
             view = server.finished(job["id"])
             files = [server.bytes(file["url"]) for file in view["files"]]
             edited = server.ask("POST", "/v1/images/edits", dict(
-                prompt=PROMPT, images=[{"image_url": shown}], layer_num=2, size=f"{WIDTH}x{HEIGHT}", num_inference_steps=2,
+                prompt=PROMPT, image=shown, layer_num=2, size=f"{WIDTH}x{HEIGHT}", num_inference_steps=2,
                 seed=4))
         self.assertEqual(("done", [4, 4, 4]), (view["state"], [file["seed"] for file in view["files"]]))
         expected = self.ours(None, layer_num=2, height=HEIGHT, width=WIDTH, num_inference_steps=2, seed=4, cfg_scale=4,

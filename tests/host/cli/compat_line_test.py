@@ -250,10 +250,9 @@ class CompatLine(FolderTest):
                 (qwen, "--trainable_models dit", "edit_image", []),
                 (qwen, "--lora_base_model dit", "context_image", []),
                 (qwen, "--trainable_models blockwise_controlnet", "blockwise_controlnet_image", []),
-                (qwen, "--lora_base_model dit", "eligen_entity_masks,eligen_entity_prompts",
-                 [no_input, "eligen_entity_masks", no_input, "eligen_entity_prompts"]),
-                (qwen, "--lora_base_model dit", "layer_num,layer_input_image",
-                 [no_input, "layer_num", no_input, "layer_input_image"])):
+                (qwen, "--lora_base_model dit", "eligen_entity_masks,eligen_entity_prompts", []),
+                (qwen, "--lora_base_model dit", "layer_num,layer_input_image", []),
+                (qwen, "--lora_base_model dit", "entity_num", [no_input, "entity_num"])):
             with self.subTest(f"{script} {trained} {inputs}"):
                 line = f"accelerate launch {script} --dataset_base_path data {trained}"
                 flags = self.paste(line + (f" --extra_inputs {inputs}" if inputs else ""), code=2 if refused else 0)
