@@ -389,6 +389,21 @@ class Training(LayeredTest):
                     extra="layer_num,layer_input_image,context_image"):
                 pass
 
+    def test_training_from_what_encoders_alone_have_kept(self):
+        with self.train(self.rows(), seed=7, max_train_steps=2, lora_base_model="dit", lora_target_modules="to_q") as run:
+            expected = run.losses()
+        encoders = [self.models.folder / part for part in ("vae", "text_encoder", "tokenizer")]
+        hint = json.dumps({"*": {"variant": "qwen-image-layered"}})
+        data = [(np.zeros((64, 64, 3), np.uint8), "x")]
+        cache = self.dir / "cache"
+        with atelier.train(encoders, data, **self.flags(self.rows(), task="sft:data_process", model_hints=hint),
+                           cache_path=cache, save_steps=None, checkpoints_total_limit=None, enable_csv_log=None):
+            pass
+        with atelier.train(self.models.folder / "transformer", data, task="sft:train", dataset_base_path=cache,
+                           dataset_metadata_path=None, seed=7, max_train_steps=2, lora_base_model="dit",
+                           lora_target_modules="to_q", learning_rate=steps.RATE) as run:
+            self.assertEqual(expected, run.losses())
+
     def refused_rows(self, rows, *told, **flags):
         given = dict(plugin="qwen_image", model_paths=atelier.paths_argument(self.models.folder), device="cpu",
                      output_path=self.dir / "run", lora_base_model="dit") | self.flags(rows, **flags)
