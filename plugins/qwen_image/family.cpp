@@ -409,6 +409,7 @@ std::string_view variant_in(const std::string& given) {
 
 // The denoisers that make layers: tensors tell them from all others.
 void name_layered(FoundPart& dit) {
+  if (!has_clean_references(dit.part)) dit.part.config.erase(kCleanReferences);
   if (!dit.hint.variant.empty()) return;
   const bool is_control = spelt_as_variant(dit.path).find("layered-control") != std::string::npos;
   dit.part.variant = is_control ? kLayeredControlVariant : kLayeredVariant;

@@ -429,7 +429,7 @@ class Training(LayeredTest):
                              {tuple(one["reference_1"].shape) for one in run.encodings("references")})
 
     def test_other_models_learn_one_picture(self):
-        with self.assertRaisesRegex(atelier.ProgramFailed, "image: 2 pictures, and this variant makes one"):
+        with self.assertRaisesRegex(atelier.ProgramFailed, "has 2 pictures, and the model makes one"):
             rows = [{"image": ["0_0.png", "0_1.png"], "prompt": "a"}]
             with atelier.train(self.models.tiny.model, [(np.zeros((64, 64, 3), np.uint8), "x")],
                                **self.flags(rows, extra=None), lora_base_model="dit"):
