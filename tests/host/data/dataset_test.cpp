@@ -308,6 +308,21 @@ TEST_CASE("Images that lie on the target have its shape, and may be left out", "
                                                Contains("give them one shape"));
 }
 
+TEST_CASE("Several pictures of a row are for models that make several", "[data]") {
+  TestSet set;
+  std::vector<InputSpec> inputs = kInputs;
+  for (InputSpec& input : inputs)
+    if (input.role == InputRole::kTarget) input.max_count = 3;
+  set.write("a.csv", "image,prompt\n\"[\"\"a.png\"\", \"\"a.png\"\"]\",x\n");
+  REQUIRE(set.problems(inputs).size() == 1);
+  CHECK_THAT(set.problems(inputs).front(), Contains("has 2 pictures, and the model makes one"));
+  report::Problems problems;
+  const Dataset dataset =
+      Dataset::open(set.options(), inputs, LatentSpec{.takes_clips = true}, problems);
+  CHECK(problems.empty());
+  CHECK(dataset.items().front().target.frames == 2);
+}
+
 TEST_CASE("Images beside the target are fitted, and may be absent", "[data]") {
   TestSet set;
   write_image(set.folder() / "wide.png", 96, 32, 4);
