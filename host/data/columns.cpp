@@ -64,6 +64,13 @@ void Columns::choose_inputs(const DatasetOptions& options, std::span<const Input
     if (input.kind == InputKind::kMask && input.fit == InputFit::kAsIs)
       inputs_.back().fit = InputFit::kCrop;
   }
+  for (const InputSpec& input : inputs_) {
+    if (input.paired_with.empty() || reads(input.paired_with)) continue;
+    problems.add(kColumns,
+                 "--extra_inputs: " + quote_and_escape(input.name) + " needs " +
+                     std::string(input.paired_with) + " beside it",
+                 "name both");
+  }
   for (const InputSpec& input : inputs) {
     if (inputs::is_file(input.kind) || !contains(options.data_file_keys, input.name)) continue;
     problems.add(kColumns,

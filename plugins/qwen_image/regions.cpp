@@ -54,11 +54,9 @@ const at::Tensor& embeddings_of(const Conditioning& cond, int64_t number) {
 
 const at::Tensor& regions_in(const Conditioning& cond, const SampleRows& sample) {
   const at::Tensor& regions = atelier::named_tensor(cond, kRegions, 3);
-  if (regions.scalar_type() == at::kLong && regions.size(0) == 1 &&
-      regions.size(1) == sample.height && regions.size(2) == sample.width)
-    return regions;
+  if (regions.sizes() == at::IntArrayRef({1, sample.height, sample.width})) return regions;
   throw Error(ErrorCode::kInvalidArgument,
-              std::string(kRegions) + " of shape " + atelier::shape_text(regions) + ", int64 [1, " +
+              std::string(kRegions) + " of shape " + atelier::shape_text(regions) + ", [1, " +
                   std::to_string(sample.height) + ", " + std::to_string(sample.width) +
                   "] expected",
               "they are encoded for the size of the image");
@@ -114,7 +112,7 @@ at::Tensor groups_of(std::span<const Conditioning* const> cond,
       groups.push_back(at::full({sample.entities[i]}, int64_t{1} << i, options));
     groups.push_back(at::zeros({sample.text}, options));
     groups.push_back(sample.entities.empty() ? at::zeros({sample.height * sample.width}, options)
-                                             : regions_in(*cond[s], sample).to(device).flatten());
+                                             : regions_in(*cond[s], sample).to(options).flatten());
     groups.push_back(at::zeros({sample.reference_rows()}, options));
   }
   return at::cat(groups);

@@ -346,6 +346,24 @@ TEST_CASE("Lists of a row that belong together are equally long", "[data]") {
   REQUIRE(problems.size() == 2);
   CHECK_THAT(problems[0], Contains("a.csv:2 [scales]: 2 numbers are given, and 1 of texts"));
   CHECK_THAT(problems[1], Contains("a.csv:3 [scales]: \"wide\" is no number"));
+  const std::vector<InputSpec> without = {inputs[0], inputs[2]};
+  CHECK_THAT(set.problems(without).front(),
+             Contains("--extra_inputs: \"scales\" needs texts beside it; name both"));
+}
+
+TEST_CASE("A mask that keeps its size lies over the image in training", "[data]") {
+  TestSet set;
+  const std::vector<InputSpec> inputs = {
+      {.name = "image", .kind = InputKind::kImage, .required = true, .role = InputRole::kTarget},
+      {.name = "region", .kind = InputKind::kMask, .required = true, .fit = InputFit::kAsIs}};
+  set.write("a.csv", "image,region\na.png,b.png\n");
+  set.options().height = 32, set.options().width = 16;
+  set.options().data_file_keys = {"image", "region"};
+  const Dataset dataset = set.open(inputs);
+  const Sample sample = dataset.load(0);
+  const auto& region = std::get<at::Tensor>(sample.inputs.at("region"));
+  CHECK(region.sizes() == at::IntArrayRef({1, 32, 16}));
+  CHECK(std::get<at::Tensor>(dataset.shapes(0).at("region")).sizes() == region.sizes());
 }
 
 TEST_CASE("What is odd and no mistake is a warning", "[data]") {
