@@ -166,8 +166,9 @@ std::vector<float> probe_schedule(LoadedModel& model, const nlohmann::json& requ
   wanted.num_steps = request.value("num_inference_steps", defaults.num_inference_steps);
   const int64_t height = request.value("height", int64_t{1024}),
                 width = request.value("width", int64_t{1024});
-  wanted.tokens =
-      generate::tokens_of({request.value("num_frames", int64_t{1}), height, width}, spec);
+  const MediaTarget target = {request.value("num_frames", int64_t{1}), height, width};
+  wanted.tokens = generate::tokens_of(target, spec);
+  wanted.frames = generate::latent_frames_of(target, spec);
   if (request.contains("flow_shift")) wanted.flow_shift = request["flow_shift"].get<double>();
   if (request.contains("sigmas")) wanted.sigmas = request["sigmas"].get<std::vector<double>>();
   return sampling::keep_last_steps(sampling::make_sigmas(defaults, wanted),

@@ -165,7 +165,6 @@ void fill_offload(OffloadSettings& o, const ParsedFlags& flags, report::Problems
 }
 
 void fill_memory(Training& c, const ParsedFlags& flags, report::Problems& problems) {
-  if (flags.is_given("prefetch")) c.memory.prefetch = flags.integer("prefetch");
   run::check_report_path(c.memory.report, problems, c.output.output_path);
   fill_offload(c.offload, flags, problems);
   c.model.placement.offload_others = c.offload.weights;

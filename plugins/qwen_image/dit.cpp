@@ -12,6 +12,7 @@
 
 #include "controls.h"
 #include "dit_block.h"
+#include "layered.h"
 #include "regions.h"
 
 namespace qwen_image {
@@ -57,6 +58,11 @@ Dit::Dit(const DitConfig& c)
   }
   for (const std::string& name : control_names_) entries_.push_back({.name = name});
   entries_.push_back({.name = kControlPrompt});
+  entries_.push_back({.name = kKeepsLength});
+  if (c.layered) {
+    added_time_ = std::make_unique<atelier::nn::Embedding>(this, kAddedTime, 2, c.width);
+    levels_.add_row(*added_time_);
+  }
   for (int64_t i = 0; i < kMaxEntities; ++i) entity_names_.push_back(entity_name(i));
   for (const std::string& name : entity_names_) entries_.push_back({.name = name});
   entries_.push_back({.name = kRegions});
@@ -122,10 +128,18 @@ Dit::Rope Dit::make_rope(const std::vector<SampleRows>& samples, at::Device devi
   for (const SampleRows& sample : samples) {
     const int64_t height = sample.height, width = sample.width;
     // Rows and columns count from the middle of each picture.
-    add_picture(0, centered(height, options), centered(width, options));
-    int64_t start = std::max(height / 2, width / 2), number = 0;
+    const int64_t last = sample.pictures + std::ssize(sample.references) - 1;
+    // The picture that layers are of stands in front of them.
+    const auto place_of = [&](int64_t number) {
+      return config_.layered && number == last ? -1 : number;
+    };
+    int64_t number = 0;
+    for (; number < sample.pictures; ++number)
+      add_picture(place_of(number), centered(height, options), centered(width, options));
+    int64_t start = std::max({height / 2, width / 2, config_.layered ? last : 0});
     for (const auto& [H, W] : sample.references) {
-      add_picture(++number, sample.stretches ? stretched(H, height, options) : centered(H, options),
+      add_picture(place_of(number++),
+                  sample.stretches ? stretched(H, height, options) : centered(H, options),
                   sample.stretches ? stretched(W, width, options) : centered(W, options));
       start = std::max({start, H / 2, W / 2});
     }
@@ -158,12 +172,13 @@ std::vector<at::Tensor> to_latents(const at::Tensor& rows,
   int64_t first = 0;
   for (const atelier::DenoiseInputs& in : calls) {
     const auto& x = in.x_BCTHW;
-    const int64_t B = x.size(0), C = x.size(1), H = x.size(3) / kPatch, W = x.size(4) / kPatch;
-    const at::Tensor own = calls.size() == 1 ? rows : rows.narrow(0, first, B * H * W).clone();
-    result.push_back(own.view({B, H, W, C, kPatch, kPatch})
-                         .permute({0, 3, 1, 4, 2, 5})
-                         .reshape({B, C, 1, H * kPatch, W * kPatch}));
-    first += B * H * W;
+    const int64_t B = x.size(0), C = x.size(1), T = x.size(2), H = x.size(3) / kPatch,
+                  W = x.size(4) / kPatch, count = B * T * H * W;
+    const at::Tensor own = calls.size() == 1 ? rows : rows.narrow(0, first, count).clone();
+    result.push_back(own.view({B, T, H, W, C, kPatch, kPatch})
+                         .permute({0, 4, 1, 2, 5, 3, 6})
+                         .reshape({B, C, T, H * kPatch, W * kPatch}));
+    first += count;
   }
   return result;
 }
@@ -176,14 +191,15 @@ std::vector<SampleRows> images_of(std::span<const atelier::DenoiseInputs> calls,
     for (int64_t b = 0; b < in.x_BCTHW.size(0); ++b)
       samples.push_back({.height = in.x_BCTHW.size(3) / kPatch,
                          .width = in.x_BCTHW.size(4) / kPatch,
-                         .text = texts[samples.size()]});
+                         .text = texts[samples.size()],
+                         .pictures = in.x_BCTHW.size(2)});
   }
   return samples;
 }
 
 Segments image_segments(const std::vector<SampleRows>& samples) {
   std::vector<int64_t> lengths;
-  for (const SampleRows& sample : samples) lengths.push_back(sample.height * sample.width);
+  for (const SampleRows& sample : samples) lengths.push_back(sample.own_rows());
   return Segments(lengths);
 }
 

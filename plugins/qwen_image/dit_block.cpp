@@ -36,10 +36,11 @@ at::Tensor time_channels(const at::Tensor& sigma_B) {
 }
 
 at::Tensor to_rows(const at::Tensor& x) {
-  const int64_t B = x.size(0), C = x.size(1), H = x.size(3) / kPatch, W = x.size(4) / kPatch;
-  return x.reshape({B, C, H, kPatch, W, kPatch})
-      .permute({0, 2, 4, 1, 3, 5})
-      .reshape({B * H * W, C * kPatch * kPatch});
+  const int64_t B = x.size(0), C = x.size(1), T = x.size(2), H = x.size(3) / kPatch,
+                W = x.size(4) / kPatch;
+  return x.reshape({B, C, T, H, kPatch, W, kPatch})
+      .permute({0, 2, 3, 5, 1, 4, 6})
+      .reshape({B * T * H * W, C * kPatch * kPatch});
 }
 
 namespace {

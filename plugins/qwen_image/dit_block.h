@@ -21,7 +21,7 @@ inline constexpr const char *kTimeIn = "time_text_embed.timestep_embedder.linear
 
 // Noise levels [B] as channels, [B, kTimeChannels] float32.
 at::Tensor time_channels(const at::Tensor& sigma_B);
-// Latents [B, C, T, H, W] to rows of tokens, [B H W / 4, C * 4].
+// Latents [B, C, T, H, W] to rows of tokens, [B T H W / 4, C * 4].
 at::Tensor to_rows(const at::Tensor& x_BCTHW);
 
 struct Modulation;

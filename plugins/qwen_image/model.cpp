@@ -11,6 +11,7 @@
 #include "config.h"
 #include "controlnet.h"
 #include "dit.h"
+#include "layered.h"
 #include "regions.h"
 #include "text_encoder.h"
 #include "vision.h"
@@ -44,6 +45,12 @@ bool is_set(const atelier::Inputs& inputs, std::string_view flag, bool otherwise
   return given ? *given : otherwise;
 }
 
+[[noreturn]] void throw_several(int64_t pictures) {
+  throw Error(ErrorCode::kInvalidArgument,
+              "image: " + std::to_string(pictures) + " pictures, and this variant makes one",
+              "several are layers, of qwen-image-layered");
+}
+
 std::vector<PatchGrid> grids_of(const at::Tensor& grid_P3) {
   std::vector<PatchGrid> grids;
   const at::Tensor grid = grid_P3.to(at::kCPU, at::kLong).contiguous();
@@ -60,6 +67,13 @@ std::vector<PictureRows> picture_rows(const std::vector<int64_t>& starts,
   return rows;
 }
 
+// Layers are frames to the SDK.
+atelier::LatentSpec latents_of(std::span<const atelier::Detection> parts) {
+  atelier::LatentSpec spec;
+  spec.takes_clips = has_layers(parts);
+  return spec;
+}
+
 // Rows behind the template's beginning.
 at::Tensor behind(const at::Tensor& hidden, int64_t skip) {
   return hidden.narrow(0, skip, hidden.size(0) - skip).clone();
@@ -70,11 +84,13 @@ at::Tensor behind(const at::Tensor& hidden, int64_t skip) {
 QwenImage::QwenImage(std::span<const atelier::ComponentRow> rows,
                      std::span<const atelier::Detection> parts,
                      const atelier::ModelOptions& options)
-    : ComponentModel(rows, parts, options),
+    : ComponentModel(rows, parts, options, latents_of(parts)),
       blockwise_masks_(mask_readers(parts, kBlockwiseKind)),
       controlnet_masks_(mask_readers(parts, kControlNetKind)),
+      is_layered_(has_layers(parts)),
       variant_(variant_of(parts)) {
   check_controls(parts);
+  check_layers(parts);
   if (!has_tokenizer()) return;
   prompts_.emplace(tokenizer(), wording_of(variant_));
   entity_prompts_.emplace(tokenizer(), Wording::kImage);
@@ -112,6 +128,8 @@ atelier::MediaTarget QwenImage::target(const atelier::Inputs& inputs,
                                        const atelier::MediaTarget& asked) const {
   for (const ControlKind& kind : {kBlockwiseKind, kControlNetKind})
     check_control_inputs(kind, readers(kind), inputs);
+  if (is_layered_) return layered_target(inputs, asked, variant_);
+  if (asked.frames > 1) throw_several(asked.frames);
   const std::vector<at::Tensor> pictures = pictures_of(inputs);
   if (pictures.empty()) return asked;
   const PictureSize size = PictureRules().for_vae(size_of(pictures.back()));
@@ -121,12 +139,51 @@ atelier::MediaTarget QwenImage::target(const atelier::Inputs& inputs,
 
 atelier::Conditioning QwenImage::encode(const atelier::EncodeInputs& in,
                                         atelier::BlockRunner& runner) {
-  if (in.stage == "latents") return encode_latents(in.values, "image", runner);
-  if (in.stage == "references") return encode_references(in, runner);
+  if (in.stage == "latents") return encode_target(in.values, runner);
+  if (in.stage == "references")
+    return is_layered_ ? encode_layer_input(in.values, runner) : encode_references(in, runner);
   if (in.stage == kEntities) return encode_entities(in, runner);
   for (const ControlKind& kind : {kBlockwiseKind, kControlNetKind})
     if (in.stage == kind.component) return encode_pictures(kind, in.values, runner);
   return encode_text(in, runner);
+}
+
+atelier::Conditioning QwenImage::encode_target(const atelier::Inputs& values,
+                                               atelier::BlockRunner& runner) {
+  constexpr const char* kImage = "image";
+  std::vector<at::Tensor> pictures;
+  if (const auto* one = atelier::find_input<at::Tensor>(values, kImage)) pictures = {*one};
+  if (const auto* all = atelier::find_input<std::vector<at::Tensor>>(values, kImage))
+    pictures = *all;
+  if (pictures.empty()) throw Error(ErrorCode::kInvalidArgument, "image: missing");
+  if (!is_layered_ && pictures.size() > 1) throw_several(std::ssize(pictures));
+  std::vector<at::Tensor> latents;  // one after the other, with the memory of one
+  for (const at::Tensor& picture : pictures) {
+    const at::Tensor pixels = is_layered_ ? picture : over_white(picture);
+    latents.push_back(encode_latents({{kImage, pixels}}, kImage, runner).at("latents"));
+  }
+  return {{"latents", latents.size() == 1 ? latents.front() : at::cat(latents, 1)}};
+}
+
+atelier::Conditioning QwenImage::encode_layer_input(const atelier::Inputs& values,
+                                                    atelier::BlockRunner& runner) {
+  if (!values.contains(kLayerInput))
+    throw Error(ErrorCode::kInvalidArgument, std::string(kLayerInput) + ": missing",
+                "give the picture that is taken apart");
+  atelier::Conditioning cond;
+  for (const char* name : {kContext, kLayerInput}) {
+    if (values.contains(name))
+      cond.emplace(reference_name(std::ssize(cond)),
+                   encode_latents(values, name, runner).at("latents"));
+  }
+  if (is_set(values, kNormalize, false)) cond.emplace(kKeepsLength, at::ones({1}, at::kFloat));
+  return cond;
+}
+
+void QwenImage::decode(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner,
+                       const atelier::FrameSink& sink) {
+  for (const at::Tensor& frame : latents_BCTHW.split(1, 2))
+    ComponentModel::decode(frame, runner, sink);
 }
 
 atelier::Conditioning QwenImage::encode_text(const atelier::EncodeInputs& in,
@@ -186,8 +243,10 @@ at::Tensor QwenImage::read_with_pictures(std::vector<int64_t> ids,
 
 atelier::Conditioning QwenImage::encode_references(const atelier::EncodeInputs& in,
                                                    atelier::BlockRunner& runner) {
-  if (in.values.contains(kContext))
-    return {{reference_name(0), encode_latents(in.values, kContext, runner).at("latents")}};
+  if (const auto* picture = atelier::find_input<at::Tensor>(in.values, kContext)) {
+    const atelier::Inputs opaque = {{kContext, over_white(*picture)}};
+    return {{reference_name(0), encode_latents(opaque, kContext, runner).at("latents")}};
+  }
   atelier::Conditioning cond;
   for (const at::Tensor& picture : pictures_of(in.values)) {
     const at::Tensor pixels = pixels_for_vae(picture, rules_of(in.values));
@@ -255,7 +314,7 @@ std::vector<at::Tensor> QwenImage::denoise_all(std::span<const atelier::DenoiseI
   return ComponentModel::denoise_all(calls, runner);
 }
 
-// Of entities, the longest.
+// The longest of entities counts.
 atelier::TextLength QwenImage::text_length(const atelier::EncodeInputs& in) const {
   if (in.stage == kEntities) {
     prompts();  // or throws
@@ -281,6 +340,8 @@ void QwenImage::prepare_levels(std::string_view denoiser, std::span<const float>
 at::Tensor QwenImage::guide(const atelier::GuideInputs& in, atelier::BlockRunner&) {
   const at::Tensor with = in.with_BCTHW.to(at::kFloat), without = in.without_BCTHW.to(at::kFloat);
   const at::Tensor combined = without + (with - without) * in.scale;
+  const bool keeps_length = !is_layered_ || in.step.cond.front()->contains(kKeepsLength);
+  if (!keeps_length) return combined.to(in.with_BCTHW.scalar_type());
   const int64_t B = with.size(0), T = with.size(2), H = with.size(3) / kPatch,
                 W = with.size(4) / kPatch;
   const auto tokens = [&](const at::Tensor& v) { return v.view({B, -1, T, H, kPatch, W, kPatch}); };

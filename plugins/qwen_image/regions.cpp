@@ -35,7 +35,7 @@ at::Tensor nearest_pixels(int64_t length, int64_t count) {
 at::Tensor tokens_of(const at::Tensor& mask, int64_t height, int64_t width) {
   const at::Tensor rows = nearest_pixels(mask.size(1), height * kPatch).to(mask.device()),
                    columns = nearest_pixels(mask.size(2), width * kPatch).to(mask.device());
-  const at::Tensor cells = mask[0].index_select(0, rows).index_select(1, columns) > 0.5;
+  const at::Tensor cells = mask.index_select(1, rows).index_select(2, columns).mean(0) > 0;
   return cells.view({height, kPatch, width, kPatch}).to(at::kLong).amax({1, 3});
 }
 
@@ -111,7 +111,7 @@ at::Tensor groups_of(std::span<const Conditioning* const> cond,
     for (size_t i = 0; i < sample.entities.size(); ++i)
       groups.push_back(at::full({sample.entities[i]}, int64_t{1} << i, options));
     groups.push_back(at::zeros({sample.text}, options));
-    groups.push_back(sample.entities.empty() ? at::zeros({sample.height * sample.width}, options)
+    groups.push_back(sample.entities.empty() ? at::zeros({sample.own_rows()}, options)
                                              : regions_in(*cond[s], sample).to(options).flatten());
     groups.push_back(at::zeros({sample.reference_rows()}, options));
   }

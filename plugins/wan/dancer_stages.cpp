@@ -71,11 +71,15 @@ double fps_of(const Inputs& inputs, int64_t rows, bool is_global) {
   return std::round(static_cast<double>(kMusicRate) / std::max(times, 1.0) * 1e4) / 1e4;
 }
 
-// What lies beside a piece of the local model: of a sound, [1, N], samples, and silence behind its
-// end.
-at::Tensor part_of(const at::Tensor& sound_1N, const atelier::Piece& piece) {
-  const auto samples = [](int64_t frames) { return frames * music::kSampleRate / kMusicRate; };
-  const int64_t first = samples(piece.first), end = samples(piece.first + piece.frames);
+// What lies beside the local model's frames, `fps` of them a second: of a sound, [1, N], samples,
+// and beside a piece silence behind its end. A sound that is shorter than a clip without pieces is
+// spread over all of that, as published.
+at::Tensor part_of(const at::Tensor& sound_1N, const EncodeInputs& in, double fps) {
+  const auto samples = [&](int64_t frames) {
+    return std::llround(static_cast<double>(frames) / fps * music::kSampleRate);
+  };
+  if (!in.piece) return sound_1N.slice(1, 0, samples(in.target.frames));
+  const int64_t first = samples(in.piece->first), end = samples(in.piece->first + in.piece->frames);
   const at::Tensor part = sound_1N.slice(1, first, end);
   return at::constant_pad_nd(part, {0, end - first - part.size(1)});
 }
@@ -153,7 +157,7 @@ std::vector<atelier::Piece> DancerInputs::pieces(const Inputs& inputs,
 
 Conditioning DancerInputs::encode_music(const EncodeInputs& in) const {
   at::Tensor sound = *atelier::find_input<at::Tensor>(in.values, kMusicInput);  // [1, N]
-  if (in.piece) sound = part_of(sound, *in.piece);
+  if (!makes_pictures()) sound = part_of(sound, in, fps_of(in.values, 0, /*is_global=*/false));
   const int64_t rows = music::rows_of(sound.size(1));
   const at::Tensor features = sound.is_meta()
                                   ? at::empty({rows, kMusicChannels}, sound.options())

@@ -137,12 +137,12 @@ int64_t VaceInputs::leading_frames(const Conditioning& cond) const {
 std::optional<Conditioning> VaceInputs::encode(const atelier::EncodeInputs& in,
                                                atelier::BlockRunner& runner) {
   if (in.stage != "vace") return std::nullopt;
-  const int64_t F = in.target.frames, H = in.target.height, W = in.target.width;
-  Conditioning made = encode_references(in.values, H, W, runner);
   const auto* scale = atelier::find_input<std::vector<double>>(in.values, kScale);
   // Hints that do not count are not made: the denoiser runs alone.
   if (scale != nullptr && std::ranges::all_of(*scale, [](double one) { return one == 0; }))
-    return made;
+    return Conditioning();
+  const int64_t F = in.target.frames, H = in.target.height, W = in.target.width;
+  Conditioning made = encode_references(in.values, H, W, runner);
   const at::TensorOptions options = options_of(in.values);
   const bool has_video = in.values.contains(kVideo), has_mask = in.values.contains(kMask);
   const at::Tensor mask =

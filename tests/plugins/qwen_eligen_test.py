@@ -26,7 +26,7 @@ class Regions(TinyRuns):
         super().setUpClass()
         cls.masks = []
         for number, (left, right) in enumerate(((0, 40), (30, 96), (0, 0))):
-            mask = np.zeros((64, 96), np.uint8)
+            mask = np.zeros((64, 96, 3), np.uint8)
             mask[10:60, left:right] = 255
             cls.masks.append(cls.root / f"mask{number}.png")
             Image.fromarray(mask).save(cls.masks[-1])

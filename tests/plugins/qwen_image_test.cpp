@@ -399,8 +399,12 @@ TEST_CASE("A hint chooses the variant and may not contradict the tensors", "[det
                [&] { family().detect(index, {.component = "vae", .variant = {}}); });
   CHECK(detected(index, {.component = {}, .variant = "qwen-image-edit-2511"}).variant ==
         "qwen-image-edit-2511");
-  expect_error(ErrorCode::kUnsupported, {"qwen-image-layered"},
+  expect_error(ErrorCode::kInvalidArgument, {"the tensors are none of Qwen-Image-Layered"},
                [&] { family().detect(index, {.component = {}, .variant = "qwen-image-layered"}); });
+  expect_error(ErrorCode::kInvalidArgument, {"the tensors are those of Qwen-Image-Layered"}, [&] {
+    family().detect(index_of(read_keys("transformer_layered.txt")),
+                    {.component = {}, .variant = "qwen-image-2512"});
+  });
   expect_error(ErrorCode::kInvalidArgument, {"\\x1b"},
                [&] { family().detect(index, {.component = {}, .variant = "\x1b[2J"}); });
 }
@@ -422,16 +426,37 @@ TEST_CASE("Every published ControlNet is detected and each of its tensors has a 
   check("controlnet_blockwise_inpaint.txt", "blockwise_controlnet", "channels", 17);
 }
 
+TEST_CASE("What makes layers is told by its tensors, and Layered-Control by its path", "[detect]") {
+  const TensorIndex index = index_of(read_keys("transformer_layered.txt"));
+  const Detection dit = detected(index);
+  CHECK(dit.variant == "qwen-image-layered");
+  CHECK(check_coverage(index, dit) == 0);
+  const TensorIndex pictures = index_of(read_keys("vae_layered.txt"));
+  const Detection vae = detected(pictures);
+  CHECK(vae.integer("pixel_channels") == 4);
+  CHECK(check_coverage(pictures, vae) == 0);
+  CHECK_FALSE(detected(index_of(read_keys("vae_diffusers.txt"))).config.contains("pixel_channels"));
+
+  const auto variant = [&](const std::string& path) {
+    FoundPart found[] = {{.part = dit, .path = path, .hint = {}}};
+    family().assign(found);
+    return found[0].part.variant;
+  };
+  CHECK(variant("/m/Qwen-Image-Layered/transformer/1.safetensors") == "qwen-image-layered");
+  CHECK(variant("/m/qwen_image_layered_control_bf16.safetensors") == "qwen-image-layered-control");
+  CHECK(variant("/m/Qwen-Image-Edit/x.safetensors") == "qwen-image-layered");
+
+  expect_error(ErrorCode::kInvalidArgument, {"the VAE is of pictures without transparency"}, [&] {
+    family().make_model(std::vector{dit, detected(index_of(read_keys("vae_diffusers.txt")))}, {});
+  });
+}
+
 TEST_CASE("What cannot be loaded is refused by its name", "[detect]") {
   const auto refuse = [](const std::string& what, const TensorIndex& index) {
     INFO(what);
     expect_error(ErrorCode::kUnsupported, {what}, [&] { family().detect(index, {}); });
   };
-  refuse("Qwen-Image-Layered", index_of(read_keys("transformer_layered.txt")));
-  refuse("Qwen-Image-Layered", index_of(read_keys("vae_layered.txt")));
-
   const Keys dit = read_keys("transformer.txt");
-  refuse("Layered", index_of(dit, "", {{"use_layer3d_rope", true}}));
   CHECK(
       detected(index_of(dit, "", {{"zero_cond_t", false}, {"guidance_embeds", true}})).component ==
       "dit");

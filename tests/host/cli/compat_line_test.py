@@ -410,9 +410,9 @@ num_repeats = 2
         self.told("--from_file x.txt is left out", "--slg_layers 9 is left out", "--control_path c.mp4 is left out",
                   "--frobnicate is not known to generate", "--video_size 832: two numbers are expected",
                   "the family has no input of pictures", "6 mistakes")
-        self.answer("python qwen_image_generate_image.py --prompt p --save_path o --model_version layered "
+        self.answer("python qwen_image_generate_image.py --prompt p --save_path o --model_version layers "
                     "--end_image_path a.png --dit_high_noise h.st", code=2)
-        self.told("--model_version layered is left out: the family has no such variant",
+        self.told("--model_version layers is left out: the family has no such variant",
                   "the family has no input end_image", "the family has one denoiser")
         for script in ("examples/wanvideo/model_inference/Wan2.1-T2V-1.3B.py",
                        "examples/qwen_image/model_inference_low_vram/Qwen-Image.py",

@@ -279,6 +279,35 @@ TEST_CASE("Columns that are missing or look misspelt are named once", "[data]") 
   CHECK_THAT(warnings[2], Contains("[video]") && Contains("--data_file_keys"));
 }
 
+TEST_CASE("Images that lie on the target have its shape, and may be left out", "[data]") {
+  TestSet set;
+  write_image(set.folder() / "small.png", 32, 24, 4);
+  write_image(set.folder() / "wide.png", 96, 32, 4);
+  std::vector<InputSpec> inputs = kInputs;
+  inputs.push_back({.name = "whole",
+                    .kind = InputKind::kImage,
+                    .channels = 4,
+                    .fit = InputFit::kStretch,
+                    .when_absent = WhenAbsent::kLeftOut,
+                    .filter = ResizeFilter::kLanczos,
+                    .lies_on_target = true});
+  set.options().extra_inputs = {"whole"};
+  set.write("a.csv", "image,prompt,whole\na.png,x,small.png\na.png,y,\n");
+  const Dataset dataset = set.good(inputs);
+  const at::Tensor whole = std::get<at::Tensor>(dataset.load(0).inputs.at("whole"));
+  REQUIRE(whole.sizes() == at::IntArrayRef({4, 48, 64}));
+  CHECK(at::equal(whole.narrow(0, 0, 3),
+                  media::to_pixels(media::crop_and_resize(image(32, 24, 4), 64, 48))));
+  CHECK_FALSE(dataset.load(1).inputs.contains("whole"));
+  CHECK_FALSE(dataset.shapes(1).contains("whole"));
+
+  set.write("b.csv", "image,prompt,whole\na.png,x,wide.png\n");
+  REQUIRE(set.problems(inputs).size() == 1);
+  CHECK_THAT(set.problems(inputs).front(), Contains("wide.png is 96x32") &&
+                                               Contains("the image 64x48") &&
+                                               Contains("give them one shape"));
+}
+
 TEST_CASE("Images beside the target are fitted, and may be absent", "[data]") {
   TestSet set;
   write_image(set.folder() / "wide.png", 96, 32, 4);
@@ -349,21 +378,6 @@ TEST_CASE("Lists of a row that belong together are equally long", "[data]") {
   const std::vector<InputSpec> without = {inputs[0], inputs[2]};
   CHECK_THAT(set.problems(without).front(),
              Contains("--extra_inputs: \"scales\" needs texts beside it; name both"));
-}
-
-TEST_CASE("A mask that keeps its size lies over the image in training", "[data]") {
-  TestSet set;
-  const std::vector<InputSpec> inputs = {
-      {.name = "image", .kind = InputKind::kImage, .required = true, .role = InputRole::kTarget},
-      {.name = "region", .kind = InputKind::kMask, .required = true, .fit = InputFit::kAsIs}};
-  set.write("a.csv", "image,region\na.png,b.png\n");
-  set.options().height = 32, set.options().width = 16;
-  set.options().data_file_keys = {"image", "region"};
-  const Dataset dataset = set.open(inputs);
-  const Sample sample = dataset.load(0);
-  const auto& region = std::get<at::Tensor>(sample.inputs.at("region"));
-  CHECK(region.sizes() == at::IntArrayRef({1, 32, 16}));
-  CHECK(std::get<at::Tensor>(dataset.shapes(0).at("region")).sizes() == region.sizes());
 }
 
 TEST_CASE("What is odd and no mistake is a warning", "[data]") {
