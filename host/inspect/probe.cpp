@@ -91,7 +91,7 @@ void check_request(const nlohmann::json& request, const std::string& place) {
   report::Problems problems;
   const std::vector<std::string> known = {
       "height", "width",  "num_inference_steps", "schedule", "denoising_strength", "flow_shift",
-      "sigmas", "variant"};
+      "sigmas", "variant", "num_frames"};
   for (const auto& [key, value] : request.items()) {
     if (std::find(known.begin(), known.end(), key) == known.end()) {
       const std::string nearest = report::nearest_name(key, known);

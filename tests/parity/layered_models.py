@@ -19,9 +19,9 @@ import tiny_models
 SCHEDULER_CONFIG = {**tiny_models.SCHEDULER_CONFIG, "shift_terminal": None, "time_shift_type": "linear"}
 
 
-def make_transformer(seed):
+def make_transformer(seed, layers=2):
     transformer = QwenImageTransformer2DModel(
-        patch_size=2, in_channels=64, out_channels=16, num_layers=2, attention_head_dim=32, num_attention_heads=3,
+        patch_size=2, in_channels=64, out_channels=16, num_layers=layers, attention_head_dim=32, num_attention_heads=3,
         joint_attention_dim=96, axes_dims_rope=(8, 12, 12), use_additional_t_cond=True, use_layer3d_rope=True)
     return tiny_models.randomize_(transformer, seed, overrides=[(r"attn\.to_out\.0|add_v_proj", 4.0), (r"proj_out", 1.3),
                                                                 (r"addition_t_embedding", 8.0)])
@@ -92,9 +92,9 @@ class LayeredModels:
         pipeline.set_progress_bar_config(disable=True)
         return pipeline
 
-    def generate(self, image, latents, output_type="latent", context=None, **flags):
+    def generate(self, image, latents, context=None, **flags):
         """All pictures, uint8 [H, W, 4], that the pipeline makes of the noise `latents`, in its size; `context`: rows that
-        stand between noise and picture."""
+        stand between noise and picture. The pipeline gives the layers, and the picture of them all is decoded here."""
         height, width = latents.shape[-2] * 8, latents.shape[-1] * 8
         plain = self.transformer.forward
 
@@ -104,14 +104,22 @@ class LayeredModels:
             shapes = [[*one[:-1], one[-1], one[-1]] for one in img_shapes]
             return plain(rows, img_shapes=shapes, **inputs)
 
+        last = {}
+
+        def keep(pipeline, step, level, tensors):
+            last.update(tensors)
+            return {}
+
+        layers = latents.shape[2] - 1
+        decode = self.vae.decode if layers else lambda none, return_dict: [torch.zeros(1, 4, 1, 8, 8)]
+        decoding = mock.patch.object(self.vae, "decode", decode)
         size = mock.patch.object(pipeline_qwenimage_layered, "calculate_dimensions", lambda area, ratio: (width, height))
         forward = mock.patch.object(self.transformer, "forward", plain if context is None else beside)
-        with size, forward, torch.no_grad():
-            made = self.pipeline(image, layers=latents.shape[2] - 1, latents=pack(latents), output_type=output_type,
+        with size, forward, decoding, torch.no_grad():
+            made = self.pipeline(image, layers=layers, latents=pack(latents), output_type="np", callback_on_step_end=keep,
                                  **flags).images
-            if output_type == "np":
-                return list((made[0] * 255).round().astype(np.uint8))
-            return self.decode(unpack(made, latents.shape))
+        pictures = self.decode(unpack(last["latents"], latents.shape))
+        return pictures[:1] + (layers > 0) * list((made[0] * 255).round().astype(np.uint8))
 
     def decode(self, latents):
         with torch.no_grad():

@@ -39,14 +39,15 @@ class Scripts(ScriptTest):
     def write_rows(cls, name, layers):
         folder = cls.root / cls.data(name)
         folder.mkdir(parents=True)
-        files = [f"{number}.png" for number in range(layers + 2)]
-        for number, file in enumerate(files):
-            noise = np.random.default_rng(number).integers(0, 256, (12, 16, 4), np.uint8)
-            Image.fromarray(noise, "RGBA").resize((1024, 768)).save(folder / file)
-        row = {"image": files[1:], "layer_input_image": files[0], "layer_num": layers, "prompt": "a cat"}
-        rows = [row, row | {"prompt": "a dog"}]
+        rows = []
+        for prompt in ("a cat", "a dog"):
+            files = [f"{prompt}_{number}.png" for number in range(layers + 2)]
+            for number, file in enumerate(files):
+                noise = np.random.default_rng([len(rows), number]).integers(0, 256, (12, 16, 4), np.uint8)
+                Image.fromarray(noise, "RGBA").resize((1024, 768)).save(folder / file)
+            rows.append({"image": files[1:], "layer_input_image": files[0], "layer_num": layers, "prompt": prompt})
         if name.endswith("V2"):
-            rows = [row | {"context_image": files[1]}, row | {"prompt": "a dog", "context_image": None}]
+            rows[0]["context_image"], rows[1]["context_image"] = rows[0]["image"][0], None
         (folder / "metadata.json").write_text(json.dumps(rows))
 
     @staticmethod
