@@ -390,6 +390,9 @@ TEST_CASE("Lists of a row that belong together are equally long", "[data]") {
   REQUIRE(problems.size() == 2);
   CHECK_THAT(problems[0], Contains("a.csv:2 [scales]: 2 numbers are given, and 1 of texts"));
   CHECK_THAT(problems[1], Contains("a.csv:3 [scales]: \"wide\" is no number"));
+  const std::vector<InputSpec> without = {inputs[0], inputs[2]};
+  CHECK_THAT(set.problems(without).front(),
+             Contains("--extra_inputs: \"scales\" needs texts beside it; name both"));
 }
 
 TEST_CASE("What is odd and no mistake is a warning", "[data]") {
