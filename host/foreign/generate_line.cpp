@@ -205,8 +205,7 @@ class GenerateLine final : public LineWords {
       if (spec.required) needed.push_back(&spec);
     }
     const std::vector<const InputSpec*>& from = needed.empty() ? shown : needed;
-    if (from.size() != 1)
-      return lose(flag.shown, "the family has no input of pictures");
+    if (from.size() != 1) return lose(flag.shown, "the family has no input of pictures");
     const InputSpec* const input = from.front();
     const std::string name(input->name);
     for (const std::string& value : flag.values) flags_.emplace_back(name, value);
