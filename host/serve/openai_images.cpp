@@ -55,9 +55,9 @@ bool put_edited(Asked& asked, Form& form, const Service& service) {
   std::vector<FormFile> rest;
   for (FormFile& file : form.files) {
     if (file.name == "image" || file.name == "image[]") {
-      pictures.push_back({std::move(file.bytes)});
+      pictures.emplace_back(std::move(file.bytes));
     } else if (file.name == "mask") {
-      mask = mask_of_transparent({std::move(file.bytes)});
+      mask = mask_of_transparent(Upload(std::move(file.bytes)));
     } else {
       rest.push_back(std::move(file));
     }
@@ -152,7 +152,7 @@ ImagesRequest read_images(Form form, const Service& service, bool is_edit) {
   // Nothing is left of what stood where the mask is, as at OpenAI's.
   if (has_mask && !asked.fields.contains("denoising_strength"))
     asked.fields["denoising_strength"] = 1.0;
-  images.jobs = by_seeds(std::move(asked), seed);
+  images.jobs = by_seeds(std::move(asked), seed, service.model);
   for (const Asked& job : images.jobs) {
     const json count = job.fields.value("num_images", json(1));
     images.most_partials += job.previews * (count.is_number_integer() ? count.get<int64_t>() : 1);
