@@ -165,7 +165,7 @@ int64_t Engine::most_images(const RequestRun& run) const {
 
 void Engine::encode(RequestRun& run) {
   attempt(run, [&] {
-    loras_.use(run.request.loras, /*anew=*/!run.has_begun());
+    loras_.use_beside(run.request.loras, /*anew=*/!run.has_begun());
     has_encoded_ = true;
     run.encode(encoder_);
     check_levels(run.next_request(), context_.of.stages);
@@ -183,7 +183,7 @@ void Engine::decode(Walk& walk) {
   // Decoding may need the room.
   if (active_.size() == 1 && aside_.empty() && first_to_begin() == nullptr) denoisers_.forget();
   const bool is_decoded = attempt(run, [&] {
-    loras_.use(run.request.loras);
+    loras_.use_beside(run.request.loras);
     run.decode(decoder_, walk.trajectory);
   });
   if (!is_decoded) return;

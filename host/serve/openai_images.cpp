@@ -97,7 +97,8 @@ void make_still(Asked& asked, const ModelFacts& model) {
   asked.fields["num_frames"] = 1;
 }
 
-// Tokens of OpenAI's prices; none are counted here, and strict clients want the numbers.
+// Tokens of OpenAI's prices: none are counted here. The events of a stream have to have them, by
+// the types of OpenAI's clients, and replies do not.
 json usage() {
   return {{"input_tokens", 0},
           {"input_tokens_details", {{"image_tokens", 0}, {"text_tokens", 0}}},
@@ -179,8 +180,7 @@ json images_reply(const ImagesRequest& request, const std::vector<JobView>& view
                 {"data", std::move(data)},
                 {"background", "opaque"},
                 {"output_format", request.output_format},
-                {"size", size_of(views.front().settings, model)},
-                {"usage", usage()}};
+                {"size", size_of(views.front().settings, model)}};
   if (!request.quality.is_null()) reply["quality"] = request.quality;
   if (!request.safety_identifier.is_null()) reply["safety_identifier"] = request.safety_identifier;
   return reply;

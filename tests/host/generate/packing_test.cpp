@@ -346,11 +346,14 @@ class FakeLoras final : public RequestLoras {
  public:
   Words used;
   uint64_t changes = 0;
+  bool changes_all = true;
   static std::string name(const Loras& set) { return set.empty() ? "none" : set[0].name; }
   void use(const Loras& set) override {
     if (used.empty() || used.back() != name(set)) ++changes;
     used.push_back(name(set));
   }
+  void read(const Loras& set) override { used.push_back("read " + name(set)); }
+  bool changes_others(const Loras&) override { return changes_all; }
   bool can_share(std::span<const Loras> sets) override {
     return std::ranges::none_of(sets, [](const Loras& set) { return name(set)[0] == 'w'; });
   }
@@ -407,6 +410,24 @@ TEST_CASE("Samples of one call have the LoRAs of their requests", "[generate]") 
     CHECK(seen.empty());
     CHECK(loras.changes == 1);
   }
+}
+
+TEST_CASE("What is encoded and decoded beside others leaves LoRAs of denoisers in use",
+          "[generate]") {
+  Studio studio;
+  FakeLoras loras;
+  loras.changes_all = GENERATE(false, true);
+  studio.of.loras = &loras;
+  studio.open({.max_batch = 4});
+  Request slow = request_of("slow", 6, {1}), quick = request_of("quick", 2, {2});
+  slow.loras = {{.name = "a"}};
+  quick.loras = {{.name = "b"}};
+  studio.add(slow);
+  studio.advance(3);  // encoded, and two steps
+  studio.add(quick);
+  studio.finish();
+  CHECK(loras.used == (loras.changes_all ? Words{"a", "b", "each", "b", "a"}
+                                         : Words{"a", "read b", "each", "a"}));
 }
 
 TEST_CASE("A small picture shows what a step says of the end", "[generate]") {

@@ -198,7 +198,7 @@ TEST_CASE("Replies with pictures have OpenAI's form", "[serve]") {
   CHECK(reply["quality"] == "low");
   CHECK(reply["output_format"] == "png");
   CHECK(reply["created"].is_number_integer());
-  CHECK(reply["usage"]["input_tokens_details"]["text_tokens"] == 0);
+  CHECK_FALSE(reply.contains("usage"));
   request.wants_urls = true;
   CHECK(images_reply(request, {done_view(folder)}, facts(), "here:1")["data"][1] ==
         json{{"url", "http://here:1/v1/jobs/job0/files/1"}, {"seed", 8}});
