@@ -113,10 +113,10 @@ TEST_CASE("A denoiser's levels are computed once, and again where LoRAs change",
 
 TEST_CASE("Two denoisers that stay keep the levels of each", "[generate]") {
   Parts parts;
-  parts.of = two_denoisers(parts.model, parts.log);
+  EngineModel two = two_denoisers(parts.model, parts.log);
   const bool stay = GENERATE(true, false);
-  if (stay) parts.of.stays = {"dit", "dit_low"};
-  EngineContext context(parts.of, parts.progress, {});
+  if (stay) two.stays = {"dit", "dit_low"};
+  EngineContext context(two, parts.progress, {});
   Denoisers denoisers(context);
   const Request request = parts.request({1.0F, 0.75F, 0.25F, 0.0F});
   const std::vector<Denoisers::Step> high = {{&request, 0}}, low = {{&request, 2}};
