@@ -52,7 +52,7 @@ struct Desk {
                       int64_t previews = 0) {
     Asked asked = {.fields = {{"prompt", "a cat"}},
                    .loras = std::vector<std::pair<std::string, double>>()};
-    asked.fields.update(fields);
+    if (!fields.is_null()) asked.fields.update(fields);
     asked.format = std::move(format);
     asked.previews = previews;
     return translation->prepare("job_a", asked, files, /*loras=*/nullptr);
