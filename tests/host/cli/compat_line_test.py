@@ -406,14 +406,14 @@ num_repeats = 2
 
     def test_what_generate_does_not_have_is_refused_by_name(self):
         self.answer("python wan_generate_video.py --prompt p --save_path o.mp4 --from_file x.txt --slg_layers 9 "
-                    "--control_path c.mp4 --frobnicate 3 --video_size 832 --control_image_path a.png", code=2)
-        self.told("--from_file x.txt is left out", "--slg_layers 9 is left out", "--control_path c.mp4 is left out",
+                    "--frobnicate 3 --video_size 832 --control_image_path a.png", code=2)
+        self.told("--from_file x.txt is left out", "--slg_layers 9 is left out",
                   "--frobnicate is not known to generate", "--video_size 832: two numbers are expected",
-                  "the family has no input of pictures", "6 mistakes")
+                  "the family has no input of pictures", "5 mistakes")
         self.answer("python qwen_image_generate_image.py --prompt p --save_path o --model_version layers "
-                    "--end_image_path a.png --dit_high_noise h.st", code=2)
+                    "--end_image_path a.png --control_path c.mp4 --dit_high_noise h.st", code=2)
         self.told("--model_version layers is left out: the family has no such variant",
-                  "the family has no input end_image", "the family has one denoiser")
+                  "the family has no input end_image", "the family has no input control_video", "the family has one denoiser")
         for script in ("examples/wanvideo/model_inference/Wan2.1-T2V-1.3B.py",
                        "examples/qwen_image/model_inference_low_vram/Qwen-Image.py",
                        "examples/qwen_image/model_training/validate_lora/Qwen-Image.py"):
