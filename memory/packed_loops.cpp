@@ -454,13 +454,23 @@ void unpack_four_bit(const uint8_t* codes, const float* values, const float* sca
   }
 }
 
+void unpack_scales(const uint8_t* codes, const float* values, const float* scales, Index block,
+                   float offset, Index count, float* out) {
+  for (Index begin = 0; begin < count; begin += block) {
+    const float scale = *scales++;
+    const Index end = begin + block < count ? begin + block : count;
+    for (Index i = begin; i < end; ++i) out[i] = values[codes[i]] * scale + offset;
+  }
+}
+
 template <typename T>
 constexpr PackedLoops kLoops = {
     .blocks = {unpack_blocks<Q4_0, T>, unpack_blocks<Q4_1, T>, unpack_blocks<Q5_0, T>,
                unpack_blocks<Q5_1, T>, unpack_blocks<Q8_0, T>, unpack_blocks<Q2_K, T>,
                unpack_blocks<Q3_K, T>, unpack_blocks<Q4_K, T>, unpack_blocks<Q5_K, T>,
                unpack_blocks<Q6_K, T>},
-    .four_bit = unpack_four_bit<T>};
+    .four_bit = unpack_four_bit<T>,
+    .scales = unpack_scales};
 
 }  // namespace
 
