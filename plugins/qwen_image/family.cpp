@@ -266,13 +266,14 @@ constexpr InputSpec kInputs[] = {
      .max_count = kMaxEntities,
      .paired_with = kEntityMasks},
     {.name = kEntityMasks,
-     .kind = InputKind::kMask,
+     .kind = InputKind::kImage,
      .variants = kOpaqueVariants,
      .help = "white where the image shows each of eligen_entity_prompts, in any size; regions may "
              "overlap",
      .max_count = kMaxEntities,
      .fit = atelier::InputFit::kAsIs,
-     .paired_with = kEntityPrompts},
+     .paired_with = kEntityPrompts,
+     .lies_on_target = true},
     {.name = kEntitiesOnNegative,
      .kind = InputKind::kFlag,
      .use = InputUse::kGenerate,
@@ -362,11 +363,11 @@ constexpr ScheduleDefaults layered(std::string_view variant, int steps, std::str
 }
 
 constexpr ScheduleDefaults kSchedules[] = {
-    layered(kLayeredVariant, 50, "Qwen-Image-Layered"),
-    layered(kLayeredControlVariant, 30, "Qwen-Image-Layered-Control"),
     published("qwen-image", 50, "Qwen-Image"),
     published("qwen-image-edit-25*", 40, "Qwen-Image-Edit-2509 and -2511"),
     published("firered-*", 40, "FireRed-Image-Edit"),
+    layered(kLayeredVariant, 50, "Qwen-Image-Layered"),
+    layered(kLayeredControlVariant, 30, "Qwen-Image-Layered-Control"),
     published("*", 50, "Qwen-Image-2512 and Qwen-Image-Edit"),
     {.name = "lightning",
      .num_inference_steps = 4,
@@ -409,6 +410,7 @@ std::string_view variant_in(const std::string& given) {
 
 // The denoisers that make layers: tensors tell them from all others.
 void name_layered(FoundPart& dit) {
+  if (!has_clean_references(dit.part)) dit.part.config.erase(kCleanReferences);
   if (!dit.hint.variant.empty()) return;
   const bool is_control = spelt_as_variant(dit.path).find("layered-control") != std::string::npos;
   dit.part.variant = is_control ? kLayeredControlVariant : kLayeredVariant;
