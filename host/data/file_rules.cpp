@@ -124,6 +124,13 @@ bool FileRules::check_size(Item& item) {
     return false;
   }
   const std::vector<std::string>& pictures = item.files.at(columns_.target_input());
+  if (pictures.size() > 1 && !spec_.takes_clips) {
+    problems_.add(
+        "too many pictures",
+        place + "has " + std::to_string(pictures.size()) + " pictures, and the model makes one",
+        "several are for models of layers; give one");
+    return false;
+  }
   if (options_.alpha_mask && pictures.size() > 1) {
     problems_.add("masks",
                   place + "has " + std::to_string(pictures.size()) +

@@ -363,11 +363,11 @@ constexpr ScheduleDefaults layered(std::string_view variant, int steps, std::str
 }
 
 constexpr ScheduleDefaults kSchedules[] = {
-    layered(kLayeredVariant, 50, "Qwen-Image-Layered"),
-    layered(kLayeredControlVariant, 30, "Qwen-Image-Layered-Control"),
     published("qwen-image", 50, "Qwen-Image"),
     published("qwen-image-edit-25*", 40, "Qwen-Image-Edit-2509 and -2511"),
     published("firered-*", 40, "FireRed-Image-Edit"),
+    layered(kLayeredVariant, 50, "Qwen-Image-Layered"),
+    layered(kLayeredControlVariant, 30, "Qwen-Image-Layered-Control"),
     published("*", 50, "Qwen-Image-2512 and Qwen-Image-Edit"),
     {.name = "lightning",
      .num_inference_steps = 4,
@@ -410,6 +410,7 @@ std::string_view variant_in(const std::string& given) {
 
 // The denoisers that make layers: tensors tell them from all others.
 void name_layered(FoundPart& dit) {
+  if (!has_clean_references(dit.part)) dit.part.config.erase(kCleanReferences);
   if (!dit.hint.variant.empty()) return;
   const bool is_control = spelt_as_variant(dit.path).find("layered-control") != std::string::npos;
   dit.part.variant = is_control ? kLayeredControlVariant : kLayeredVariant;

@@ -45,12 +45,6 @@ bool is_set(const atelier::Inputs& inputs, std::string_view flag, bool otherwise
   return given ? *given : otherwise;
 }
 
-[[noreturn]] void throw_several(int64_t pictures) {
-  throw Error(ErrorCode::kInvalidArgument,
-              "image: " + std::to_string(pictures) + " pictures, and this variant makes one",
-              "several are layers, of qwen-image-layered");
-}
-
 std::vector<PatchGrid> grids_of(const at::Tensor& grid_P3) {
   std::vector<PatchGrid> grids;
   const at::Tensor grid = grid_P3.to(at::kCPU, at::kLong).contiguous();
@@ -129,7 +123,6 @@ atelier::MediaTarget QwenImage::target(const atelier::Inputs& inputs,
   for (const ControlKind& kind : {kBlockwiseKind, kControlNetKind})
     check_control_inputs(kind, readers(kind), inputs);
   if (is_layered_) return layered_target(inputs, asked, variant_);
-  if (asked.frames > 1) throw_several(asked.frames);
   const std::vector<at::Tensor> pictures = pictures_of(inputs);
   if (pictures.empty()) return asked;
   const PictureSize size = PictureRules().for_vae(size_of(pictures.back()));
@@ -156,7 +149,10 @@ atelier::Conditioning QwenImage::encode_target(const atelier::Inputs& values,
   if (const auto* all = atelier::find_input<std::vector<at::Tensor>>(values, kImage))
     pictures = *all;
   if (pictures.empty()) throw Error(ErrorCode::kInvalidArgument, "image: missing");
-  if (!is_layered_ && pictures.size() > 1) throw_several(std::ssize(pictures));
+  if (!is_layered_ && pictures.size() > 1)
+    throw Error(ErrorCode::kInvalidArgument,
+                "image: " + std::to_string(pictures.size()) + " pictures, and one is made",
+                "several are layers, of qwen-image-layered");
   std::vector<at::Tensor> latents;  // one after the other, with the memory of one
   for (const at::Tensor& picture : pictures) {
     const at::Tensor pixels = is_layered_ ? picture : over_white(picture);

@@ -284,7 +284,7 @@ class Served(LayeredTest):
             view = server.finished(job["id"])
             files = [server.bytes(file["url"]) for file in view["files"]]
             edited = server.ask("POST", "/v1/images/edits", dict(
-                prompt=PROMPT, images=[{"image_url": shown}], layer_num=2, size=f"{WIDTH}x{HEIGHT}", num_inference_steps=2,
+                prompt=PROMPT, image=shown, layer_num=2, size=f"{WIDTH}x{HEIGHT}", num_inference_steps=2,
                 seed=4))
         self.assertEqual(("done", [4, 4, 4]), (view["state"], [file["seed"] for file in view["files"]]))
         expected = self.ours(None, layer_num=2, height=HEIGHT, width=WIDTH, num_inference_steps=2, seed=4, cfg_scale=4,
@@ -389,6 +389,21 @@ class Training(LayeredTest):
                     extra="layer_num,layer_input_image,context_image"):
                 pass
 
+    def test_training_from_what_encoders_alone_have_kept(self):
+        with self.train(self.rows(), seed=7, max_train_steps=2, lora_base_model="dit", lora_target_modules="to_q") as run:
+            expected = run.losses()
+        encoders = [self.models.folder / part for part in ("vae", "text_encoder", "tokenizer")]
+        hint = json.dumps({"*": {"variant": "qwen-image-layered"}})
+        data = [(np.zeros((64, 64, 3), np.uint8), "x")]
+        cache = self.dir / "cache"
+        with atelier.train(encoders, data, **self.flags(self.rows(), task="sft:data_process", model_hints=hint),
+                           cache_path=cache, save_steps=None, checkpoints_total_limit=None, enable_csv_log=None):
+            pass
+        with atelier.train(self.models.folder / "transformer", data, task="sft:train", dataset_base_path=cache,
+                           dataset_metadata_path=None, seed=7, max_train_steps=2, lora_base_model="dit",
+                           lora_target_modules="to_q", learning_rate=steps.RATE) as run:
+            self.assertEqual(expected, run.losses())
+
     def refused_rows(self, rows, *told, **flags):
         given = dict(plugin="qwen_image", model_paths=atelier.paths_argument(self.models.folder), device="cpu",
                      output_path=self.dir / "run", lora_base_model="dit") | self.flags(rows, **flags)
@@ -414,7 +429,7 @@ class Training(LayeredTest):
                              {tuple(one["reference_1"].shape) for one in run.encodings("references")})
 
     def test_other_models_learn_one_picture(self):
-        with self.assertRaisesRegex(atelier.ProgramFailed, "image: 2 pictures, and this variant makes one"):
+        with self.assertRaisesRegex(atelier.ProgramFailed, "has 2 pictures, and the model makes one"):
             rows = [{"image": ["0_0.png", "0_1.png"], "prompt": "a"}]
             with atelier.train(self.models.tiny.model, [(np.zeros((64, 64, 3), np.uint8), "x")],
                                **self.flags(rows, extra=None), lora_base_model="dit"):

@@ -569,6 +569,12 @@ TEST_CASE("The schedules give the published noise levels", "[schedule]") {
   for (size_t i = 0; i < lightning.size(); ++i)
     CHECK(sigmas("lightning", 4, 4096)[i] == near(lightning[i]));
   CHECK(sigmas("lightning", 8, 1024)[7] == near(0.3f));
+  const auto& layers =
+      sampling::find_schedule(family().schedules(), "default", "qwen-image-layered");
+  const auto of_layers =
+      sampling::make_sigmas(layers, {.num_steps = 50, .tokens = 5 * 1600, .frames = 5});
+  CHECK(of_layers[1] == near(0.991903f));
+  CHECK(of_layers[49] == near(0.048544f));
   CHECK(family().schedules()[0].cfg_scale == 4.0);
   CHECK(family().schedules()[0].num_inference_steps == 50);
   const auto steps = [](const char* variant) {
@@ -710,6 +716,45 @@ TEST_CASE("Calls with and without references are made together as each is alone"
     for (size_t i = 0; i < 2; ++i)
       CHECK(relative_error(together[i], model->denoise(calls[i], runner)) < 1e-5);
   }
+}
+
+TEST_CASE("Calls of other numbers of layers are made together as each is alone",
+          "[dit][samples][layers]") {
+  at::manual_seed(5);
+  Detection part = family().tiny_parts().back();
+  part.config["layered"] = true;
+  part.variant = "qwen-image-layered";
+  const auto model = family().make_model({&part, 1}, {});
+  fill(model->component("dit"));
+  CHECK(model->latent_spec().takes_clips);
+  const c10::NoGradGuard no_grad;
+  DirectRunner runner;
+  std::vector<Conditioning> cond;
+  for (const int64_t length : {7, 4, 9}) {
+    cond.push_back(family().example_conditioning(part, length, at::kFloat));
+    cond.back().emplace("reference_1", at::randn({16, 1, 6, 8}));
+  }
+  cond[2].emplace("reference_2", at::randn({16, 1, 6, 8}));
+  const Conditioning *first[] = {&cond[0]}, *second[] = {&cond[1], &cond[2]};
+  const std::vector<DenoiseInputs> calls = {
+      {at::randn({1, 16, 5, 6, 8}), at::tensor({0.75F}), first},
+      {at::randn({2, 16, 1, 6, 8}), at::tensor({0.25F, 0.5F}), second}};
+  const std::vector<at::Tensor> together = model->denoise_all(calls, runner);
+  REQUIRE(together.size() == 2);
+  for (size_t i = 0; i < 2; ++i) {
+    CHECK(together[i].sizes() == calls[i].x_BCTHW.sizes());
+    CHECK(relative_error(together[i], model->denoise(calls[i], runner)) < 1e-5);
+  }
+  // Each layer is another one, and so is the picture that they are of.
+  DenoiseInputs turned = calls[0];
+  turned.x_BCTHW = calls[0].x_BCTHW.flip(2);
+  CHECK(relative_error(model->denoise(turned, runner).flip(2), together[0]) > 1e-3);
+  Conditioning other = cond[0];
+  other["reference_1"] = at::randn({16, 1, 6, 8});
+  const Conditioning* of_other[] = {&other};
+  turned = calls[0];
+  turned.cond = of_other;
+  CHECK(relative_error(model->denoise(turned, runner), together[0]) > 1e-3);
 }
 
 // Conditionings of images of `height` x `width` tokens with other numbers of entities, one of which
