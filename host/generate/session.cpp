@@ -24,7 +24,7 @@ namespace {
 using memory::seconds_now;
 using model::LoadedModel;
 
-// Of the host, that one job may leave for the next.
+// What one job may leave of the host for the next.
 constexpr int64_t kMostFreedBytes = int64_t{256} << 20;
 
 ModelRecord record_of(const LoadedModel& model, const plugins::Plugin& plugin) {
