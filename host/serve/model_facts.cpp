@@ -186,6 +186,7 @@ ModelFacts facts_of(const model::LoadedModel& model, const order::Serving& order
   facts.family = model.family().name();
   facts.variant = model.stages().variant;
   facts.makes_clips = spec.takes_clips && !media.frames_are_pictures;
+  facts.has_transparency = spec.pixel_channels == 4;
   facts.height = target.height;
   facts.width = target.width;
   facts.frames = target.frames;

@@ -106,6 +106,10 @@ json usage() {
           {"total_tokens", 0}};
 }
 
+std::string_view background_of(const ModelFacts& model) {
+  return model.has_transparency ? "transparent" : "opaque";
+}
+
 std::string_view event_kind(const ImagesRequest& request) {
   return request.is_edit ? "image_edit" : "image_generation";
 }
@@ -114,7 +118,7 @@ json event_of(const ImagesRequest& request, const char* name, const JobView& vie
               const ModelFacts& model) {
   json event = {{"type", std::string(event_kind(request)) + "." + name},
                 {"created_at", now_s()},
-                {"background", "opaque"},
+                {"background", background_of(model)},
                 {"quality", request.quality.is_null() ? json("auto") : request.quality},
                 {"size", size_of(view.settings, model)}};
   if (!request.safety_identifier.is_null()) event["safety_identifier"] = request.safety_identifier;
@@ -132,9 +136,11 @@ ImagesRequest read_images(Form form, const Service& service, bool is_edit) {
   ImagesRequest images = {.is_edit = is_edit};
   Asked asked = {.api = "openai"};
   check_model(form.take("model"), service.model);
-  if (choice_of("background", form.take("background"), "auto", {"auto", "opaque", "transparent"}) ==
-      "transparent")
-    throw wrong("background", "pictures are opaque; leave it out");
+  const std::string background =
+      choice_of("background", form.take("background"), "auto", {"auto", "opaque", "transparent"});
+  if (background != "auto" && background != background_of(service.model))
+    throw wrong("background", std::string("pictures are ") +
+                                  std::string(background_of(service.model)) + "; leave it out");
   images.output_format = asked.format = format_of(form.take("output_format"));
   images.wants_urls = choice_of("response_format", form.take("response_format"), "b64_json",
                                 {"b64_json", "url"}) == "url";
@@ -178,7 +184,7 @@ json images_reply(const ImagesRequest& request, const std::vector<JobView>& view
   }
   json reply = {{"created", now_s()},
                 {"data", std::move(data)},
-                {"background", "opaque"},
+                {"background", background_of(model)},
                 {"output_format", request.output_format},
                 {"size", size_of(views.front().settings, model)}};
   if (!request.quality.is_null()) reply["quality"] = request.quality;
