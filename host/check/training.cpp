@@ -321,7 +321,8 @@ class Preparation {
     data::RowCheck check;
     if (lengths_) check = train::row_check(config_, *run_.model, *lengths_, is_trained_on);
     model::LoadedModel& model = run_.model ? *run_.model : *without_files_;
-    const LatentSpec spec = model.model().latent_spec();
+    LatentSpec spec = model.model().latent_spec();
+    if (!run_.model) spec.takes_clips = true;  // as far as is known
     std::shared_ptr<const data::Dataset> dataset;
     problems_.collect([&] {
       dataset = std::make_shared<const data::Dataset>(data::Dataset::open(

@@ -129,10 +129,16 @@ class DeclarationChecks : Checks {
           "is a clip to begin from, and the target is none");
     wants(input.role == InputRole::kCondition || input.fit != InputFit::kAsIs,
           "keeps a size that is not the one of what is made");
-    wants(input.when_absent == WhenAbsent::kNone ||
-              (is_image && input.channels == 3 && input.use != InputUse::kGenerate &&
-               input.role == InputRole::kCondition && target != nullptr),
+    const bool is_beside_target = is_image && input.use != InputUse::kGenerate &&
+                                  input.role == InputRole::kCondition && target != nullptr;
+    const bool has_replacement =
+        input.when_absent != WhenAbsent::kNone && input.when_absent != WhenAbsent::kLeftOut;
+    wants(!has_replacement || (is_beside_target && input.channels == 3),
           "has a replacement and is no image beside the target");
+    wants(input.when_absent != WhenAbsent::kLeftOut || (is_beside_target && !input.required),
+          "may be left out and is no image beside the target, or is required");
+    wants(!input.lies_on_target || (is_beside_target && target->kind == InputKind::kImage),
+          "lies on the target and is no image beside an image");
     check_lists(input);
     check_fit(input);
     check_times(input);

@@ -101,7 +101,8 @@ class EncoderChecks : Checks {
       const int64_t height = rows * spec.pixel_multiple, width = columns * spec.pixel_multiple;
       const InputSpec& target = *model::target_input(family().inputs());
       int64_t frames = target.min_count;
-      if (inputs::is_list(target)) frames = std::min<int64_t>(target.max_count, frames + 1);
+      if (inputs::is_list(target) && spec.takes_clips)
+        frames = std::min<int64_t>(target.max_count, frames + 1);
       if (target.kind == InputKind::kVideo) frames = 1 + rows * spec.temporal_stride;
       const at::Tensor image = at::rand({spec.pixel_channels, frames, height, width}) * 2 - 1;
       const Conditioning made = encode_target(*model, image, runner);

@@ -26,6 +26,13 @@ bool is_blank(std::string_view text) {
   return text.find_first_not_of(" \t\r\n") == std::string_view::npos;
 }
 
+// An input that lies on the target, as rows have it.
+InputSpec fitted_as_target(InputSpec input) {
+  input.fit = InputFit::kCrop;
+  input.filter.reset();
+  return input;
+}
+
 // "metadata.csv [image]: ", as messages begin.
 std::string place_of(const Metadata& metadata, const std::string& column) {
   return files::display_path(metadata.file) + " [" + shown_column(column) + "]: ";
@@ -59,7 +66,14 @@ void Columns::choose_inputs(const DatasetOptions& options, std::span<const Input
       continue;
     }
     if (input.role == InputRole::kTarget) target_input_ = input.name;
-    inputs_.push_back(input);
+    inputs_.push_back(input.lies_on_target ? fitted_as_target(input) : input);
+  }
+  for (const InputSpec& input : inputs_) {
+    if (input.paired_with.empty() || reads(input.paired_with)) continue;
+    problems.add(kColumns,
+                 "--extra_inputs: " + quote_and_escape(input.name) + " needs " +
+                     std::string(input.paired_with) + " beside it",
+                 "name both");
   }
   for (const InputSpec& input : inputs) {
     if (inputs::is_file(input.kind) || !contains(options.data_file_keys, input.name)) continue;

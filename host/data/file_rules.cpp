@@ -70,7 +70,7 @@ std::vector<Item> FileRules::items_of(Item row) {
       is_good &= check_file(row, column, path) && check_kind(row, column, path);
   }
   if (!is_good || columns_.target_input().empty()) return {};
-  is_good = check_size(row);
+  is_good = check_size(row) && check_shapes(row);
   if (const auto mask = row.files.find(options_.mask_column); mask != row.files.end())
     is_good &= check_mask_frames(row) && check_mask(row, mask->second.front());
   if (!is_good) return {};
@@ -124,6 +124,20 @@ bool FileRules::check_size(Item& item) {
     return false;
   }
   const std::vector<std::string>& pictures = item.files.at(columns_.target_input());
+  if (pictures.size() > 1 && !spec_.takes_clips) {
+    problems_.add(
+        "too many pictures",
+        place + "has " + std::to_string(pictures.size()) + " pictures, and the model makes one",
+        "several are for models of layers; give one");
+    return false;
+  }
+  if (options_.alpha_mask && pictures.size() > 1) {
+    problems_.add("masks",
+                  place + "has " + std::to_string(pictures.size()) +
+                      " pictures, and --alpha_mask reads the transparency of one",
+                  "leave --alpha_mask out");
+    return false;
+  }
   for (const std::string& path : pictures) {
     const media::ImageInfo& other = file(columns_.target_input(), path).info;
     if (other.height == info.height && other.width == info.width) continue;
@@ -145,6 +159,26 @@ bool FileRules::check_size(Item& item) {
   }
   if (info.is_animated && !target_of(item).clip)
     odd_.add("animations", place + "is an animation", "its first frame is learnt");
+  return true;
+}
+
+// Pictures that lie on the target and are cut as it is.
+bool FileRules::check_shapes(const Item& item) {
+  const media::ImageInfo& image = target_of(item).info;
+  for (const InputSpec& input : columns_.inputs()) {
+    const auto paths = item.files.find(input.name);
+    if (!input.lies_on_target || paths == item.files.end()) continue;
+    for (const std::string& path : paths->second) {
+      const media::ImageInfo& other = file(std::string(input.name), path).info;
+      if (inputs::has_shape_of(other, image)) continue;
+      problems_.add("pictures of another shape",
+                    place_of(item, std::string(input.name)) + ": " + files::display_path(path) +
+                        " is " + report::size_text(other.height, other.width) + ", the " +
+                        item.target_column + " " + report::size_text(image.height, image.width),
+                    "the two lie on each other: give them one shape, at any size");
+      return false;
+    }
+  }
   return true;
 }
 

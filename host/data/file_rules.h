@@ -47,6 +47,7 @@ class FileRules {
   bool check_file(const Item& item, const std::string& column, const std::string& path);
   bool check_kind(const Item& item, const std::string& column, const std::string& path);
   bool check_size(Item& item);
+  bool check_shapes(const Item& item);
   bool check_mask(const Item& item, const std::string& path);
   bool check_mask_frames(const Item& item);
   bool check_beside(const Item& row, const std::vector<Item>& items);

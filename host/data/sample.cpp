@@ -54,6 +54,7 @@ Inputs Dataset::shapes(const Item& item) const {
   for (const InputSpec& input : inputs_) {
     if (input.name == target_input_ || !inputs::is_file(input.kind)) continue;
     const auto paths = item.files.find(input.name);
+    if (paths == item.files.end() && input.when_absent == WhenAbsent::kLeftOut) continue;
     shapes.emplace(input.name, paths == item.files.end()
                                    ? inputs::when_absent(input, target)
                                    : inputs::shapes_of(input, paths->second, made_of(item)));
@@ -108,7 +109,7 @@ Sample Dataset::load(const Item& item) const {
   const auto* const pictures = std::get_if<std::vector<at::Tensor>>(&learnt);
   const at::Tensor target = pictures ? pictures->front() : std::get<at::Tensor>(learnt);
   for (const InputSpec& input : inputs_) {
-    if (!sample.inputs.contains(input.name))
+    if (!sample.inputs.contains(input.name) && input.when_absent != WhenAbsent::kLeftOut)
       sample.inputs.emplace(input.name, inputs::when_absent(input, target));
   }
   const std::string& mask_column = options_.mask_column;

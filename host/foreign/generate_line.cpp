@@ -200,12 +200,12 @@ class GenerateLine final : public LineWords {
     for (const InputSpec& spec :
          family_ == nullptr ? std::span<const InputSpec>() : family_->inputs()) {
       if (spec.kind != InputKind::kImage || spec.role != InputRole::kCondition) continue;
+      if (spec.max_count == 1) continue;
       shown.push_back(&spec);
       if (spec.required) needed.push_back(&spec);
     }
     const std::vector<const InputSpec*>& from = needed.empty() ? shown : needed;
-    if (from.size() != 1 || from.front()->max_count == 1)
-      return lose(flag.shown, "the family has no input of pictures");
+    if (from.size() != 1) return lose(flag.shown, "the family has no input of pictures");
     const InputSpec* const input = from.front();
     const std::string name(input->name);
     for (const std::string& value : flag.values) flags_.emplace_back(name, value);

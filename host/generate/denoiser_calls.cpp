@@ -78,13 +78,13 @@ std::vector<at::Tensor> DenoiserCalls::make_step(std::span<const Part> all,
   }
   std::vector<at::Tensor> made;
   for (const Part& part : all) {
-    const Slice with = find(calls, part);
+    const Slice with = slice_of(calls, part);
     if (!part.of->is_guided()) {
       made.push_back(with.v);
       continue;
     }
     const bool is_second = std::ranges::find(second, part.other_half()) != second.end();
-    const Slice without = find(is_second ? others : calls, part.other_half());
+    const Slice without = slice_of(is_second ? others : calls, part.other_half());
     made.push_back(guided(part, with, without.v));
   }
   return made;
@@ -102,7 +102,7 @@ at::Tensor DenoiserCalls::by_halves(const Part& with, const model::RangedDenoise
   const at::Tensor both = distributed::gathered(halves, calls.front().v);
   std::vector<Call> told = make_calls({&with, 1});
   told.front().v = both[0];
-  return guided(with, find(told, with), both[1]);
+  return guided(with, slice_of(told, with), both[1]);
 }
 
 bool DenoiserCalls::batches_cfg(const Trajectory& of) const {
@@ -204,7 +204,7 @@ bool DenoiserCalls::run_or_split(std::vector<Call>& calls, bool is_one) {
   }
 }
 
-DenoiserCalls::Slice DenoiserCalls::find(const std::vector<Call>& calls, const Part& part) {
+DenoiserCalls::Slice DenoiserCalls::slice_of(const std::vector<Call>& calls, const Part& part) {
   for (const Call& call : calls) {
     int64_t row = 0;
     for (const Part& one : call.parts) {

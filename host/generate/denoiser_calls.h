@@ -41,7 +41,7 @@ class DenoiserCalls {
   void fill(Call& call) const;
   void run(std::vector<Call>& calls);
   bool run_or_split(std::vector<Call>& calls, bool is_one);
-  static Slice find(const std::vector<Call>& calls, const Part& part);
+  static Slice slice_of(const std::vector<Call>& calls, const Part& part);
   at::Tensor guided(const Part& with, const Slice& slice, const at::Tensor& without);
   bool batches_cfg(const Trajectory& of) const;
   void hand_over(const model::RangedDenoiser* next) const;

@@ -1,6 +1,7 @@
 #include "host/generate/fill_settings.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "atelier/error.h"
 #include "atelier/named_inputs.h"
@@ -36,6 +37,18 @@ MediaTarget target_of_clip(const at::Tensor& clip_CTHW, const MediaTarget& asked
   return {largest_clip(clip_CTHW.size(1), spec), side(height), side(width)};
 }
 
+// The frames that a model makes of a sound, which it counts at the rate that it is made for, at
+// another one.
+int64_t at_rate(int64_t frames, double fps, double of_model) {
+  return static_cast<int64_t>(std::ceil(static_cast<double>(frames) * fps / of_model));
+}
+
+bool has_sound(const Inputs& inputs, std::span<const InputSpec> specs) {
+  return std::ranges::any_of(specs, [&](const InputSpec& input) {
+    return input.kind == InputKind::kAudio && inputs.contains(input.name);
+  });
+}
+
 }  // namespace
 
 int64_t largest_clip(int64_t frames, const LatentSpec& spec) {
@@ -47,7 +60,9 @@ void fill_target(order::Settings& s, const model::LoadedModel& model) {
   if (!s.fps && preset.fps > 0) s.fps = preset.fps;
   const MediaTarget asked = {s.num_frames.value_or(0), s.height.value_or(0), s.width.value_or(0)};
   const Inputs shapes = input_shapes(s, model.family());
-  const MediaTarget said = model.model().target(shapes, asked);
+  MediaTarget said = model.model().target(shapes, asked);
+  if (!s.num_frames && preset.fps > 0 && has_sound(shapes, model.family().inputs()))
+    said.frames = at_rate(said.frames, *s.fps, preset.fps);
   if (s.num_frames && s.height && s.width) return;
   if (const InputSpec* start = model::start_input(model.family().inputs());
       start != nullptr && inputs::is_clip(start->kind)) {

@@ -14,9 +14,13 @@ int64_t steps_of_all(const Request& request) {
   return (images + together - 1) / together * request.num_steps();
 }
 
+int64_t latent_frames_of(const MediaTarget& target, const LatentSpec& spec) {
+  return (target.frames - 1) / spec.temporal_stride + 1;
+}
+
 int64_t tokens_of(const MediaTarget& target, const LatentSpec& spec) {
-  const int64_t latent_frames = (target.frames - 1) / spec.temporal_stride + 1;
-  return latent_frames * (target.height / spec.token_stride) * (target.width / spec.token_stride);
+  return latent_frames_of(target, spec) * (target.height / spec.token_stride) *
+         (target.width / spec.token_stride);
 }
 
 std::vector<float> denoiser_levels(const Request& request) {

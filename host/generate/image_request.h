@@ -67,6 +67,8 @@ int64_t steps_of_all(const Request& request);
 std::vector<float> denoiser_levels(const Request& request);
 // The tokens of a denoiser's sequence for this target, as its schedule counts them.
 int64_t tokens_of(const MediaTarget& target, const LatentSpec& spec);
+// The latent frames of it.
+int64_t latent_frames_of(const MediaTarget& target, const LatentSpec& spec);
 // The one of `denoisers` that makes the step of that number, from 0: that of the level which it is
 // told.
 const model::RangedDenoiser& denoiser_of(const Request& request,

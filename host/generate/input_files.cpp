@@ -54,6 +54,20 @@ std::string soundtrack_file(const order::Settings& s, const ModelFamily& family)
   return {};
 }
 
+inputs::Area written_area(const order::Settings& s, const ModelFamily& family) {
+  const MediaTarget target = order::target_of(s);
+  for (const InputSpec& input : family.inputs()) {
+    const auto given = s.family_inputs.find(input.name);
+    const bool has_bars = input.kind == InputKind::kImage && input.fit == InputFit::kPad &&
+                          input.max_count == 1 && input.fit_height == 0;
+    if (!has_bars || given == s.family_inputs.end()) continue;
+    const InputValue shape = inputs::own_shapes_of(input, inputs::texts_of(*given), /*fps=*/0.0);
+    const at::Tensor& image = std::get<at::Tensor>(shape);
+    return inputs::area_of(input, {.height = image.size(-2), .width = image.size(-1)}, target);
+  }
+  return {.top = 0, .left = 0, .height = target.height, .width = target.width};
+}
+
 files::Checkpoint open_latents(const std::string& path) {
   files::Checkpoint file = files::Checkpoint::open(path, std::vector<std::string>{path});
   if (!file.index().contains("latents")) {

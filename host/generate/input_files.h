@@ -9,6 +9,7 @@
 #include "atelier/model_family.h"
 
 #include "host/files/checkpoint.h"
+#include "host/inputs/fit.h"
 #include "host/order/settings.h"
 
 namespace atelier::generate {
@@ -55,6 +56,10 @@ MediaTarget made_at_once(const order::Settings& settings, const ModelFamily& fam
 // The file whose sound is written beside the clip that is made, see InputSpec::is_soundtrack;
 // empty: there is none.
 std::string soundtrack_file(const order::Settings& settings, const ModelFamily& family);
+
+// The part of the frames that is written: without the bars beside an image that is padded to their
+// size, see InputFit::kPad. `settings` that fill_target() has filled.
+inputs::Area written_area(const order::Settings& settings, const ModelFamily& family);
 
 // The file of initial latents; throws Error{kNotFound} when it lacks the tensor "latents".
 files::Checkpoint open_latents(const std::string& path);

@@ -33,6 +33,7 @@ JobFiles::JobFiles(order::Settings settings, const Request& request, const Model
                    progress::Progress& progress, Hooks hooks)
     : settings_(std::move(settings)),
       target_(request.target),
+      area_(written_area(settings_, family)),
       seeds_(request.seeds),
       first_piece_(request.pieces.empty() ? 0 : request.pieces.front().frames),
       progress_(progress),
@@ -50,10 +51,12 @@ void JobFiles::add_sound(const Sound& made) {
 }
 
 void JobFiles::add(size_t index, int64_t first, const at::Tensor& pixels) {
+  const at::Tensor written =
+      pixels.narrow(-2, area_.top, area_.height).narrow(-1, area_.left, area_.width);
   if (is_clip_)
-    write_clip(index, first, pixels);
+    write_clip(index, first, written);
   else
-    write_images(index, first, pixels);
+    write_images(index, first, written);
 }
 
 void JobFiles::write_images(size_t index, int64_t first, const at::Tensor& pixels) {
@@ -70,7 +73,8 @@ void JobFiles::write_images(size_t index, int64_t first, const at::Tensor& pixel
 void JobFiles::write_clip(size_t index, int64_t first, const at::Tensor& pixels) {
   if (first == 0) {
     clip_path_ = paths_.at(index);
-    clip_.emplace(clip_path_, target_, settings_.fps.value(), hooks_.text_of(index), sound_);
+    const MediaTarget written = {target_.frames, area_.height, area_.width};
+    clip_.emplace(clip_path_, written, settings_.fps.value(), hooks_.text_of(index), sound_);
     written_ = 0;
   }
   clip_->add(pixels);
@@ -82,7 +86,7 @@ void JobFiles::write_clip(size_t index, int64_t first, const at::Tensor& pixels)
 }
 
 void JobFiles::tell(const std::string& path, size_t index) const {
-  progress_.note(path + ": " + report::size_text(target_.height, target_.width) +
+  progress_.note(path + ": " + report::size_text(area_.height, area_.width) +
                  (is_clip_ ? ", " + std::to_string(target_.frames) + " frames" : "") + ", seed " +
                  std::to_string(seeds_[index]));
   if (hooks_.on_file) hooks_.on_file(path);
@@ -94,6 +98,7 @@ void JobFiles::end_early() {
   try {
     clip_->finish();
     progress_.warn(clip_path_ + ": has the first " + std::to_string(written_) + " frames");
+    if (hooks_.on_file) hooks_.on_file(clip_path_);
   } catch (const Error& error) {
     progress_.warn(std::string(error.what()));
   }

@@ -12,6 +12,7 @@
 
 #include "host/generate/clip_file.h"
 #include "host/generate/image_request.h"
+#include "host/inputs/fit.h"
 #include "host/media/sound.h"
 #include "host/media/text.h"
 #include "host/order/settings.h"
@@ -31,7 +32,7 @@ class JobFiles {
   JobFiles(order::Settings settings, const Request& request, const ModelFamily& family,
            progress::Progress& progress, Hooks hooks);
 
-  // As OnSound and OnFrames.
+  // As OnSound and OnFrames; of the frames the area is written that written_area() gives.
   void add_sound(const Sound& made);
   void add(size_t index, int64_t first, const at::Tensor& pixels);
   // No more frames come. Of a clip that is made in pieces those that are finished stay.
@@ -46,6 +47,7 @@ class JobFiles {
 
   const order::Settings settings_;
   const MediaTarget target_;
+  const inputs::Area area_;  // of a frame
   const std::vector<uint64_t> seeds_;
   const int64_t first_piece_;  // frames of it; 0: a clip is made at once
   progress::Progress& progress_;

@@ -21,6 +21,7 @@ void set_levels(Request& request, const order::Settings& s, const ScheduleDefaul
       schedule,
       {.num_steps = static_cast<int>(s.num_inference_steps.value_or(schedule.num_inference_steps)),
        .tokens = tokens_of(request.target, spec),
+       .frames = latent_frames_of(request.target, spec),
        .flow_shift = s.flow_shift,
        .sigmas = s.sigmas});
   if (!order::has_start(s, inputs)) return;

@@ -348,7 +348,8 @@ void check_sizes(const order::Settings& s, const ModelFamily& family, const Mode
   }
   try {
     sampling::make_sigmas(*schedule, {.num_steps = schedule->num_inference_steps,
-                                      .tokens = tokens_of(order::target_of(s), spec)});
+                                      .tokens = tokens_of(order::target_of(s), spec),
+                                      .frames = latent_frames_of(order::target_of(s), spec)});
   } catch (const Error& error) {
     problems.add(error.at(order::size_origin(s, place)));
   }

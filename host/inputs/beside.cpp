@@ -29,8 +29,8 @@ std::vector<int64_t> with_tail(int64_t length, int64_t count, Tail tail) {
 }
 
 std::vector<int64_t> seen_frames(const InputSpec& input, const media::ClipInfo& clip, double fps) {
-  const bool is_start = input.role == InputRole::kStart;
-  return media::frames_at_rate(clip, input.fps > 0 ? input.fps : is_start ? fps : 0.0);
+  const bool is_brought = input.fps > 0 || input.role == InputRole::kStart;
+  return media::frames_at_rate(clip, is_brought && fps > 0 ? fps : input.fps);
 }
 
 std::vector<int64_t> read_frames(const InputSpec& input, const media::ClipInfo& clip,

@@ -30,8 +30,9 @@ inline constexpr int64_t kFiller = -1;
 // what `tail` says, 0 1 2 1 0 1 …; fewer than `count` under Tail::kRefuse.
 std::vector<int64_t> with_tail(int64_t length, int64_t count, Tail tail);
 
-// Numbers of the frames of a clip that are seen at the input's rate, without a tail: of one that
-// sampling begins from at the rate of what is made.
+// Numbers of the frames of a clip that are seen, without a tail: of an input with a rate, and of
+// one that sampling begins from, at the rate of what is made, `fps`; 0: it has none, and the
+// input's counts.
 std::vector<int64_t> seen_frames(const InputSpec& input, const media::ClipInfo& clip, double fps);
 
 // Numbers of the frames that are read of a clip, or kFiller: as many as are made where it runs

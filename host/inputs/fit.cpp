@@ -29,6 +29,19 @@ Sides fitted_sides(const InputSpec& input, const Sides& image, const MediaTarget
   return {height, width};
 }
 
+Area area_of(const InputSpec& input, const Sides& image, const MediaTarget& target) {
+  Area area = {.top = 0, .left = 0, .height = target.height, .width = target.width};
+  if (input.fit != InputFit::kPad) return area;
+  const auto [width, height] =
+      media::size_within(static_cast<int>(image.width), static_cast<int>(image.height),
+                         static_cast<int>(target.width), static_cast<int>(target.height));
+  area.top = (target.height - height) / 2;
+  area.left = (target.width - width) / 2;
+  area.height = height;
+  area.width = width;
+  return area;
+}
+
 Image fitted(const Image& image, const InputSpec& input, const MediaTarget& target) {
   const auto [width, height] = wanted_size(input, target);
   switch (input.fit) {
@@ -41,7 +54,8 @@ Image fitted(const Image& image, const InputSpec& input, const MediaTarget& targ
     case InputFit::kPad:
       break;
   }
-  const auto [inner_width, inner_height] = media::size_within(image, width, height);
+  const auto [inner_width, inner_height] =
+      media::size_within(image.width, image.height, width, height);
   return media::padded(media::resize(image, inner_width, inner_height, filter_of(input)), width,
                        height, is_mask(input.kind) ? 0 : input.pad_level);
 }
@@ -58,7 +72,8 @@ void fit_with_alpha(Image& image, Image& alpha, const InputSpec& input, const Me
     alpha = media::center_crop(alpha, width, height);
   }
   if (input.fit == InputFit::kPad) {
-    const auto [inner_width, inner_height] = media::size_within(image, width, height);
+    const auto [inner_width, inner_height] =
+        media::size_within(image.width, image.height, width, height);
     media::resize_with_alpha(image, alpha, inner_width, inner_height, filter);
     image = media::padded(image, width, height, input.pad_level);
     alpha = media::padded(alpha, width, height, /*level=*/255);

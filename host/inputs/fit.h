@@ -16,6 +16,14 @@ struct Sides {
 // as it is, the image's.
 Sides fitted_sides(const InputSpec& input, const Sides& image, const MediaTarget& target);
 
+// A part of a picture.
+struct Area {
+  int64_t top, left, height, width;
+};
+
+// Where an image of height x width lies in what is made, or, unless it is padded, all of that.
+Area area_of(const InputSpec& input, const Sides& image, const MediaTarget& target);
+
 // The image at that size, as InputSpec::fit says. Beside a mask there is black.
 media::Image fitted(const media::Image& image, const InputSpec& input, const MediaTarget& target);
 

@@ -138,6 +138,15 @@ void check_choice(const InputSpec& input, const std::string& text) {
               nearest.empty() ? "use one of these" : "did you mean " + nearest + "?");
 }
 
+// Among others a text that says nothing is one that was forgotten.
+void check_words(const std::vector<std::string>& texts) {
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const bool is_blank = texts[i].find_first_not_of(" \t\r\n") == std::string::npos;
+    if (is_blank)
+      refuse("text " + std::to_string(i + 1) + " is empty", "write it, or leave it out");
+  }
+}
+
 void check_path(const std::string& path) {
   const auto fail = [&](const char* what, const char* hint) {
     refuse(formats::quote_and_escape(path, kMaxChars) + " " + what, hint);
@@ -250,6 +259,7 @@ json parse_value(const InputSpec& input, const json& given) {
   const std::vector<std::string> texts = parse_texts(given, is_path ? "path" : "text");
   check_count(input, texts.size());
   for (const std::string& text : texts) is_path ? check_path(text) : check_choice(input, text);
+  if (!is_path) check_words(texts);
   return is_list(input) ? json(texts) : json(texts.front());
 }
 
@@ -271,6 +281,11 @@ std::vector<std::pair<const InputSpec*, Error>> unpaired(std::span<const InputSp
     if (input.paired_with.empty() || other == inputs.end()) continue;
     const int64_t own = count_of(input.name), others = count_of(other->name);
     if (own == 0 || own == others) continue;
+    // Where both need each other, one of them says it.
+    const bool is_told = std::ranges::find(wrong, &*other, [](const auto& told) {
+                           return told.first;
+                         }) != wrong.end();
+    if (is_told && other->paired_with == input.name) continue;
     const std::string name(other->name);
     wrong.emplace_back(
         &input, Error(ErrorCode::kInvalidArgument,

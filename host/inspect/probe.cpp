@@ -90,8 +90,8 @@ void check_request(const nlohmann::json& request, const std::string& place) {
   if (!request.is_object()) throw Error(ErrorCode::kInvalidArgument, place + ": is no JSON object");
   report::Problems problems;
   const std::vector<std::string> known = {
-      "height", "width",  "num_inference_steps", "schedule", "denoising_strength", "flow_shift",
-      "sigmas", "variant"};
+      "height", "width",   "num_inference_steps", "schedule", "denoising_strength", "flow_shift",
+      "sigmas", "variant", "num_frames"};
   for (const auto& [key, value] : request.items()) {
     if (std::find(known.begin(), known.end(), key) == known.end()) {
       const std::string nearest = report::nearest_name(key, known);
@@ -166,8 +166,9 @@ std::vector<float> probe_schedule(LoadedModel& model, const nlohmann::json& requ
   wanted.num_steps = request.value("num_inference_steps", defaults.num_inference_steps);
   const int64_t height = request.value("height", int64_t{1024}),
                 width = request.value("width", int64_t{1024});
-  wanted.tokens =
-      generate::tokens_of({request.value("num_frames", int64_t{1}), height, width}, spec);
+  const MediaTarget target = {request.value("num_frames", int64_t{1}), height, width};
+  wanted.tokens = generate::tokens_of(target, spec);
+  wanted.frames = generate::latent_frames_of(target, spec);
   if (request.contains("flow_shift")) wanted.flow_shift = request["flow_shift"].get<double>();
   if (request.contains("sigmas")) wanted.sigmas = request["sigmas"].get<std::vector<double>>();
   return sampling::keep_last_steps(sampling::make_sigmas(defaults, wanted),

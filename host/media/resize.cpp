@@ -66,8 +66,8 @@ Image crop_and_resize(const Image& image, int width, int height, Filter filter) 
   return center_crop(resize(image, scaled_width, scaled_height, filter), width, height);
 }
 
-std::pair<int, int> size_within(const Image& image, int width, int height) {
-  const int64_t w = image.width, h = image.height;
+std::pair<int, int> size_within(int image_width, int image_height, int width, int height) {
+  const int64_t w = image_width, h = image_height;
   if (w * height >= h * width)
     return {width, static_cast<int>(std::max(h * width / w, int64_t{1}))};
   return {static_cast<int>(std::max(w * height / h, int64_t{1})), height};

@@ -25,9 +25,9 @@ Image crop_and_resize(const Image& image, int width, int height, Filter filter =
 // The width and height that crop_and_resize scales an image to before it cuts.
 std::pair<int, int> covering_size(const Image& image, int width, int height);
 
-// The largest width and height of the image's shape that lie within width x height, both rounded
-// down and at least 1.
-std::pair<int, int> size_within(const Image& image, int width, int height);
+// The largest width and height of the shape of an image of those sides that lie within width x
+// height, both rounded down and at least 1.
+std::pair<int, int> size_within(int image_width, int image_height, int width, int height);
 
 // Puts the image into the middle of width x height, rounded to the left and to the top, beside gray
 // of that brightness, from 0 to 255. The image is not larger.

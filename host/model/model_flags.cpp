@@ -125,8 +125,9 @@ void add_storage(flags::Table& table, LoadOptions& r) {
            "with offload, blocks that stay on the device: 20 of the denoiser, or "
            "dit=20,text_encoder=4",
            [&r](const auto& entries) { parse_resident_blocks(entries, r.placement); });
-  table.number("prefetch", r.placement.prefetch,
-               "with offload, blocks that are on their way while one runs");
+  table.number(
+      "prefetch", r.placement.prefetch,
+      "with offload, blocks that are on their way while one runs (2 where nothing is planned)");
 }
 
 flags::Table model_table(LoadOptions& request, std::string dtype) {

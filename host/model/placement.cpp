@@ -135,8 +135,9 @@ BlocksByComponent residents_of(const Placement& placement, const PlacedComponent
 
 std::map<std::string, memory::ResidencyPlan, std::less<>> plan_residency(
     const Placement& placement, const PlacedComponents& components, report::Problems& problems) {
-  if (placement.prefetch < 0 || placement.prefetch > 64)
-    problems.add("--prefetch: " + std::to_string(placement.prefetch) + " is not 0 to 64",
+  const int64_t prefetch = placement.prefetch.value_or(memory::ResidencyPlan().prefetch);
+  if (prefetch < 0 || prefetch > 64)
+    problems.add("--prefetch: " + std::to_string(prefetch) + " is not 0 to 64",
                  "2 hides copies well");
   const BlocksByComponent residents = residents_of(placement, components, problems);
   std::map<std::string, memory::ResidencyPlan, std::less<>> plans;
@@ -155,7 +156,7 @@ std::map<std::string, memory::ResidencyPlan, std::less<>> plan_residency(
     const auto stay = residents.find(component);
     memory::ResidencyPlan plan = memory::spread_residents(
         blocks, stay == residents.end() ? 0 : std::min(stay->second, blocks), place,
-        std::max<int64_t>(placement.prefetch, 0));
+        std::max<int64_t>(prefetch, 0));
     const bool takes_turns = placement.denoisers_take_turns && is_denoiser(components, component);
     if (is_divided(placement, components, component)) {
       plan.shards = placement.denoiser_shards;

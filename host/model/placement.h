@@ -32,7 +32,8 @@ struct Placement {
   std::map<std::string, int64_t, std::less<>> resident_blocks = {};
   // Blocks of the denoisers, whatever the family calls them.
   std::optional<int64_t> resident_denoiser_blocks = std::nullopt;
-  int64_t prefetch = 2;  // see memory::ResidencyPlan
+  // Blocks that come ahead; nullopt: as a plan says, or as memory::ResidencyPlan has it.
+  std::optional<int64_t> prefetch = std::nullopt;
   // Several denoisers are loaded and run one after the other: of those that are offloaded the
   // blocks of one are on the device at a time, those that stay there too.
   bool denoisers_take_turns = false;

@@ -125,7 +125,6 @@ void read_flags(Generation& order, const flags::Table& table, const flags::Parse
   load.prepares_levels = true;
   load.cuts_texts = parsed.flag("truncate_captions");
   if (problems.size() == before) order.load = std::move(load);
-  if (parsed.is_given("prefetch")) order.prefetch = parsed.integer("prefetch");
 }
 
 namespace {

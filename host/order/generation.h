@@ -50,9 +50,8 @@ struct Generation {
   // ---- memory
   model::MemoryLimits limits = {};
   bool is_tiled = false;
-  Tiling tiles = {};                     // of the VAE, where is_tiled
-  std::optional<bool> cfg_batch = {};    // both halves of guidance in one call of the denoiser
-  std::optional<int64_t> prefetch = {};  // blocks that come ahead; see memory::ResidencyPlan
+  Tiling tiles = {};                   // of the VAE, where is_tiled
+  std::optional<bool> cfg_batch = {};  // both halves of guidance in one call of the denoiser
   memory::GraphChoice cuda_graphs = memory::GraphChoice::kAuto;
 
   // ---- several processes, and what is told

@@ -165,7 +165,6 @@ void fill_offload(OffloadSettings& o, const ParsedFlags& flags, report::Problems
 }
 
 void fill_memory(Training& c, const ParsedFlags& flags, report::Problems& problems) {
-  if (flags.is_given("prefetch")) c.memory.prefetch = flags.integer("prefetch");
   run::check_report_path(c.memory.report, problems, c.output.output_path);
   fill_offload(c.offload, flags, problems);
   c.model.placement.offload_others = c.offload.weights;
@@ -205,7 +204,7 @@ void check_control_path(std::string& path, std::string_view flag, const Training
                         report::Problems& problems) {
   if (path.empty()) return;
   try {
-    data::control_input(family.inputs(), config.dataset.extra_inputs);
+    data::control_input(family.inputs(), config.dataset.extra_inputs, /*variant=*/"");
   } catch (const Error& error) {
     problems.add(error.at(flags.place(flag)));
     path.clear();  // so that the dataset does not tell it again

@@ -93,8 +93,7 @@ struct ShardSettings {
 
 struct MemorySettings {
   model::MemoryLimits limits;
-  std::optional<int64_t> prefetch;  // blocks that come ahead; see memory::ResidencyPlan
-  std::string report;               // file of the timeline; empty: none is made
+  std::string report;  // file of the timeline; empty: none is made
 };
 
 struct Training {

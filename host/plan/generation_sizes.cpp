@@ -34,8 +34,7 @@ class GenerationSizes {
   SizedRun sized() {
     const at::NoGradGuard no_grad;
     sized_.batch_size = std::max<int64_t>(1, generation_.request.batch_size);
-    sized_.run.prefetch = basis_.prefetch;
-    sized_.run.components = size_components(model_, basis_, /*prepares_levels=*/true);
+    sized_.run = size_components(model_, basis_, /*prepares_levels=*/true);
     const bool picks = !generation_.order->cfg_batch && is_guided();
     add_way(generation_.layout.batches_cfg, /*is_named=*/picks);
     if (picks) add_way(/*batches_cfg=*/false, /*is_named=*/true);

@@ -31,9 +31,6 @@ Outcome plan_generation(model::LoadedModel& model, const order::Generation& orde
 // Plans so for a process of a training.
 Outcome plan_training(const train::PreparedRun& run);
 
-// What such a plan begins with, where `config` stands in the place of the run's own. Both outlive
-// what is returned.
-TrainingBasis training_basis(const train::PreparedRun& run, const order::Training& config);
 // The limits that a training is planned within, and the choices that its user has made.
 PlanTarget training_target(const train::PreparedRun& run);
 

@@ -109,8 +109,7 @@ void add_places(std::vector<std::string>& words, const Training& order, const Pl
   if (has_moved) words.push_back("--offload " + places);
   if (has_left && !placement.resident_denoiser_blocks)
     words.push_back("--resident_blocks " + residents);
-  if (prefetch && !order.memory.prefetch)
-    words.push_back("--prefetch " + std::to_string(*prefetch));
+  if (prefetch && !placement.prefetch) words.push_back("--prefetch " + std::to_string(*prefetch));
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "host/parameters/exchange_plan.h"
 #include "host/parameters/selection.h"
 #include "host/plan/rank_flags.h"
+#include "host/plan/run_basis.h"
 #include "host/report/text.h"
 #include "memory/planner.h"
 

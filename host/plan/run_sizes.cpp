@@ -92,15 +92,16 @@ int64_t batches_of_rank(const order::Training& config, const RankMode& mode) {
   return config.global_batch_size == 0 ? batches : (batches + mode.batches() - 1) / mode.batches();
 }
 
-std::vector<PlannedComponent> size_components(LoadedModel& model, const PlanBasis& basis,
-                                              bool prepares_levels) {
+memory::PlannedRun size_components(LoadedModel& model, const PlanBasis& basis,
+                                   bool prepares_levels) {
   std::set<const Weight*> level_weights;
   for (const model::RangedDenoiser& denoiser : model.stages().denoisers) {
     if (!prepares_levels) break;
     for (const WeightPtr& weight : model.model().level_weights(denoiser.name()))
       level_weights.insert(weight.get());
   }
-  std::vector<PlannedComponent> components;
+  memory::PlannedRun run;
+  run.prefetch = basis.placement.prefetch;
   for (const model::LoadedPart& part : model.parts()) {
     PlannedComponent component{.name = part.detection.component};
     const bool can_be_stored = !weights::storable_weights(model.model(), component.name).empty();
@@ -115,9 +116,9 @@ std::vector<PlannedComponent> size_components(LoadedModel& model, const PlanBasi
     const Role role = model::find_component(model.family(), component.name)->role;
     component.may_stream = role != Role::kVae;
     take_order(component, basis, role);
-    components.push_back(std::move(component));
+    run.components.push_back(std::move(component));
   }
-  return components;
+  return run;
 }
 
 }  // namespace atelier::plan

@@ -33,7 +33,6 @@ struct PlanBasis {
   // the user said.
   std::vector<weights::Storage> allowed_storages = {};
   weights::StorageByComponent stored = {};
-  std::optional<int64_t> prefetch = std::nullopt;  // as the user said; nullopt: left open
 };
 
 struct GenerationBasis {
@@ -86,9 +85,9 @@ std::vector<SizedRun> size_training(model::LoadedModel& model, const TrainingBas
                                     const PlanBasis& basis, const memory::LinkProfile& links,
                                     std::span<const RankMode> modes);
 
-// The components of a model, in each storage that may be chosen. `prepares_levels`: what only noise
-// levels reach is drawn once.
-std::vector<memory::PlannedComponent> size_components(model::LoadedModel& model,
-                                                      const PlanBasis& basis, bool prepares_levels);
+// A run of the components of a model, in each storage that may be chosen, without phases.
+// `prepares_levels`: what only noise levels reach is drawn once.
+memory::PlannedRun size_components(model::LoadedModel& model, const PlanBasis& basis,
+                                   bool prepares_levels);
 
 }  // namespace atelier::plan

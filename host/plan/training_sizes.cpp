@@ -54,8 +54,7 @@ class TrainingSizes {
     sized.main_phase = "train";
     sized.on_host = mode.on_host || sends_away_trained();
     sized.batch_size = training_.config->order.batch_size;
-    sized.run.prefetch = basis_.prefetch;
-    sized.run.components = size_components(model_, basis_, /*prepares_levels=*/false);
+    sized.run = size_components(model_, basis_, /*prepares_levels=*/false);
     for (memory::PlannedComponent& component : sized.run.components) {
       if (is_sharded(component)) shard_blocks(component, mode_, *links_);
       if (trains_weights_of(component.name)) limit_trained(component);

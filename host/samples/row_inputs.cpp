@@ -85,6 +85,7 @@ std::string stage_content(const data::Dataset& dataset, size_t index, const Enco
       continue;
     }
     hash.add(static_cast<int64_t>(input.when_absent));
+    if (input.when_absent == WhenAbsent::kLeftOut) continue;
     add_files(hash, item.files.at(dataset.target_input()), files);
     if (item.frames.empty()) continue;
     const bool is_first = input.when_absent == WhenAbsent::kFirstFrame;

@@ -78,11 +78,13 @@ int64_t tokens_of(int64_t frames, int64_t height, int64_t width, int64_t stride)
 
 // The tokens of the denoiser that a stage other than the target's gives it: texts are [L, D], and
 // pictures [C, T, H, W]. Those that are brought to the size of what is made lie on its tokens.
-int64_t tokens_of(const EncodeStage& stage, const EntryShapes& shapes, const LatentSpec& spec) {
+int64_t tokens_of(const EncodeStage& stage, const ModelFamily& family, const EntryShapes& shapes,
+                  const LatentSpec& spec) {
+  const bool has_texts = model::reads_texts(stage, family);
   const int64_t patch = std::max<int64_t>(spec.token_stride / spec.spatial_stride, 1);
   int64_t tokens = 0;
   for (const auto& [name, shape] : shapes) {
-    if (shape.size() == 2 && model::is_prompted(stage)) tokens += shape[0];
+    if (shape.size() == 2 && has_texts) tokens += shape[0];
     if (shape.size() == 4 && !stage.sees_target)
       tokens += tokens_of(shape[1], shape[2], shape[3], patch);
   }
@@ -229,7 +231,7 @@ void Samples::State::note_found(const EncodeStage& stage, const std::string& key
                                 const EntryShapes& shapes) {
   if (stages.is_target(stage)) {
     latents_shapes[key] = shapes.at(kLatents);
-  } else if (const int64_t tokens = tokens_of(stage, shapes, spec); tokens > 0) {
+  } else if (const int64_t tokens = tokens_of(stage, family, shapes, spec); tokens > 0) {
     entries.find(stage.name)->second.tokens[key] = tokens;
   }
 }

@@ -70,6 +70,8 @@ class Timesteps {
   const std::vector<double>& shares() const { return shares_; }
   // The denoiser of a step; `seed` of the stream kDenoiser.
   size_t draw_denoiser(uint64_t seed, uint32_t step) const;
+  // Whether draw() is told the tokens of one frame, see SigmaShift::of_one_frame.
+  bool counts_one_frame() const { return dynamic_shift_.of_one_frame; }
 
   // Draws for one sample of one step, a level of `denoiser`; `seed` of the stream kTimestep.
   // `tokens` of the image count where the shift follows them. Sigma is at least 0.001.

@@ -68,7 +68,8 @@ float in_its_thousandth(double level) {
 
 }  // namespace
 
-double shift_factor(const SigmaShift& shift, int64_t tokens, int64_t steps) {
+double shift_factor(const SigmaShift& shift, int64_t tokens, int64_t steps, int64_t frames) {
+  if (shift.of_one_frame) tokens /= std::max<int64_t>(frames, 1);
   switch (shift.kind) {
     case SigmaShift::Kind::kNone:
       return 1.0;
@@ -113,7 +114,8 @@ std::vector<float> make_sigmas(const ScheduleDefaults& schedule, const ScheduleO
     throw Error(ErrorCode::kInvalidArgument,
                 "--num_inference_steps: " + std::to_string(n) + " is below 1");
   }
-  const double a = request.flow_shift.value_or(shift_factor(schedule.shift, request.tokens, n));
+  const double a =
+      request.flow_shift.value_or(shift_factor(schedule.shift, request.tokens, n, request.frames));
   check_shift(a, request);
   std::vector<double> levels(n);
   const double step = (schedule.grid.low - schedule.grid.high) / n;

@@ -15,6 +15,7 @@ struct ScheduleOptions {
   int num_steps = 30;
   // Denoiser tokens of one sample: a family's dynamic shift follows the image's size.
   int64_t tokens = 0;
+  int64_t frames = 1;  // latent frames that those tokens lie in
   // A constant shift a in place of the schedule's own; its terminal sigma stays.
   std::optional<double> flow_shift = {};
   // When not empty, these levels are used as they stand; num_steps, shifts and terminal are not.
@@ -22,7 +23,8 @@ struct ScheduleOptions {
 };
 
 // The factor a of s' = a s / (1 + (a - 1) s), of an image of that many tokens in that many steps.
-double shift_factor(const SigmaShift& shift, int64_t tokens, int64_t steps);
+// `frames`: latent frames that the tokens lie in.
+double shift_factor(const SigmaShift& shift, int64_t tokens, int64_t steps, int64_t frames = 1);
 
 // The shift that follows the image's size: that of the family's first schedule which has one;
 // without any, the line of SigmaShift. `variant` as in find_schedule().

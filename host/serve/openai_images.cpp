@@ -55,9 +55,9 @@ bool put_edited(Asked& asked, Form& form, const Service& service) {
   std::vector<FormFile> rest;
   for (FormFile& file : form.files) {
     if (file.name == "image" || file.name == "image[]") {
-      pictures.push_back({std::move(file.bytes)});
+      pictures.emplace_back(std::move(file.bytes));
     } else if (file.name == "mask") {
-      mask = mask_of_transparent({std::move(file.bytes)});
+      mask = mask_of_transparent(Upload(std::move(file.bytes)));
     } else {
       rest.push_back(std::move(file));
     }
@@ -97,12 +97,17 @@ void make_still(Asked& asked, const ModelFacts& model) {
   asked.fields["num_frames"] = 1;
 }
 
-// Tokens of OpenAI's prices; none are counted here, and strict clients want the numbers.
+// Tokens of OpenAI's prices: none are counted here. The events of a stream have to have them, by
+// the types of OpenAI's clients, and replies do not.
 json usage() {
   return {{"input_tokens", 0},
           {"input_tokens_details", {{"image_tokens", 0}, {"text_tokens", 0}}},
           {"output_tokens", 0},
           {"total_tokens", 0}};
+}
+
+std::string_view background_of(const ModelFacts& model) {
+  return model.has_transparency ? "transparent" : "opaque";
 }
 
 std::string_view event_kind(const ImagesRequest& request) {
@@ -113,7 +118,7 @@ json event_of(const ImagesRequest& request, const char* name, const JobView& vie
               const ModelFacts& model) {
   json event = {{"type", std::string(event_kind(request)) + "." + name},
                 {"created_at", now_s()},
-                {"background", "opaque"},
+                {"background", background_of(model)},
                 {"quality", request.quality.is_null() ? json("auto") : request.quality},
                 {"size", size_of(view.settings, model)}};
   if (!request.safety_identifier.is_null()) event["safety_identifier"] = request.safety_identifier;
@@ -131,9 +136,11 @@ ImagesRequest read_images(Form form, const Service& service, bool is_edit) {
   ImagesRequest images = {.is_edit = is_edit};
   Asked asked = {.api = "openai"};
   check_model(form.take("model"), service.model);
-  if (choice_of("background", form.take("background"), "auto", {"auto", "opaque", "transparent"}) ==
-      "transparent")
-    throw wrong("background", "pictures are opaque; leave it out");
+  const std::string background =
+      choice_of("background", form.take("background"), "auto", {"auto", "opaque", "transparent"});
+  if (background != "auto" && background != background_of(service.model))
+    throw wrong("background", std::string("pictures are ") +
+                                  std::string(background_of(service.model)) + "; leave it out");
   images.output_format = asked.format = format_of(form.take("output_format"));
   images.wants_urls = choice_of("response_format", form.take("response_format"), "b64_json",
                                 {"b64_json", "url"}) == "url";
@@ -152,7 +159,7 @@ ImagesRequest read_images(Form form, const Service& service, bool is_edit) {
   // Nothing is left of what stood where the mask is, as at OpenAI's.
   if (has_mask && !asked.fields.contains("denoising_strength"))
     asked.fields["denoising_strength"] = 1.0;
-  images.jobs = by_seeds(std::move(asked), seed);
+  images.jobs = by_seeds(std::move(asked), seed, service.model);
   for (const Asked& job : images.jobs) {
     const json count = job.fields.value("num_images", json(1));
     images.most_partials += job.previews * (count.is_number_integer() ? count.get<int64_t>() : 1);
@@ -177,10 +184,9 @@ json images_reply(const ImagesRequest& request, const std::vector<JobView>& view
   }
   json reply = {{"created", now_s()},
                 {"data", std::move(data)},
-                {"background", "opaque"},
+                {"background", background_of(model)},
                 {"output_format", request.output_format},
-                {"size", size_of(views.front().settings, model)},
-                {"usage", usage()}};
+                {"size", size_of(views.front().settings, model)}};
   if (!request.quality.is_null()) reply["quality"] = request.quality;
   if (!request.safety_identifier.is_null()) reply["safety_identifier"] = request.safety_identifier;
   return reply;

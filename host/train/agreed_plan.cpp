@@ -16,10 +16,10 @@ json to_json(const Layout& layout) {
   json result = {{"offload", placement.offload},
                  {"offload_others", placement.offload_others},
                  {"resident_blocks", placement.resident_blocks},
-                 {"prefetch", placement.prefetch},
                  {"storage", layout.weights.storage},
                  {"optimizer", layout.optimizes_on_host},
                  {"checkpointing", layout.use_gradient_checkpointing}};
+  if (placement.prefetch) result["prefetch"] = *placement.prefetch;
   if (placement.resident_denoiser_blocks)
     result["resident_denoiser_blocks"] = *placement.resident_denoiser_blocks;
   if (const auto& budget = layout.activation_budget)
@@ -32,13 +32,15 @@ void from_json(const json& from, Layout& layout) {
   from["offload"].get_to(placement.offload);
   from["offload_others"].get_to(placement.offload_others);
   from["resident_blocks"].get_to(placement.resident_blocks);
-  from["prefetch"].get_to(placement.prefetch);
   from["storage"].get_to(layout.weights.storage);
   from["optimizer"].get_to(layout.optimizes_on_host);
   from["checkpointing"].get_to(layout.use_gradient_checkpointing);
-  placement.resident_denoiser_blocks.reset();
-  if (from.contains("resident_denoiser_blocks"))
-    placement.resident_denoiser_blocks = from["resident_denoiser_blocks"].get<int64_t>();
+  const auto optional = [&](const char* name, std::optional<int64_t>& value) {
+    value.reset();
+    if (from.contains(name)) value = from[name].get<int64_t>();
+  };
+  optional("prefetch", placement.prefetch);
+  optional("resident_denoiser_blocks", placement.resident_denoiser_blocks);
   layout.activation_budget.reset();
   if (from.contains("budget"))
     layout.activation_budget = {.kind = from["budget"][0].get<ActivationBudget::Kind>(),

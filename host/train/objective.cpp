@@ -149,7 +149,8 @@ Tensor Objective::predict(std::span<const Prepared> samples, std::span<const Tim
 int64_t Objective::tokens_of(const Tensor& latents) const {
   const LatentSpec spec = model_.model().latent_spec();
   const int64_t patch = std::max<int64_t>(spec.token_stride / spec.spatial_stride, 1);
-  return latents.size(1) * (latents.size(2) / patch) * (latents.size(3) / patch);
+  const int64_t frames = timesteps_.counts_one_frame() ? 1 : latents.size(1);
+  return frames * (latents.size(2) / patch) * (latents.size(3) / patch);
 }
 
 Tensor Objective::noise(const random::NoiseKey& key, at::IntArrayRef shape) const {

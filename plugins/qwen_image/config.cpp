@@ -17,15 +17,8 @@ using std::to_string;
 
 namespace {
 
-constexpr const char* kTextToImageOnly =
-    "checkpoints of Qwen-Image, Qwen-Image-2512 and Qwen-Image-Edit are loaded so far";
-
-// Checkpoints of the family that this code does not run.
-constexpr atelier::UnsupportedKind kUnsupported[] = {
-    {"time_text_embed.addition_t_embedding.weight", "Qwen-Image-Layered", kTextToImageOnly},
-    {"use_additional_t_cond", "Qwen-Image-Layered", kTextToImageOnly},
-    {"use_layer3d_rope", "Qwen-Image-Layered", kTextToImageOnly},
-};
+constexpr const char* kPublishedOnly =
+    "checkpoints of Qwen-Image, Qwen-Image-2512, -Edit and -Layered are loaded so far";
 
 bool says_clean_references(const PartView& view) {
   return view.contains(kCleanMark) || view.index().contains(kCleanMark) ||
@@ -38,9 +31,10 @@ DitConfig read_dit(const PartView& view) {
   if (out != c.channels * kPatch * kPatch) {
     refuse_kind("a Qwen-Image DiT with " + to_string(c.channels * kPatch * kPatch) + " input and " +
                     to_string(out) + " output channels",
-                kTextToImageOnly);
+                kPublishedOnly);
   }
   c.clean_references = says_clean_references(view);
+  c.layered = view.contains(std::string(kAddedTime) + ".weight");
   return c;
 }
 
@@ -144,17 +138,23 @@ DitConfig read_blocks(const PartView& view) {
 Detection detection_of_dit(const DitConfig& config, std::string prefix) {
   Detection part = atelier::detection_of("dit", "diffusers", config, std::move(prefix));
   if (!config.clean_references) part.config.erase(kCleanReferences);
+  if (!config.layered) part.config.erase(kLayered);
   return part;
 }
 
 DitConfig dit_config(const Detection& part) {
   Detection whole = part;
   whole.config.try_emplace(kCleanReferences, false);
+  whole.config.try_emplace(kLayered, false);
   return atelier::config_of<DitConfig>(whole);
 }
 
 bool has_clean_references(const Detection& dit) {
   return dit_config(dit).clean_references;
+}
+
+bool makes_layers(const Detection& dit) {
+  return dit_config(dit).layered;
 }
 
 Detection detection_of_text_encoder(const TextEncoderConfig& config, std::string spelling,
@@ -179,9 +179,9 @@ std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
   if (!prefix) return std::nullopt;
   const PartView view(checkpoint, *prefix, "DiT");
   if (view.contains(kControlNetMark)) return std::nullopt;
-  view.refuse_kinds(kUnsupported);
   view.refuse_quantised();
   Detection part = detection_of_dit(read_dit(view), *prefix);
+  if (makes_layers(part)) part.variant = kLayeredVariant;
   // What a config says counts more than what a path will say: see Family::assign().
   if (checkpoint.config_flag("zero_cond_t") == false) part.config.emplace(kCleanReferences, false);
   return part;
@@ -207,8 +207,6 @@ std::optional<Detection> detect_text_encoder(const TensorIndex& checkpoint) {
 std::optional<Detection> detect_vae(const TensorIndex& checkpoint) {
   const auto file = atelier::parts::find_causal_vae(checkpoint);
   if (!file || file->is_residual) return std::nullopt;
-  if (file->image_channels == 4)
-    refuse_kind("the VAE of Qwen-Image-Layered (RGBA)", kTextToImageOnly);
   return atelier::parts::detect_causal_vae(checkpoint, *file);
 }
 

@@ -15,18 +15,23 @@ using atelier::Detection;
 namespace {
 
 // What diffusers' scheduler of a model's folder says: the default schedule has just these numbers.
-ConfigFields scheduler_fields() {
+ConfigFields scheduler_fields(bool is_layered) {
   ConfigFields fields;
+  if (is_layered) {
+    // The shift is told by the size of the picture, and not by these.
+    fields.ignored({"base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len"});
+  } else {
+    fields.fixed("base_shift", {0.5})
+        .fixed("max_shift", {0.9})
+        .fixed("base_image_seq_len", {256})
+        .fixed("max_image_seq_len", {8192});
+  }
   fields.of_diffusers({"FlowMatchEulerDiscreteScheduler"})
       .fixed("num_train_timesteps", {1000})
       .fixed("shift", {1})
-      .fixed("shift_terminal", {0.02})
+      .fixed("shift_terminal", {is_layered ? ConfigValue(nullptr) : ConfigValue(0.02)})
       .fixed("use_dynamic_shifting", {true})
-      .fixed("time_shift_type", {"exponential"})
-      .fixed("base_shift", {0.5})
-      .fixed("max_shift", {0.9})
-      .fixed("base_image_seq_len", {256})
-      .fixed("max_image_seq_len", {8192});
+      .fixed("time_shift_type", {is_layered ? "linear" : "exponential"});
   for (const char* off : {"invert_sigmas", "stochastic_sampling", "use_karras_sigmas",
                           "use_exponential_sigmas", "use_beta_sigmas"})
     fields.fixed(off, {false});
@@ -91,8 +96,10 @@ ConfigFields dit_fields(const Detection& part) {
       .told("in_channels", {c.channels * kPatch * kPatch})
       .told("out_channels", {c.channels})
       .fixed("patch_size", {kPatch})
-      .read({"axes_dims_rope", "zero_cond_t", "use_additional_t_cond", "use_layer3d_rope"})
-      .add(scheduler_fields(), "scheduler.");
+      .told("use_additional_t_cond", {c.layered})
+      .told("use_layer3d_rope", {c.layered})
+      .read({"axes_dims_rope", "zero_cond_t"})
+      .add(scheduler_fields(c.layered), "scheduler.");
   return fields;
 }
 

@@ -12,6 +12,8 @@
 
 #include "controls.h"
 #include "dit_block.h"
+#include "layered.h"
+#include "regions.h"
 
 namespace qwen_image {
 
@@ -56,6 +58,15 @@ Dit::Dit(const DitConfig& c)
   }
   for (const std::string& name : control_names_) entries_.push_back({.name = name});
   entries_.push_back({.name = kControlPrompt});
+  entries_.push_back({.name = kKeepsLength});
+  if (c.layered) {
+    added_time_ = std::make_unique<atelier::nn::Embedding>(this, kAddedTime, 2, c.width);
+    levels_.add_row(*added_time_);
+  }
+  for (int64_t i = 0; i < kMaxEntities; ++i) entity_names_.push_back(entity_name(i));
+  for (const std::string& name : entity_names_) entries_.push_back({.name = name});
+  entries_.push_back({.name = kRegions});
+  entries_.push_back({.name = kEntitiesOfPrompt});
   for (int64_t i = 0; i < c.layers; ++i) {
     blocks_.push_back(std::make_unique<DitBlock>(this, "transformer_blocks." + std::to_string(i), c,
                                                  i + 1 == c.layers));
@@ -117,17 +128,29 @@ Dit::Rope Dit::make_rope(const std::vector<SampleRows>& samples, at::Device devi
   for (const SampleRows& sample : samples) {
     const int64_t height = sample.height, width = sample.width;
     // Rows and columns count from the middle of each picture.
-    add_picture(0, centered(height, options), centered(width, options));
-    int64_t start = std::max(height / 2, width / 2), number = 0;
+    const int64_t last = sample.pictures + std::ssize(sample.references) - 1;
+    // The picture that layers are of stands in front of them.
+    const auto place_of = [&](int64_t number) {
+      return config_.layered && number == last ? -1 : number;
+    };
+    int64_t number = 0;
+    for (; number < sample.pictures; ++number)
+      add_picture(place_of(number), centered(height, options), centered(width, options));
+    int64_t start = std::max({height / 2, width / 2, config_.layered ? last : 0});
     for (const auto& [H, W] : sample.references) {
-      add_picture(++number, sample.stretches ? stretched(H, height, options) : centered(H, options),
+      add_picture(place_of(number++),
+                  sample.stretches ? stretched(H, height, options) : centered(H, options),
                   sample.stretches ? stretched(W, width, options) : centered(W, options));
       start = std::max({start, H / 2, W / 2});
     }
-    // Text follows on the diagonal behind the largest, each sample anew.
-    const at::Tensor places = at::arange(start, start + sample.text, options);
-    text.push_back(at::cat(
-        {angles(places, frame_axis), angles(places, row_axis), angles(places, column_axis)}, 1));
+    // Texts follow on the diagonal behind the largest, each of them anew.
+    const auto add_text = [&, first = start](int64_t length) {
+      const at::Tensor places = at::arange(first, first + length, options);
+      text.push_back(at::cat(
+          {angles(places, frame_axis), angles(places, row_axis), angles(places, column_axis)}, 1));
+    };
+    for (const int64_t length : sample.entities) add_text(length);
+    add_text(sample.text);
   }
   const at::Tensor packed = at::cat(text);
   return {at::cat(image_cos), at::cat(image_sin), at::cos(packed), at::sin(packed)};
@@ -149,12 +172,13 @@ std::vector<at::Tensor> to_latents(const at::Tensor& rows,
   int64_t first = 0;
   for (const atelier::DenoiseInputs& in : calls) {
     const auto& x = in.x_BCTHW;
-    const int64_t B = x.size(0), C = x.size(1), H = x.size(3) / kPatch, W = x.size(4) / kPatch;
-    const at::Tensor own = calls.size() == 1 ? rows : rows.narrow(0, first, B * H * W).clone();
-    result.push_back(own.view({B, H, W, C, kPatch, kPatch})
-                         .permute({0, 3, 1, 4, 2, 5})
-                         .reshape({B, C, 1, H * kPatch, W * kPatch}));
-    first += B * H * W;
+    const int64_t B = x.size(0), C = x.size(1), T = x.size(2), H = x.size(3) / kPatch,
+                  W = x.size(4) / kPatch, count = B * T * H * W;
+    const at::Tensor own = calls.size() == 1 ? rows : rows.narrow(0, first, count).clone();
+    result.push_back(own.view({B, T, H, W, C, kPatch, kPatch})
+                         .permute({0, 4, 1, 2, 5, 3, 6})
+                         .reshape({B, C, T, H * kPatch, W * kPatch}));
+    first += count;
   }
   return result;
 }
@@ -167,14 +191,15 @@ std::vector<SampleRows> images_of(std::span<const atelier::DenoiseInputs> calls,
     for (int64_t b = 0; b < in.x_BCTHW.size(0); ++b)
       samples.push_back({.height = in.x_BCTHW.size(3) / kPatch,
                          .width = in.x_BCTHW.size(4) / kPatch,
-                         .text = texts[samples.size()]});
+                         .text = texts[samples.size()],
+                         .pictures = in.x_BCTHW.size(2)});
   }
   return samples;
 }
 
 Segments image_segments(const std::vector<SampleRows>& samples) {
   std::vector<int64_t> lengths;
-  for (const SampleRows& sample : samples) lengths.push_back(sample.height * sample.width);
+  for (const SampleRows& sample : samples) lengths.push_back(sample.own_rows());
   return Segments(lengths);
 }
 
@@ -255,9 +280,12 @@ std::vector<at::Tensor> Dit::denoise_all(std::span<const atelier::DenoiseInputs>
   const atelier::PackedRows prompts = atelier::pack_entry(all.cond, atelier::kPromptEmbeds);
   std::vector<SampleRows> samples = images_of(calls, prompts.lengths);
   const References references = references_of(all.cond, samples, options);
-  const SharedRows text_rows(prompts.rows), own_rows(image_segments(samples)),
-      reference_rows(Segments(references.lengths));
-  const bool has_references = !references.rows.empty();
+  const Entities entities = entities_of(all.cond);
+  for (size_t s = 0; s < samples.size(); ++s) samples[s].entities = entities.lengths[s];
+  const SharedRows prompt_rows(prompts.rows), entity_rows(entities.rows),
+      own_rows(image_segments(samples)), reference_rows(Segments(references.lengths));
+  const bool has_references = !references.rows.empty(), has_entities = entities.rows.total() > 0;
+  const SharedRows text_rows = has_entities ? join(entity_rows, prompt_rows) : prompt_rows;
   const SharedRows image_rows = has_references ? join(own_rows, reference_rows) : own_rows;
   const Rope table = rope_of(samples, options.device());
   const auto level = levels_.step(all.sigma_B, dtype, all.levels);
@@ -273,11 +301,27 @@ std::vector<at::Tensor> Dit::denoise_all(std::span<const atelier::DenoiseInputs>
                               reference_rows.rows());
   }
   at::Tensor image = img_in_.forward(rows);
-  at::Tensor text = txt_in_.forward(txt_norm_.forward(text_rows.take(prompts.values.to(dtype))));
-  const at::Tensor image_cos = image_rows.take(table.image_cos),
-                   image_sin = image_rows.take(table.image_sin),
-                   text_cos = text_rows.take(table.text_cos),
-                   text_sin = text_rows.take(table.text_sin);
+  at::Tensor words = prompts.values.to(dtype);
+  if (has_entities) {
+    words = atelier::join_rows(at::cat(entities.embeddings).to(words.options()), entities.rows,
+                               words, prompts.rows);
+  }
+  at::Tensor text = txt_in_.forward(txt_norm_.forward(text_rows.take(words)));
+  Tensors context(DitBlock::kInputs);
+  context[DitBlock::kImageCos] = image_rows.take(table.image_cos);
+  context[DitBlock::kImageSin] = image_rows.take(table.image_sin);
+  context[DitBlock::kTextCos] = text_rows.take(table.text_cos);
+  context[DitBlock::kTextSin] = text_rows.take(table.text_sin);
+  context[DitBlock::kImageRows] = image_rows.rows().tensor();
+  context[DitBlock::kTextRows] = text_rows.rows().tensor();
+  if (clean) context[DitBlock::kHalves] = halves(own_rows.rows(), reference_rows.rows()).tensor();
+  if (has_entities) {
+    context[DitBlock::kEntityRows] = entity_rows.rows().tensor();
+    context[DitBlock::kPromptRows] = prompt_rows.rows().tensor();
+    context[DitBlock::kGroups] =
+        join(text_rows, image_rows).take(groups_of(all.cond, samples, options.device()));
+  }
+  if (!clean && !has_entities) context.resize(DitBlock::kCleanLevel);
   Pass pass{.samples = pass_samples(calls),
             .lengths = samples,
             .dit = *this,
@@ -289,19 +333,11 @@ std::vector<at::Tensor> Dit::denoise_all(std::span<const atelier::DenoiseInputs>
             .image = std::move(image)};
   for (const auto& addition : additions_) addition->begin(pass);
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    Tensors inputs = {pass.image,
-                      text,
-                      level.of_block(i),
-                      image_cos,
-                      image_sin,
-                      text_cos,
-                      text_sin,
-                      image_rows.rows().tensor(),
-                      text_rows.rows().tensor()};
-    if (clean) {
-      inputs.push_back(clean->of_block(i));
-      inputs.push_back(halves(own_rows.rows(), reference_rows.rows()).tensor());
-    }
+    Tensors inputs = context;
+    inputs[DitBlock::kImage] = pass.image;
+    inputs[DitBlock::kText] = text;
+    inputs[DitBlock::kLevel] = level.of_block(i);
+    if (clean) inputs[DitBlock::kCleanLevel] = clean->of_block(i);
     Tensors out = runner.run(*blocks_[i], inputs);
     pass.image = std::move(out[0]);
     text = out.size() > 1 ? std::move(out[1]) : at::Tensor();

@@ -31,9 +31,12 @@ inline constexpr const char *kStretchedPlaces = "stretched_places",
 // Rows of one sample: of the image and those beside it.
 struct SampleRows {
   int64_t height = 0, width = 0, text = 0;                   // of the image in tokens
+  int64_t pictures = 1;                                      // of that size
+  std::vector<int64_t> entities = {};                        // rows of each, beside the text
   std::vector<std::pair<int64_t, int64_t>> references = {};  // height and width in tokens
   bool stretches = false;
   bool operator==(const SampleRows&) const = default;
+  int64_t own_rows() const { return pictures * height * width; }
   int64_t reference_rows() const;
 };
 
@@ -88,9 +91,11 @@ class Dit final : public atelier::Denoiser, public atelier::PacksCalls, public a
   std::vector<atelier::ConditioningEntry> entries_;
   std::vector<std::string> reference_names_;  // which entries_ point to
   std::vector<std::string> control_names_;    // likewise
+  std::vector<std::string> entity_names_;     // likewise
   std::span<const std::unique_ptr<Addition>> additions_;
   int64_t clean_level_ = 0;
   atelier::nn::Linear time_in_, time_out_;
+  std::unique_ptr<atelier::nn::Embedding> added_time_;  // null: nothing is added
   atelier::nn::RMSNorm txt_norm_;
   atelier::nn::Linear img_in_, txt_in_;
   std::vector<std::unique_ptr<DitBlock>> blocks_;

@@ -9,6 +9,8 @@
 #include "atelier/ops/attention.h"
 #include "atelier/ops/pointwise.h"
 
+#include "regions.h"
+
 namespace qwen_image {
 
 using atelier::Segments;
@@ -34,10 +36,11 @@ at::Tensor time_channels(const at::Tensor& sigma_B) {
 }
 
 at::Tensor to_rows(const at::Tensor& x) {
-  const int64_t B = x.size(0), C = x.size(1), H = x.size(3) / kPatch, W = x.size(4) / kPatch;
-  return x.reshape({B, C, H, kPatch, W, kPatch})
-      .permute({0, 2, 4, 1, 3, 5})
-      .reshape({B * H * W, C * kPatch * kPatch});
+  const int64_t B = x.size(0), C = x.size(1), T = x.size(2), H = x.size(3) / kPatch,
+                W = x.size(4) / kPatch;
+  return x.reshape({B, C, T, H, kPatch, W, kPatch})
+      .permute({0, 2, 3, 5, 1, 4, 6})
+      .reshape({B * T * H * W, C * kPatch * kPatch});
 }
 
 namespace {
@@ -90,7 +93,7 @@ DitBlock::~DitBlock() = default;
 Tensors DitBlock::forward(const Tensors& in) {
   const Segments image_rows = Segments::from_tensor(in[kImageRows]);
   const Segments text_rows = Segments::from_tensor(in[kTextRows]);
-  const bool has_halves = in.size() > kHalves;
+  const bool has_halves = in.size() > kHalves && in[kHalves].defined();
   const Segments levels = has_halves ? Segments::from_tensor(in[kHalves]) : image_rows;
   const auto [image, text] =
       modulations(in[kLevel], has_halves ? in[kCleanLevel] : at::Tensor(), image_rows.count());
@@ -114,7 +117,11 @@ Tensors DitBlock::forward(const Tensors& in) {
     const at::Tensor k = turn(of_y[1], norm_added_k_, of_x[1], norm_k_);
     const at::Tensor v = atelier::join_rows(heads(of_y[2], head_dim_), text_rows,
                                             heads(of_x[2], head_dim_), image_rows);
-    return ops::attention(q, k, v, atelier::join(text_rows, image_rows));
+    const bool has_entities = in.size() > kGroups && in[kGroups].defined();
+    if (!has_entities) return ops::attention(q, k, v, atelier::join(text_rows, image_rows));
+    const Segments prompt_rows = Segments::from_tensor(in[kPromptRows]);
+    return attend_in_regions(q, k, v, Segments::from_tensor(in[kEntityRows]),
+                             atelier::join(prompt_rows, image_rows), in[kGroups]);
   }();
   auto [text_out, image_out] = atelier::split_rows(attended, text_rows, image_rows);
   attended.reset();

@@ -21,14 +21,16 @@ inline constexpr const char *kTimeIn = "time_text_embed.timestep_embedder.linear
 
 // Noise levels [B] as channels, [B, kTimeChannels] float32.
 at::Tensor time_channels(const at::Tensor& sigma_B);
-// Latents [B, C, T, H, W] to rows of tokens, [B H W / 4, C * 4].
+// Latents [B, C, T, H, W] to rows of tokens, [B T H W / 4, C * 4].
 at::Tensor to_rows(const at::Tensor& x_BCTHW);
 
 struct Modulation;
 
 // Inputs: image rows [N, D], text rows [N, D], the noise level, cosines and sines of image rows and
 // of text rows, offsets of image rows and of text rows. Rows of references follow their image's;
-// where they have a level of their own, it and the offsets of images and of references follow.
+// where they have a level of their own, it and the offsets of images and of references follow. Rows
+// of entities lie in front of their prompt's; where there are any, offsets of both and the groups
+// of all rows follow, see groups_of(). What is not there is undefined.
 // Outputs: image rows and text rows; of the last block image rows alone.
 //
 // The noise level is silu(time), [B, D] or in groups (see level_groups()), or what the block makes
@@ -46,7 +48,11 @@ class DitBlock final : public atelier::Block {
     kImageRows,
     kTextRows,
     kCleanLevel,
-    kHalves
+    kHalves,
+    kEntityRows,
+    kPromptRows,
+    kGroups,
+    kInputs
   };
 
   DitBlock(Module* parent, std::string name, const DitConfig& c, bool last);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cctype>
 
+#include "atelier/error.h"
 #include "atelier/parts/causal_vae.h"
 #include "atelier/plugin.h"
 
@@ -10,7 +11,9 @@
 #include "controlnet.h"
 #include "controls.h"
 #include "dit.h"
+#include "layered.h"
 #include "model.h"
+#include "regions.h"
 #include "text_encoder.h"
 #include "vision.h"
 #include "weights.h"
@@ -20,7 +23,6 @@ namespace {
 
 using atelier::ComponentRow;
 using atelier::Detection;
-using atelier::detection_of;
 using atelier::FoundPart;
 using atelier::InputKind;
 using atelier::InputSpec;
@@ -30,8 +32,6 @@ using atelier::Role;
 using atelier::ScheduleDefaults;
 using atelier::SigmaShift;
 using atelier::nn::Module;
-using atelier::parts::CausalVae;
-using atelier::parts::CausalVaeConfig;
 
 // Has numbers that shapes alone tell, so that no config.json is needed.
 Detection tiny_text_encoder() {
@@ -51,14 +51,14 @@ Detection tiny_text_encoder() {
 }
 
 Detection tiny_vae() {
-  return detection_of("vae", "diffusers",
-                      CausalVaeConfig{.channels = 16,
-                                      .widths = {8, 16, 32, 32},
-                                      .base_width = 8,
-                                      .res_blocks = 2,
-                                      .temporal = {false, true, true},
-                                      .mean = atelier::parts::kCausalVaeMean,
-                                      .std = atelier::parts::kCausalVaeStd});
+  return atelier::parts::detection_of_causal_vae({.channels = 16,
+                                                  .widths = {8, 16, 32, 32},
+                                                  .base_width = 8,
+                                                  .res_blocks = 2,
+                                                  .temporal = {false, true, true},
+                                                  .mean = atelier::parts::kCausalVaeMean,
+                                                  .std = atelier::parts::kCausalVaeStd},
+                                                 "diffusers");
 }
 
 Detection tiny_dit() {
@@ -112,7 +112,7 @@ constexpr ComponentRow kRows[] = {
      .detect = detect_vae,
      .config_fields = vae_fields,
      .weight_map = atelier::parts::causal_vae_map,
-     .make = make_part<CausalVae, CausalVaeConfig>,
+     .make = atelier::parts::make_causal_vae,
      .tiny = tiny_vae},
     {.spec = {.name = "dit",
               .role = Role::kDenoiser,
@@ -126,6 +126,7 @@ constexpr ComponentRow kRows[] = {
               .role = Role::kControl,
               .required = false,
               .help = "Qwen-Image-Blockwise-ControlNet-{Canny,Depth,Inpaint}: model.safetensors",
+              .variants = kOpaqueVariants,
               .beside = "dit",
               .max_count = kMaxControls},
      .detect = detect_blockwise,
@@ -137,6 +138,7 @@ constexpr ComponentRow kRows[] = {
               .required = false,
               .help = "InstantX/Qwen-Image-ControlNet-{Union,Inpainting}: "
                       "diffusion_pytorch_model.safetensors",
+              .variants = kOpaqueVariants,
               .beside = "dit",
               .max_count = kMaxControls},
      .detect = detect_controlnet,
@@ -147,8 +149,12 @@ constexpr ComponentRow kRows[] = {
 
 // A number of each picture that a kind of ControlNet follows; one counts for all.
 constexpr InputSpec control_number(const char* name, InputUse use, std::string_view help) {
-  return {
-      .name = name, .kind = InputKind::kReal, .use = use, .help = help, .max_count = kMaxControls};
+  return {.name = name,
+          .kind = InputKind::kReal,
+          .use = use,
+          .variants = kOpaqueVariants,
+          .help = help,
+          .max_count = kMaxControls};
 }
 
 constexpr InputSpec kInputs[] = {
@@ -160,7 +166,14 @@ constexpr InputSpec kInputs[] = {
      .kind = InputKind::kText,
      .use = InputUse::kGenerate,
      .help = "what the image does not show; a space when empty"},
-    atelier::kTargetImage,
+    {.name = "image",
+     .kind = InputKind::kImage,
+     .required = true,
+     .use = InputUse::kTrain,
+     .help = "the image to learn; of layers the picture of them all, then each of them",
+     .role = atelier::InputRole::kTarget,
+     .max_count = kMostLayers + 1,
+     .channels = 4},
     {.name = "edit_image",
      .kind = InputKind::kImage,
      .required = true,
@@ -184,17 +197,39 @@ constexpr InputSpec kInputs[] = {
              "model says"},
     {.name = kContext,
      .kind = InputKind::kImage,
-     .variants = kTextVariants,
+     .variants = kContextVariants,
      .help =
          "a picture beside the image, of the same size, for LoRAs of In-Context-Control: edges, "
-         "depth, poses",
-     .fit = atelier::InputFit::kStretch},
+         "depth, poses; of Layered-Control-V2: a mask",
+     .channels = 4,
+     .fit = atelier::InputFit::kStretch,
+     .when_absent = atelier::WhenAbsent::kLeftOut},
+    {.name = kLayerInput,
+     .kind = InputKind::kImage,
+     .required = true,
+     .variants = kLayeredVariants,
+     .help = "the picture that is taken apart, with or without transparency",
+     .channels = 4,
+     .fit = atelier::InputFit::kStretch,
+     .filter = atelier::ResizeFilter::kLanczos,
+     .lies_on_target = true},
+    {.name = kLayerNumber,
+     .kind = InputKind::kInteger,
+     .variants = kLayeredVariants,
+     .help = "layers beside the picture of them all, from 0; else 4, of Layered-Control 0"},
+    {.name = kNormalize,
+     .kind = InputKind::kFlag,
+     .use = InputUse::kGenerate,
+     .variants = kLayeredVariants,
+     .help = "guidance keeps the length of each token's velocity"},
     {.name = kBlockwiseKind.image,
      .kind = InputKind::kImage,
+     .variants = kOpaqueVariants,
      .help = "a picture for each blockwise ControlNet to follow, in the order of their files",
      .max_count = kMaxControls},
     {.name = kBlockwiseKind.mask,
      .kind = InputKind::kMask,
+     .variants = kOpaqueVariants,
      .help = "white where that picture is made anew, for ControlNets of inpainting",
      .max_count = kMaxControls},
     control_number(kBlockwiseKind.scale, InputUse::kBoth, "how much each of them counts; else 1"),
@@ -204,11 +239,13 @@ constexpr InputSpec kInputs[] = {
                    "part of the way that is left at which each stops to count; else 0"),
     {.name = kControlNetKind.image,
      .kind = InputKind::kImage,
+     .variants = kOpaqueVariants,
      .help = "a picture for each ControlNet to follow, or several for one: edges, depth, poses, a "
              "picture to be filled in",
      .max_count = kMaxControls},
     {.name = kControlNetKind.mask,
      .kind = InputKind::kMask,
+     .variants = kOpaqueVariants,
      .help = "white where control_image is filled in, for ControlNets of inpainting",
      .max_count = kMaxControls},
     control_number(kControlNetKind.scale, InputUse::kBoth, "how much each picture counts; else 1"),
@@ -216,7 +253,32 @@ constexpr InputSpec kInputs[] = {
                    "part of the steps behind which each counts; else 0"),
     control_number(kControlNetKind.end, InputUse::kGenerate,
                    "part of the steps behind which each counts no more; else 1"),
-    atelier::kStartImage,
+    {.name = "input_image",
+     .kind = InputKind::kImage,
+     .use = InputUse::kGenerate,
+     .variants = kOpaqueVariants,
+     .help = "image to start from, scaled and cropped to --height and --width",
+     .role = atelier::InputRole::kStart},
+    {.name = kEntityPrompts,
+     .kind = InputKind::kText,
+     .variants = kOpaqueVariants,
+     .help = "what the image shows in each region, for LoRAs of EliGen",
+     .max_count = kMaxEntities,
+     .paired_with = kEntityMasks},
+    {.name = kEntityMasks,
+     .kind = InputKind::kImage,
+     .variants = kOpaqueVariants,
+     .help = "white where the image shows each of eligen_entity_prompts, in any size; regions may "
+             "overlap",
+     .max_count = kMaxEntities,
+     .fit = atelier::InputFit::kAsIs,
+     .paired_with = kEntityPrompts,
+     .lies_on_target = true},
+    {.name = kEntitiesOnNegative,
+     .kind = InputKind::kFlag,
+     .use = InputUse::kGenerate,
+     .variants = kOpaqueVariants,
+     .help = "the negative prompt stands in each region, too, on the negative branch of guidance"},
 };
 
 constexpr std::string_view kTextComponents[] = {"tokenizer", "text_encoder", "vision_tower"};
@@ -225,6 +287,7 @@ constexpr std::string_view kReferencesInputs[] = {"edit_image", "edit_image_auto
                                                   "edit_rope_interpolation", "zero_cond_t"};
 
 constexpr std::string_view kContextInputs[] = {kContext};
+constexpr std::string_view kLayerInputs[] = {kLayerInput, kContext, kNormalize};
 constexpr std::string_view kBlockwiseComponents[] = {"vae", kBlockwise};
 constexpr std::string_view kBlockwiseInputs[] = {kBlockwiseKind.image, kBlockwiseKind.mask,
                                                  kBlockwiseKind.scale, kBlockwiseKind.start,
@@ -233,6 +296,9 @@ constexpr std::string_view kControlNetComponents[] = {"vae", kControlNet};
 constexpr std::string_view kControlNetInputs[] = {kControlNetKind.image, kControlNetKind.mask,
                                                   kControlNetKind.scale, kControlNetKind.start,
                                                   kControlNetKind.end};
+
+constexpr std::string_view kEntityComponents[] = {"tokenizer", "text_encoder"};
+constexpr std::string_view kEntityInputs[] = {kEntityPrompts, kEntityMasks, kEntitiesOnNegative};
 
 constexpr atelier::EncodeStage kStages[] = {
     {.name = "text",
@@ -247,8 +313,24 @@ constexpr atelier::EncodeStage kStages[] = {
      .components = atelier::kLatentsComponents,
      .inputs = kContextInputs,
      .variants = kTextVariants},
-    {.name = kBlockwise, .components = kBlockwiseComponents, .inputs = kBlockwiseInputs},
-    {.name = kControlNet, .components = kControlNetComponents, .inputs = kControlNetInputs},
+    {.name = "references",
+     .components = atelier::kLatentsComponents,
+     .inputs = kLayerInputs,
+     .variants = kLayeredVariants},
+    {.name = kBlockwise,
+     .components = kBlockwiseComponents,
+     .inputs = kBlockwiseInputs,
+     .variants = kOpaqueVariants},
+    {.name = kControlNet,
+     .components = kControlNetComponents,
+     .inputs = kControlNetInputs,
+     .variants = kOpaqueVariants},
+    {.name = kEntities,
+     .components = kEntityComponents,
+     .inputs = kEntityInputs,
+     .sees_target = true,
+     .variants = kOpaqueVariants,
+     .per_branch = true},
     atelier::kImageStage,
 };
 
@@ -268,10 +350,24 @@ constexpr ScheduleDefaults published(std::string_view variants, int steps, std::
           .help = help};
 }
 
+// Levels end without a terminal one.
+constexpr ScheduleDefaults layered(std::string_view variant, int steps, std::string_view help) {
+  return {.name = "default",
+          .variants = variant,
+          .num_inference_steps = steps,
+          .cfg_scale = 4.0,
+          .shift = {.kind = SigmaShift::Kind::kFunction,
+                    .function = layered_shift,
+                    .of_one_frame = true},
+          .help = help};
+}
+
 constexpr ScheduleDefaults kSchedules[] = {
     published("qwen-image", 50, "Qwen-Image"),
     published("qwen-image-edit-25*", 40, "Qwen-Image-Edit-2509 and -2511"),
     published("firered-*", 40, "FireRed-Image-Edit"),
+    layered(kLayeredVariant, 50, "Qwen-Image-Layered"),
+    layered(kLayeredControlVariant, 30, "Qwen-Image-Layered-Control"),
     published("*", 50, "Qwen-Image-2512 and Qwen-Image-Edit"),
     {.name = "lightning",
      .num_inference_steps = 4,
@@ -293,12 +389,18 @@ constexpr ScheduleDefaults kTrainingSchedule = {
     .shift = {.kind = SigmaShift::Kind::kConstant, .value = 2.225540928492468},
     .terminal_sigma = 0.02};
 
-// The variant that a path names, as published files and folders are called; empty: none.
-std::string_view variant_in(std::string path) {
+// A path as names of variants are spelt.
+std::string spelt_as_variant(std::string path) {
   for (char& c : path) {
     if (c == '_') c = '-';
     c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   }
+  return path;
+}
+
+// The variant that a path names, as published files and folders are called; empty: none.
+std::string_view variant_in(const std::string& given) {
+  const std::string path = spelt_as_variant(given);
   for (const std::string_view name :
        {"firered-image-edit", "qwen-image-edit-2511", "qwen-image-edit-2509", "qwen-image-edit"}) {
     if (path.find(name) != std::string::npos) return name;
@@ -306,7 +408,16 @@ std::string_view variant_in(std::string path) {
   return {};
 }
 
+// The denoisers that make layers: tensors tell them from all others.
+void name_layered(FoundPart& dit) {
+  if (!has_clean_references(dit.part)) dit.part.config.erase(kCleanReferences);
+  if (!dit.hint.variant.empty()) return;
+  const bool is_control = spelt_as_variant(dit.path).find("layered-control") != std::string::npos;
+  dit.part.variant = is_control ? kLayeredControlVariant : kLayeredVariant;
+}
+
 void name_variant(FoundPart& dit) {
+  if (makes_layers(dit.part)) return name_layered(dit);
   if (dit.hint.variant.empty()) {
     const std::string_view named = variant_in(dit.path);
     if (!named.empty()) dit.part.variant = named;
@@ -327,16 +438,33 @@ class Family final : public atelier::ComponentFamily {
 
   std::string_view name() const override { return "qwen_image"; }
   std::string_view help() const override {
-    return "Qwen-Image, -2512 and -Edit: text and pictures to image";
+    return "Qwen-Image, -2512, -Edit and -Layered: text and pictures to image, and to layers";
   }
   std::span<const InputSpec> inputs() const override { return kInputs; }
   std::span<const atelier::EncodeStage> encode_stages() const override { return kStages; }
   std::span<const ScheduleDefaults> schedules() const override { return kSchedules; }
   ScheduleDefaults training_schedule(const Detection&) const override { return kTrainingSchedule; }
 
-  // Denoisers of all variants have the same tensors; what was said, a config and the path tell them
-  // apart. Encodings depend on how the variant words its prompts, so that the encoder has it, too:
-  // where there is no denoiser, that which was said.
+  atelier::MediaDefaults media_defaults(const Detection& denoiser) const override {
+    if (is_layered(denoiser.variant)) return layered_defaults(denoiser.variant);
+    return ComponentFamily::media_defaults(denoiser);
+  }
+
+  std::optional<Detection> detect(const atelier::TensorIndex& checkpoint,
+                                  const atelier::DetectHint& hint) const override {
+    std::optional<Detection> part = ComponentFamily::detect(checkpoint, hint);
+    if (part && part->component == "dit" && makes_layers(*part) != is_layered(part->variant)) {
+      throw atelier::Error(
+          atelier::ErrorCode::kInvalidArgument,
+          std::string("the tensors are ") + (makes_layers(*part) ? "those" : "none") +
+              " of Qwen-Image-Layered, and variant " + part->variant + " is asked for");
+    }
+    return part;
+  }
+
+  // Denoisers of all other variants have the same tensors; what was said, a config and the path
+  // tell them apart. Encodings depend on how the variant words its prompts, so that the encoder has
+  // it, too: where there is no denoiser, that which was said.
   void assign(std::span<FoundPart> parts) const override {
     ComponentFamily::assign(parts);
     std::string variant, said;

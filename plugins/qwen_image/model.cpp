@@ -11,6 +11,8 @@
 #include "config.h"
 #include "controlnet.h"
 #include "dit.h"
+#include "layered.h"
+#include "regions.h"
 #include "text_encoder.h"
 #include "vision.h"
 
@@ -59,17 +61,33 @@ std::vector<PictureRows> picture_rows(const std::vector<int64_t>& starts,
   return rows;
 }
 
+// Layers are frames to the SDK.
+atelier::LatentSpec latents_of(std::span<const atelier::Detection> parts) {
+  atelier::LatentSpec spec;
+  spec.takes_clips = has_layers(parts);
+  return spec;
+}
+
+// Rows behind the template's beginning.
+at::Tensor behind(const at::Tensor& hidden, int64_t skip) {
+  return hidden.narrow(0, skip, hidden.size(0) - skip).clone();
+}
+
 }  // namespace
 
 QwenImage::QwenImage(std::span<const atelier::ComponentRow> rows,
                      std::span<const atelier::Detection> parts,
                      const atelier::ModelOptions& options)
-    : ComponentModel(rows, parts, options),
+    : ComponentModel(rows, parts, options, latents_of(parts)),
       blockwise_masks_(mask_readers(parts, kBlockwiseKind)),
       controlnet_masks_(mask_readers(parts, kControlNetKind)),
+      is_layered_(has_layers(parts)),
       variant_(variant_of(parts)) {
   check_controls(parts);
-  if (has_tokenizer()) prompts_.emplace(tokenizer(), wording_of(variant_));
+  check_layers(parts);
+  if (!has_tokenizer()) return;
+  prompts_.emplace(tokenizer(), wording_of(variant_));
+  entity_prompts_.emplace(tokenizer(), Wording::kImage);
 }
 
 QwenImage::~QwenImage() = default;
@@ -104,6 +122,7 @@ atelier::MediaTarget QwenImage::target(const atelier::Inputs& inputs,
                                        const atelier::MediaTarget& asked) const {
   for (const ControlKind& kind : {kBlockwiseKind, kControlNetKind})
     check_control_inputs(kind, readers(kind), inputs);
+  if (is_layered_) return layered_target(inputs, asked, variant_);
   const std::vector<at::Tensor> pictures = pictures_of(inputs);
   if (pictures.empty()) return asked;
   const PictureSize size = PictureRules().for_vae(size_of(pictures.back()));
@@ -113,11 +132,54 @@ atelier::MediaTarget QwenImage::target(const atelier::Inputs& inputs,
 
 atelier::Conditioning QwenImage::encode(const atelier::EncodeInputs& in,
                                         atelier::BlockRunner& runner) {
-  if (in.stage == "latents") return encode_latents(in.values, "image", runner);
-  if (in.stage == "references") return encode_references(in, runner);
+  if (in.stage == "latents") return encode_target(in.values, runner);
+  if (in.stage == "references")
+    return is_layered_ ? encode_layer_input(in.values, runner) : encode_references(in, runner);
+  if (in.stage == kEntities) return encode_entities(in, runner);
   for (const ControlKind& kind : {kBlockwiseKind, kControlNetKind})
     if (in.stage == kind.component) return encode_pictures(kind, in.values, runner);
   return encode_text(in, runner);
+}
+
+atelier::Conditioning QwenImage::encode_target(const atelier::Inputs& values,
+                                               atelier::BlockRunner& runner) {
+  constexpr const char* kImage = "image";
+  std::vector<at::Tensor> pictures;
+  if (const auto* one = atelier::find_input<at::Tensor>(values, kImage)) pictures = {*one};
+  if (const auto* all = atelier::find_input<std::vector<at::Tensor>>(values, kImage))
+    pictures = *all;
+  if (pictures.empty()) throw Error(ErrorCode::kInvalidArgument, "image: missing");
+  if (!is_layered_ && pictures.size() > 1)
+    throw Error(ErrorCode::kInvalidArgument,
+                "image: " + std::to_string(pictures.size()) + " pictures, and one is made",
+                "several are layers, of qwen-image-layered");
+  std::vector<at::Tensor> latents;  // one after the other, with the memory of one
+  for (const at::Tensor& picture : pictures) {
+    const at::Tensor pixels = is_layered_ ? picture : over_white(picture);
+    latents.push_back(encode_latents({{kImage, pixels}}, kImage, runner).at("latents"));
+  }
+  return {{"latents", latents.size() == 1 ? latents.front() : at::cat(latents, 1)}};
+}
+
+atelier::Conditioning QwenImage::encode_layer_input(const atelier::Inputs& values,
+                                                    atelier::BlockRunner& runner) {
+  if (!values.contains(kLayerInput))
+    throw Error(ErrorCode::kInvalidArgument, std::string(kLayerInput) + ": missing",
+                "give the picture that is taken apart");
+  atelier::Conditioning cond;
+  for (const char* name : {kContext, kLayerInput}) {
+    if (values.contains(name))
+      cond.emplace(reference_name(std::ssize(cond)),
+                   encode_latents(values, name, runner).at("latents"));
+  }
+  if (is_set(values, kNormalize, false)) cond.emplace(kKeepsLength, at::ones({1}, at::kFloat));
+  return cond;
+}
+
+void QwenImage::decode(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner,
+                       const atelier::FrameSink& sink) {
+  for (const at::Tensor& frame : latents_BCTHW.split(1, 2))
+    ComponentModel::decode(frame, runner, sink);
 }
 
 atelier::Conditioning QwenImage::encode_text(const atelier::EncodeInputs& in,
@@ -137,7 +199,31 @@ atelier::Conditioning QwenImage::encode_text(const atelier::EncodeInputs& in,
         loaded<VisionTower>(kVisionTower).forward(patches.values, patches.grids, runner);
     hidden = read_with_pictures(std::move(ids), patches.grids, rows, runner);
   }
-  return {{atelier::kPromptEmbeds, hidden.narrow(0, skip, hidden.size(0) - skip).clone()}};
+  return {{atelier::kPromptEmbeds, behind(hidden, skip)}};
+}
+
+// Words of entities are encoded as those of an image that is made of them, whatever the variant.
+atelier::Conditioning QwenImage::encode_entities(const atelier::EncodeInputs& in,
+                                                 atelier::BlockRunner& runner) {
+  prompts();  // or throws
+  check_entities(in.values);
+  const bool is_repeated = in.is_negative && is_set(in.values, kEntitiesOnNegative, false);
+  const auto* texts = atelier::find_input<std::vector<std::string>>(in.values, kEntityPrompts);
+  if (texts == nullptr || (in.is_negative && !is_repeated)) return {};
+  const auto& masks = std::get<std::vector<at::Tensor>>(in.values.find(kEntityMasks)->second);
+  const int64_t stride = latent_spec().token_stride;
+  atelier::Conditioning cond = {
+      {kRegions, regions_of(masks, in.target.height / stride, in.target.width / stride)}};
+  if (is_repeated) cond.emplace(kEntitiesOfPrompt, at::empty({0, std::ssize(*texts)}));
+  if (in.is_negative) return cond;
+  for (size_t i = 0; i < texts->size(); ++i) {
+    std::vector<int64_t> ids = entity_prompts_->tokens((*texts)[i]);
+    const int64_t skip = entity_prompts_->skip();
+    cut_to_limit(ids, {.tokens = std::ssize(ids) - skip, .limit = kLongestPrompt}, " of an entity");
+    const at::Tensor hidden = encode_ids("text_encoder", ids, runner);
+    cond.emplace(entity_name(static_cast<int64_t>(i)), behind(hidden, skip));
+  }
+  return cond;
 }
 
 at::Tensor QwenImage::read_with_pictures(std::vector<int64_t> ids,
@@ -153,8 +239,10 @@ at::Tensor QwenImage::read_with_pictures(std::vector<int64_t> ids,
 
 atelier::Conditioning QwenImage::encode_references(const atelier::EncodeInputs& in,
                                                    atelier::BlockRunner& runner) {
-  if (in.values.contains(kContext))
-    return {{reference_name(0), encode_latents(in.values, kContext, runner).at("latents")}};
+  if (const auto* picture = atelier::find_input<at::Tensor>(in.values, kContext)) {
+    const atelier::Inputs opaque = {{kContext, over_white(*picture)}};
+    return {{reference_name(0), encode_latents(opaque, kContext, runner).at("latents")}};
+  }
   atelier::Conditioning cond;
   for (const at::Tensor& picture : pictures_of(in.values)) {
     const at::Tensor pixels = pixels_for_vae(picture, rules_of(in.values));
@@ -222,7 +310,16 @@ std::vector<at::Tensor> QwenImage::denoise_all(std::span<const atelier::DenoiseI
   return ComponentModel::denoise_all(calls, runner);
 }
 
+// The longest of entities counts.
 atelier::TextLength QwenImage::text_length(const atelier::EncodeInputs& in) const {
+  if (in.stage == kEntities) {
+    prompts();  // or throws
+    int64_t longest = 0;
+    const auto* texts = atelier::find_input<std::vector<std::string>>(in.values, kEntityPrompts);
+    for (const std::string& text : texts ? *texts : std::vector<std::string>())
+      longest = std::max(longest, std::ssize(entity_prompts_->tokens(text)));
+    return {.tokens = longest - entity_prompts_->skip(), .limit = kLongestPrompt};
+  }
   const std::vector<int64_t> ids = prompts().tokens(atelier::text_input(in.values, "prompt"));
   return {.tokens = std::ssize(ids) - prompts().skip(), .limit = kLongestPrompt};
 }
@@ -239,6 +336,8 @@ void QwenImage::prepare_levels(std::string_view denoiser, std::span<const float>
 at::Tensor QwenImage::guide(const atelier::GuideInputs& in, atelier::BlockRunner&) {
   const at::Tensor with = in.with_BCTHW.to(at::kFloat), without = in.without_BCTHW.to(at::kFloat);
   const at::Tensor combined = without + (with - without) * in.scale;
+  const bool keeps_length = !is_layered_ || in.step.cond.front()->contains(kKeepsLength);
+  if (!keeps_length) return combined.to(in.with_BCTHW.scalar_type());
   const int64_t B = with.size(0), T = with.size(2), H = with.size(3) / kPatch,
                 W = with.size(4) / kPatch;
   const auto tokens = [&](const at::Tensor& v) { return v.view({B, -1, T, H, kPatch, W, kPatch}); };

@@ -24,14 +24,21 @@ class QwenImage final : public atelier::ComponentModel {
             const atelier::ModelOptions& options);
   ~QwenImage() override;
 
-  // As large as the last picture to be edited, at an area of 1024 x 1024. Throws
-  // Error{kInvalidArgument} for pictures that cannot be shown, and for too many of them.
+  // Layers: see layered_target(). Else as large as the last picture to be edited, at an area of
+  // 1024 x 1024. Throws Error{kInvalidArgument} for pictures that cannot be shown, and for too many
+  // of them.
   atelier::MediaTarget target(const atelier::Inputs& inputs,
                               const atelier::MediaTarget& asked) const override;
 
+  // Each frame is a picture of its own.
+  void decode(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner,
+              const atelier::FrameSink& sink) override;
+
   // Stage text gives "prompt_embeds": [L, text_width], in compute dtype. Stage references gives
   // what reference_name() says, [C, 1, H, W] of each picture, and what is asked for of
-  // kStretchedPlaces, kCleanPictures and kNoisyPictures.
+  // kStretchedPlaces, kCleanPictures and kNoisyPictures. Stage entities gives what entity_name()
+  // and kRegions say, and on the negative branch of guidance, where it is asked for,
+  // kEntitiesOfPrompt and kRegions.
   atelier::Conditioning encode(const atelier::EncodeInputs& in,
                                atelier::BlockRunner& runner) override;
   atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;
@@ -46,7 +53,7 @@ class QwenImage final : public atelier::ComponentModel {
                       atelier::BlockRunner& runner) override;
 
   // Keeps each token's length: the combined velocity is scaled to the norm of `with`, over the
-  // values of a token.
+  // values of a token. Of layers only where it is asked for.
   at::Tensor guide(const atelier::GuideInputs& in, atelier::BlockRunner& runner) override;
 
   // In the vision tower "image" [3, H, W] in [-1, 1] becomes "pixel_values" [N, 1176] and "grid"
@@ -61,6 +68,13 @@ class QwenImage final : public atelier::ComponentModel {
   atelier::Conditioning encode_text(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
   atelier::Conditioning encode_references(const atelier::EncodeInputs& in,
                                           atelier::BlockRunner& runner);
+  // What training learns: of layers one latent frame each, else one image.
+  atelier::Conditioning encode_target(const atelier::Inputs& values, atelier::BlockRunner& runner);
+  // The picture that layers are of, behind the one that stands beside them.
+  atelier::Conditioning encode_layer_input(const atelier::Inputs& values,
+                                           atelier::BlockRunner& runner);
+  atelier::Conditioning encode_entities(const atelier::EncodeInputs& in,
+                                        atelier::BlockRunner& runner);
   at::Tensor read_with_pictures(std::vector<int64_t> ids, const std::vector<PatchGrid>& grids,
                                 const at::Tensor& rows, atelier::BlockRunner& runner);
   PictureRules rules_of(const atelier::Inputs& inputs) const;
@@ -73,8 +87,9 @@ class QwenImage final : public atelier::ComponentModel {
 
   // Whether each ControlNet reads a mask.
   std::vector<bool> blockwise_masks_, controlnet_masks_;
+  bool is_layered_;
   std::string variant_;  // of the denoiser, there or not; empty: nothing tells it
-  std::optional<PromptTemplate> prompts_;
+  std::optional<PromptTemplate> prompts_, entity_prompts_;
 };
 
 }  // namespace qwen_image

@@ -62,7 +62,7 @@ constexpr std::string_view kTextWeights[] = {
 
 }  // namespace
 
-WeightMap dit_map(const Detection&) {
+WeightMap dit_map(const Detection& part) {
   WeightMap map;
   for (const std::string_view layer : kDitLinears) {
     for (const char* weight : {".weight", ".bias"}) {
@@ -72,6 +72,8 @@ WeightMap dit_map(const Detection&) {
   }
   for (const std::string_view norm : kDitNorms)
     map.push_back({std::string(norm), std::string(norm)});
+  const std::string added = std::string(kAddedTime) + ".weight";
+  if (makes_layers(part)) map.push_back({added, added});
   map.push_back({kCleanMark});
   return map;
 }

@@ -17,7 +17,7 @@ using atelier::Tensors;
 
 namespace {
 
-constexpr int64_t kPicturesAtOnce = 8;    // of the face, as published
+constexpr int64_t kPicturesAtOnce = 2;    // of the face: what the first level makes is large
 constexpr double kDirectionShift = 1e-8;  // of weights, before they are made orthogonal
 
 at::Tensor row_normed(const at::Tensor& x, double eps) {

@@ -192,7 +192,10 @@ std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
 
 std::optional<Detection> detect_vae(const TensorIndex& checkpoint) {
   const auto file = atelier::parts::find_causal_vae(checkpoint);
-  return file ? std::optional(atelier::parts::detect_causal_vae(checkpoint, *file)) : std::nullopt;
+  if (!file) return std::nullopt;
+  if (file->image_channels == 4)
+    refuse_kind("a VAE of pictures with transparency", "clips have three channels");
+  return atelier::parts::detect_causal_vae(checkpoint, *file);
 }
 
 }  // namespace wan

@@ -32,11 +32,6 @@ constexpr int64_t kPublishedPictures = 38;
 constexpr int64_t kPublishedFrames = 149;  // that music is spread over, at the rate of the pictures
 constexpr int64_t kTokenPixels = 16;
 
-// Frames of the clip of key frames, of which `latent_frames` are made.
-int64_t keyed_frames(int64_t latent_frames) {
-  return kFrameStride * (latent_frames - 1) + 1;
-}
-
 void check_beats(const atelier::MediaTarget& target) {
   const int64_t tokens = target.height / kTokenPixels * (target.width / kTokenPixels);
   if (tokens % kBeatsAFrame == 0) return;
@@ -71,11 +66,15 @@ double fps_of(const Inputs& inputs, int64_t rows, bool is_global) {
   return std::round(static_cast<double>(kMusicRate) / std::max(times, 1.0) * 1e4) / 1e4;
 }
 
-// What lies beside a piece of the local model: of a sound, [1, N], samples, and silence behind its
-// end.
-at::Tensor part_of(const at::Tensor& sound_1N, const atelier::Piece& piece) {
-  const auto samples = [](int64_t frames) { return frames * music::kSampleRate / kMusicRate; };
-  const int64_t first = samples(piece.first), end = samples(piece.first + piece.frames);
+// What lies beside the local model's frames, `fps` of them a second: of a sound, [1, N], samples,
+// and beside a piece silence behind its end. A sound that is shorter than a clip without pieces is
+// spread over all of that, as published.
+at::Tensor part_of(const at::Tensor& sound_1N, const EncodeInputs& in, double fps) {
+  const auto samples = [&](int64_t frames) {
+    return std::llround(static_cast<double>(frames) / fps * music::kSampleRate);
+  };
+  if (!in.piece) return sound_1N.slice(1, 0, samples(in.target.frames));
+  const int64_t first = samples(in.piece->first), end = samples(in.piece->first + in.piece->frames);
   const at::Tensor part = sound_1N.slice(1, first, end);
   return at::constant_pad_nd(part, {0, end - first - part.size(1)});
 }
@@ -137,7 +136,7 @@ atelier::MediaTarget DancerInputs::target(const Inputs& inputs,
   }
   atelier::MediaTarget whole = asked;
   if (whole.frames == 0) whole.frames = makes_pictures() ? kPublishedPictures : kPublishedFrames;
-  check_keys(inputs, makes_pictures() ? keyed_frames(whole.frames) : whole.frames);
+  check_keys(inputs, makes_pictures() ? frames_of(whole.frames) : whole.frames);
   return asked;
 }
 
@@ -153,7 +152,7 @@ std::vector<atelier::Piece> DancerInputs::pieces(const Inputs& inputs,
 
 Conditioning DancerInputs::encode_music(const EncodeInputs& in) const {
   at::Tensor sound = *atelier::find_input<at::Tensor>(in.values, kMusicInput);  // [1, N]
-  if (in.piece) sound = part_of(sound, *in.piece);
+  if (!makes_pictures()) sound = part_of(sound, in, fps_of(in.values, 0, /*is_global=*/false));
   const int64_t rows = music::rows_of(sound.size(1));
   const at::Tensor features = sound.is_meta()
                                   ? at::empty({rows, kMusicChannels}, sound.options())
@@ -169,7 +168,7 @@ Conditioning DancerInputs::encode_music(const EncodeInputs& in) const {
 // Which frames are known, and the latents of a clip of them that is black elsewhere. Without key
 // frames the reference image is the first one, and the only one.
 Conditioning DancerInputs::encode_keyframes(const EncodeInputs& in, atelier::BlockRunner& runner) {
-  const int64_t T = latent_frames(in.target), frames = keyed_frames(T);
+  const int64_t T = latent_frames(in.target), frames = frames_of(T);
   if (!in.piece) check_keys(in.values, frames);
   const bool has_clip = in.values.contains(kKeyframes);
   Keys keys = {.shown = atelier::clip_input(in.values, has_clip ? kKeyframes : kReferenceInput),

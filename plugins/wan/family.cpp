@@ -32,8 +32,6 @@ using atelier::FoundPart;
 using atelier::make_part;
 using atelier::Role;
 using atelier::ScheduleDefaults;
-using atelier::parts::CausalVae;
-using atelier::parts::CausalVaeConfig;
 using atelier::parts::make_brief_part;
 
 constexpr std::string_view kTextEncoders[] = {"umt5"};
@@ -47,14 +45,14 @@ constexpr atelier::parts::ClipVisionUse kImageEncoder = {.activations = kImageAc
 constexpr atelier::parts::Wav2Vec2Use kAudioEncoder = {};
 
 Detection tiny_vae() {
-  return detection_of("vae", "diffusers",
-                      CausalVaeConfig{.channels = 16,
-                                      .widths = {8, 16, 32, 32},
-                                      .base_width = 8,
-                                      .res_blocks = 2,
-                                      .temporal = {false, true, true},
-                                      .mean = atelier::parts::kCausalVaeMean,
-                                      .std = atelier::parts::kCausalVaeStd});
+  return atelier::parts::detection_of_causal_vae({.channels = 16,
+                                                  .widths = {8, 16, 32, 32},
+                                                  .base_width = 8,
+                                                  .res_blocks = 2,
+                                                  .temporal = {false, true, true},
+                                                  .mean = atelier::parts::kCausalVaeMean,
+                                                  .std = atelier::parts::kCausalVaeStd},
+                                                 "diffusers");
 }
 
 // An expert: those are two denoisers.
@@ -115,7 +113,7 @@ constexpr ComponentRow kRows[] = {
      .detect = detect_vae,
      .config_fields = vae_fields,
      .weight_map = atelier::parts::causal_vae_map,
-     .make = make_part<CausalVae, CausalVaeConfig>,
+     .make = atelier::parts::make_causal_vae,
      .tiny = tiny_vae},
     {.spec = {.name = "dit",
               .role = Role::kDenoiser,
@@ -355,7 +353,7 @@ class Family final : public atelier::ComponentFamily {
                                     .include = {},
                                     .exclude = {},
                                     .file_prefix = "transformer."};
-    if (is_longcat(denoiser)) {
+    if (is_longcat(denoiser) || denoiser.variant == kLongCat) {
       targets.include = longcat_targets();
       return targets;
     }

@@ -132,7 +132,8 @@ void check_motion(int64_t frames) {
   if (frames >= kMotionFrames) return;
   throw Error(ErrorCode::kInvalidArgument,
               "motion_video: " + std::to_string(frames) +
-                  " frames at 16 a second, a clip follows on " + std::to_string(kMotionFrames),
+                  " frames at the rate of the clip, which follows on " +
+                  std::to_string(kMotionFrames),
               "give a longer clip");
 }
 

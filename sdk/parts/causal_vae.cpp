@@ -319,11 +319,11 @@ class CausalVaeHalf final : public Module {
  public:
   CausalVaeHalf(Module* parent, std::string name, const CausalVaeConfig& c, bool encoder)
       : Module(parent, std::move(name)),
-        conv_in_(this, "conv_in", encoder ? 3 * c.patch * c.patch : c.channels,
+        conv_in_(this, "conv_in", encoder ? c.pixel_channels * c.patch * c.patch : c.channels,
                  encoder ? c.base_width : c.up_widths().back(), 3, 3),
         norm_out_(this, "norm_out", encoder ? c.widths.back() : c.up_widths().front()),
         conv_out_(this, "conv_out", encoder ? c.widths.back() : c.up_widths().front(),
-                  encoder ? 2 * c.channels : 3 * c.patch * c.patch, 3, 3) {
+                  encoder ? 2 * c.channels : c.pixel_channels * c.patch * c.patch, 3, 3) {
     if (encoder) {
       add_down(c);
       add_middle(c.widths.back());

@@ -207,10 +207,12 @@ std::optional<CausalVaeFile> find_causal_vae(const TensorIndex& checkpoint) {
 
 Detection detect_causal_vae(const TensorIndex& checkpoint, const CausalVaeFile& file) {
   CausalVaeConfig c{};
-  while (3 * c.patch * c.patch < file.image_channels) ++c.patch;
-  if (file.image_channels != 3 * c.patch * c.patch) {
+  if (file.image_channels == 4) c.pixel_channels = 4;
+  const auto values = [&c] { return c.pixel_channels * c.patch * c.patch; };  // of a patch
+  while (values() < file.image_channels) ++c.patch;
+  if (file.image_channels != values()) {
     refuse_kind("a VAE for images of " + std::to_string(file.image_channels) + " channels",
-                "three channels are read");
+                "three channels are read, and four");
   }
   const PartView view(checkpoint, file.prefix, "VAE");
   view.refuse_quantised();
@@ -230,11 +232,28 @@ Detection detect_causal_vae(const TensorIndex& checkpoint, const CausalVaeFile& 
                         c.decoder_widths == Widths{256, 512, 1024, 1024};
   view.require_config(c.res_blocks == 2 && (is_small || is_large), "latents_mean and latents_std");
   read_latent_constants(view, c);
-  return detection_of("vae", file.is_original ? "original" : "diffusers", c, file.prefix);
+  return detection_of_causal_vae(c, file.is_original ? "original" : "diffusers", file.prefix);
+}
+
+Detection detection_of_causal_vae(const CausalVaeConfig& config, std::string spelling,
+                                  std::string prefix) {
+  Detection part = detection_of("vae", std::move(spelling), config, std::move(prefix));
+  if (config.pixel_channels == 3) part.config.erase(CausalVaeConfig::kPixelChannels);
+  return part;
+}
+
+CausalVaeConfig causal_vae_config(const Detection& part) {
+  Detection whole = part;
+  whole.config.try_emplace(CausalVaeConfig::kPixelChannels, int64_t{3});
+  return config_of<CausalVaeConfig>(whole);
+}
+
+std::unique_ptr<nn::Module> make_causal_vae(const Detection& part) {
+  return std::make_unique<CausalVae>(causal_vae_config(part));
 }
 
 ConfigFields causal_vae_fields(const Detection& part, std::vector<ConfigValue> class_names) {
-  const auto c = config_of<CausalVaeConfig>(part);
+  const auto c = causal_vae_config(part);
   std::vector<double> multiples;
   for (const int64_t width : c.widths)
     multiples.push_back(static_cast<double>(width) / static_cast<double>(c.base_width));
@@ -250,20 +269,20 @@ ConfigFields causal_vae_fields(const Detection& part, std::vector<ConfigValue> c
       .told("num_res_blocks", {c.res_blocks})
       .told("temperal_downsample", {std::vector<double>(c.temporal.begin(), c.temporal.end())})
       .fixed("attn_scales", {std::vector<double>()})
-      .fixed("input_channels", {3})
+      .told("input_channels", {c.pixel_channels})
       .read({"latents_mean", "latents_std"})
       // Fields of one of diffusers' two classes alone, which has another form, too.
       .told("is_residual", {c.is_residual})
       .told("patch_size", {c.patch == 1 ? ConfigValue(nullptr) : ConfigValue(c.patch)})
-      .told("in_channels", {3 * c.patch * c.patch})
-      .told("out_channels", {3 * c.patch * c.patch})
+      .told("in_channels", {c.pixel_channels * c.patch * c.patch})
+      .told("out_channels", {c.pixel_channels * c.patch * c.patch})
       .told("decoder_base_dim", decoder_base)
       .ignored({"scale_factor_spatial", "scale_factor_temporal"});
   return fields;
 }
 
 WeightMap causal_vae_map(const Detection& part) {
-  const auto config = config_of<CausalVaeConfig>(part);
+  const auto config = causal_vae_config(part);
   CausalVae vae(config);
   if (part.spelling != "original") return named_weights(vae);
   return named_weights(vae, [&](const std::string& path) { return original_name(path, config); });

@@ -10,8 +10,13 @@
 #include "atelier/ops/pointwise.h"
 #include "atelier/plugin.h"
 
+#include "tests/support/byte_encoder.h"
+
 namespace {
 using namespace atelier;
+using test::Bytes;
+using test::StackConfig;
+using test::WidthConfig;
 
 constexpr int64_t kStride = 2, kChannels = 3 * kStride * kStride;
 constexpr int64_t kParts = 1'000'000;  // of all steps, in which kEnd counts
@@ -49,37 +54,12 @@ constexpr EncodeStage kStages[] = {
 };
 constexpr ScheduleDefaults kSchedules[] = {{.num_inference_steps = 4}};
 
-struct WidthConfig {
-  int64_t width;
-  template <class Fields>
-  void visit(Fields&& fields) {
-    fields("width", width);
-  }
-};
-struct StackConfig {
-  int64_t width, layers;
-  template <class Fields>
-  void visit(Fields&& fields) {
-    fields("width", width), fields("layers", layers);
-  }
-};
 struct ScaleConfig {
   int64_t channels;
   template <class Fields>
   void visit(Fields&& fields) {
     fields("channels", channels);
   }
-};
-
-struct Bytes final : TextEncoder {
-  nn::Embedding bytes;
-  explicit Bytes(const WidthConfig& c)
-      : TextEncoder(nullptr, ""), bytes(this, "bytes", 256, c.width) {}
-  at::Tensor forward(const at::Tensor& ids_N, const Segments&, BlockRunner&) override {
-    return bytes.forward(ids_N);
-  }
-  int64_t vocabulary() const override { return 256; }
-  int64_t width() const override { return bytes.weight->sizes()[1]; }
 };
 
 // Folds pixels, as they are and mixed.

@@ -14,10 +14,14 @@
 #include "atelier/parts/causal_vae.h"
 #include "atelier/plugin.h"
 
+#include "tests/support/byte_encoder.h"
+
 namespace {
 using namespace atelier;
 using parts::CausalVae;
-using parts::CausalVaeConfig;
+using test::Bytes;
+using test::StackConfig;
+using test::WidthConfig;
 
 constexpr int64_t kChannels = 16, kStride = 2, kFrameStride = 2, kHeadDim = 16, kTimeChannels = 32;
 constexpr double kBoundary = 0.5;  // noise levels above it are the first expert's
@@ -114,36 +118,10 @@ constexpr ScheduleDefaults kSchedules[] = {
      .whole_timesteps = true},
 };
 
-struct BytesConfig {
-  int64_t width;
-  template <class Fields>
-  void visit(Fields&& fields) {
-    fields("width", width);
-  }
-};
-struct ExpertConfig {
-  int64_t width, layers;
-  template <class Fields>
-  void visit(Fields&& fields) {
-    fields("width", width), fields("layers", layers);
-  }
-};
-
-struct Bytes final : TextEncoder {
-  nn::Embedding bytes;
-  explicit Bytes(const BytesConfig& c)
-      : TextEncoder(nullptr, ""), bytes(this, "bytes", 256, c.width) {}
-  at::Tensor forward(const at::Tensor& ids_N, const Segments&, BlockRunner&) override {
-    return bytes.forward(ids_N);
-  }
-  int64_t vocabulary() const override { return 256; }
-  int64_t width() const override { return bytes.weight->sizes()[1]; }
-};
-
 // Looks at images beside the prompt. Published alone, and inside the text encoder's file.
 struct Eye final : nn::Module {
   nn::Linear eye;
-  explicit Eye(const BytesConfig& c)
+  explicit Eye(const WidthConfig& c)
       : Module(nullptr, ""), eye(this, "eye", 3 * kStride * kStride, c.width) {}
   at::Tensor forward(const at::Tensor& image_CHW) {  // to [cells, width]
     return eye.forward(at::pixel_unshuffle(image_CHW, kStride).flatten(1).t());
@@ -177,7 +155,7 @@ struct ExpertBlock final : Block {
 // Changes the rows of what is made.
 struct Aid final : nn::Module {
   nn::Linear aid;
-  explicit Aid(const BytesConfig& c) : Module(nullptr, ""), aid(this, "aid", 1, c.width) {}
+  explicit Aid(const WidthConfig& c) : Module(nullptr, ""), aid(this, "aid", 1, c.width) {}
 };
 
 at::Tensor time_of(const at::Tensor& sigma_B) {
@@ -189,7 +167,7 @@ struct Expert final : Denoiser {
   std::vector<std::unique_ptr<ExpertBlock>> layers;
   nn::NoiseLevels noise_levels;
   Aid* aid = nullptr;  // of the model
-  explicit Expert(const ExpertConfig& c)
+  explicit Expert(const StackConfig& c)
       : Denoiser(nullptr, ""),
         embed(this, "embed", kChannels, c.width),
         time_in(this, "time_in", kTimeChannels, c.width),
@@ -359,13 +337,13 @@ struct Experts final : ComponentModel {
 
 std::optional<Detection> detect_bytes(const TensorIndex& in) {
   if (!in.contains("bytes.weight")) return std::nullopt;
-  Detection part = detection_of("text_encoder", "plain", BytesConfig{in.dim("bytes.weight", 1)});
+  Detection part = detection_of("text_encoder", "plain", WidthConfig{in.dim("bytes.weight", 1)});
   part.owns = {"bytes.*"};
   return part;
 }
 std::optional<Detection> detect_eye(const TensorIndex& in) {
   if (!in.contains("eye.weight")) return std::nullopt;
-  return detection_of("image_encoder", "plain", BytesConfig{in.dim("eye.weight", 0)});
+  return detection_of("image_encoder", "plain", WidthConfig{in.dim("eye.weight", 0)});
 }
 std::optional<Detection> detect_vae(const TensorIndex& in) {
   const auto file = parts::find_causal_vae(in);
@@ -375,11 +353,11 @@ std::optional<Detection> detect_vae(const TensorIndex& in) {
 std::optional<Detection> detect_expert(const TensorIndex& in) {
   const int64_t layers = in.block_count("blocks.{}.modulation.weight");
   if (layers == 0 || !in.contains("unembed.weight")) return std::nullopt;
-  return detection_of("dit", "plain", ExpertConfig{in.dim("unembed.weight", 1), layers});
+  return detection_of("dit", "plain", StackConfig{in.dim("unembed.weight", 1), layers});
 }
 std::optional<Detection> detect_aid(const TensorIndex& in) {
   if (!in.contains("aid.weight")) return std::nullopt;
-  return detection_of("aid_high", "plain", BytesConfig{in.dim("aid.weight", 0)});
+  return detection_of("aid_high", "plain", WidthConfig{in.dim("aid.weight", 0)});
 }
 ConfigFields told_fields(const Detection& part) {
   ConfigFields fields;
@@ -394,26 +372,26 @@ WeightMap map_of(const Detection& part) {
   return named_weights(*make_part<Part, Config>(part));
 }
 Detection tiny_expert() {
-  return detection_of("", "plain", ExpertConfig{32, 2});
+  return detection_of("", "plain", StackConfig{32, 2});
 }
 Detection tiny_vae() {
-  return detection_of("vae", "diffusers",
-                      CausalVaeConfig{.channels = kChannels,
-                                      .widths = {8, 8},
-                                      .base_width = 8,
-                                      .res_blocks = 1,
-                                      .temporal = {true},
-                                      .mean = parts::kCausalVaeMean,
-                                      .std = parts::kCausalVaeStd});
+  return parts::detection_of_causal_vae({.channels = kChannels,
+                                         .widths = {8, 8},
+                                         .base_width = 8,
+                                         .res_blocks = 1,
+                                         .temporal = {true},
+                                         .mean = parts::kCausalVaeMean,
+                                         .std = parts::kCausalVaeStd},
+                                        "diffusers");
 }
 
 constexpr ComponentRow kRows[] = {
     {.spec = {.name = "text_encoder", .role = Role::kTextEncoder, .help = "a vector for each byte"},
      .detect = detect_bytes,
      .config_fields = told_fields,
-     .weight_map = map_of<Bytes, BytesConfig>,
-     .make = make_part<Bytes, BytesConfig>,
-     .tiny = [] { return detection_of("", "plain", BytesConfig{32}); }},
+     .weight_map = map_of<Bytes, WidthConfig>,
+     .make = make_part<Bytes, WidthConfig>,
+     .tiny = [] { return detection_of("", "plain", WidthConfig{32}); }},
     {.spec = {.name = "image_encoder",
               .role = Role::kImageEncoder,
               .required = false,
@@ -421,14 +399,14 @@ constexpr ComponentRow kRows[] = {
               .variants = "experts"},
      .detect = detect_eye,
      .config_fields = told_fields,
-     .weight_map = map_of<Eye, BytesConfig>,
-     .make = make_part<Eye, BytesConfig>,
-     .tiny = [] { return detection_of("", "plain", BytesConfig{kChannels}); }},
+     .weight_map = map_of<Eye, WidthConfig>,
+     .make = make_part<Eye, WidthConfig>,
+     .tiny = [] { return detection_of("", "plain", WidthConfig{kChannels}); }},
     {.spec = {.name = "vae", .role = Role::kVae, .help = "the autoencoder of several families"},
      .detect = detect_vae,
      .config_fields = vae_fields,
      .weight_map = parts::causal_vae_map,
-     .make = make_part<CausalVae, CausalVaeConfig>,
+     .make = parts::make_causal_vae,
      .tiny = tiny_vae},
     {.spec = {.name = "dit",
               .role = Role::kDenoiser,
@@ -436,8 +414,8 @@ constexpr ComponentRow kRows[] = {
               .paths = {"*high_noise*", "dit"}},
      .detect = detect_expert,
      .config_fields = told_fields,
-     .weight_map = map_of<Expert, ExpertConfig>,
-     .make = make_part<Expert, ExpertConfig>,
+     .weight_map = map_of<Expert, StackConfig>,
+     .make = make_part<Expert, StackConfig>,
      .tiny = tiny_expert},
     {.spec = {.name = "dit_low",
               .role = Role::kDenoiser,
@@ -445,8 +423,8 @@ constexpr ComponentRow kRows[] = {
               .paths = {"*low_noise*", "dit_low", "transformer_2"}},
      .detect = detect_expert,
      .config_fields = told_fields,
-     .weight_map = map_of<Expert, ExpertConfig>,
-     .make = make_part<Expert, ExpertConfig>,
+     .weight_map = map_of<Expert, StackConfig>,
+     .make = make_part<Expert, StackConfig>,
      .tiny = tiny_expert},
     {.spec = {.name = "aid_high",
               .role = Role::kControl,
@@ -456,9 +434,9 @@ constexpr ComponentRow kRows[] = {
               .beside = "dit"},
      .detect = detect_aid,
      .config_fields = told_fields,
-     .weight_map = map_of<Aid, BytesConfig>,
-     .make = make_part<Aid, BytesConfig>,
-     .tiny = [] { return detection_of("", "plain", BytesConfig{32}); }},
+     .weight_map = map_of<Aid, WidthConfig>,
+     .make = make_part<Aid, WidthConfig>,
+     .tiny = [] { return detection_of("", "plain", WidthConfig{32}); }},
     {.spec = {.name = "aid_low",
               .role = Role::kControl,
               .required = false,
@@ -467,9 +445,9 @@ constexpr ComponentRow kRows[] = {
               .beside = "dit_low"},
      .detect = detect_aid,
      .config_fields = told_fields,
-     .weight_map = map_of<Aid, BytesConfig>,
-     .make = make_part<Aid, BytesConfig>,
-     .tiny = [] { return detection_of("", "plain", BytesConfig{32}); }},
+     .weight_map = map_of<Aid, WidthConfig>,
+     .make = make_part<Aid, WidthConfig>,
+     .tiny = [] { return detection_of("", "plain", WidthConfig{32}); }},
 };
 
 struct Family final : ComponentFamily {

@@ -140,13 +140,13 @@ def schedule(**request):
         return json.loads((folder / "out.json").read_text())["sigmas"]
 
 
-def read_pictures(files):
-    return [np.asarray(Image.open(file).convert("RGB")) for file in files]
+def read_pictures(files, mode="RGB"):
+    return [np.asarray(Image.open(file).convert(mode)) for file in files]
 
 
-def generate(model_paths, latents, input_image=None, plugin="qwen_image", **flags):
+def generate(model_paths, latents, input_image=None, plugin="qwen_image", mode="RGB", **flags):
     """Generates from the noise `latents`, None: that of the seed, and returns the images, uint8 [H, W, 3],
-    in order."""
+    or with the channels of another mode, in order."""
     with call_folder("generate") as folder:
         arguments = [
             "generate", "--plugin", plugin, "--model_paths",
@@ -162,7 +162,7 @@ def generate(model_paths, latents, input_image=None, plugin="qwen_image", **flag
             for one in value if isinstance(value, list) else [value]:
                 arguments += ["--" + name] if one is True else ["--" + name, one]
         run(arguments, folder)
-        return read_pictures(sorted(folder.glob("out*.png")))
+        return read_pictures(sorted(folder.glob("out*.png")), mode)
 
 
 def generate_jobs(model_paths, jobs, **flags):

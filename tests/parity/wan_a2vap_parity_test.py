@@ -149,13 +149,13 @@ class WanAnimate2ClipTest(wan_checks.FolderTest):
         self.assertGreater(wan_checks.difference(kept, got), 1)
 
     def test_pictures_of_other_shapes_have_bars(self):
-        """diffusers cuts off those of the reference image, whose sides are multiples of 16 there."""
+        """Those of the reference image are cut off."""
         image = Image.fromarray(wan_checks.picture(80, 48, 6))
         with wan_models.clip_folder(5, 40, 56) as (folder, clip):
             expected = self.reference(image, clip, seed=4, height=64, width=48, segment_frame_length=5)
             got = self.ours(image, folder, seed=4, height=64, width=32)
         self.assertEqual((53, 32, 3), expected[0].shape)
-        compare.assert_images("wan, animate 2, clips with bars", [frame[5:58] for frame in got], expected, 0.01)
+        compare.assert_images("wan, animate 2, clips with bars", got, expected, 0.01)
 
     def test_ranks_that_share_the_rows_make_the_same_clip(self):
         Image.fromarray(wan_checks.picture(64, 48, 5)).save(self.dir / "shared.png")

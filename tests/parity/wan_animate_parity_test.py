@@ -159,6 +159,13 @@ class WanAnimateAdapterTest(wan_checks.FolderTest):
             return torch.cat([torch.zeros_like(rows[:, :1]), rows], 1)
         self.check("faces", {"faces": self.draw(2, 3, 5, FACE, FACE) / 2}, "face_rows", expected)
 
+    def test_rows_of_a_face_do_not_depend_on_how_many_there_are(self):
+        faces = self.draw(2, 3, 5, FACE, FACE) / 2
+        both = probe("animate_adapter", self.folder, {"faces": faces})["face_rows"]
+        for sample, rows in zip(faces, both):
+            alone = probe("animate_adapter", self.folder, {"faces": sample[None].contiguous()})["face_rows"][0]
+            self.assertTrue(torch.equal(alone, rows))
+
     def test_rows_see_the_face_of_their_frame(self):
         def expected(given):
             rows, faces = given["rows"], given["face_rows"]

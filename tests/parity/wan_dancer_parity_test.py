@@ -4,6 +4,7 @@ code says, which is written again in wan_dancer_models.py."""
 import json
 import sys
 import unittest
+import wave
 
 import torch
 from PIL import Image
@@ -102,10 +103,10 @@ class DancerDenoiserTest(wan_checks.FolderTest):
 class DancerPipeline:
     """The published programs' steps, with modules of diffusers and transformers for the encoders."""
 
-    heard = None  # the features of the music
-
-    def __init__(self, models, image_encoder, tensors, is_global):
+    def __init__(self, models, image_encoder, tensors, is_global, heard):
+        """`heard`: the features of the music."""
         self.models, self.image_encoder, self.tensors, self.is_global = models, image_encoder, tensors, is_global
+        self.heard = heard
 
     def look_at(self, image):
         """[17, 32] of an image [1, 3, H, W] in [-1, 1], brought to a square whatever its shape is."""
@@ -218,10 +219,11 @@ class DancerClipTest(DancerFilesTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.pipelines = {kind: DancerPipeline(cls.models, cls.encoder, cls.tensors, kind == "global")
-                         for kind in ("global", "local")}
-        (heard,) = cls.learn("local", cls.dir / "heard", command="cache").encodings("music")
-        cls.heard = DancerPipeline.heard = heard["music"]
+        heard = {kind: cls.learn(kind, cls.dir / f"heard_{kind}", command="cache").encodings("music")[0]["music"]
+                 for kind in ("global", "local")}
+        cls.pipelines = {kind: DancerPipeline(cls.models, cls.encoder, cls.tensors, kind == "global", heard[kind])
+                         for kind in heard}
+        cls.heard = heard["global"]
 
     def test_music_is_heard_as_librosa_hears_it(self):
         """Strength of onsets, coefficients, semitones, and ones at peaks and beats. The program and librosa resample
@@ -263,6 +265,24 @@ class DancerClipTest(DancerFilesTest):
         got = self.ours("local", latents, wantodance_keyframes=self.dir / "keys", wantodance_keyframes_mask=self.MASK,
                         cfg_batch="on")  # a branch that skips a block, and one that does not
         compare.assert_images("wan dancer, clips of the local model", got, wanted, tolerance=0.01)
+
+    def test_the_local_model_hears_its_part_of_a_song(self):
+        """As much of it as the clip lasts, 9 frames; the global one hears all."""
+        whole, part = (dancer.write_music(self.dir / f"{name}.wav") for name in ("whole", "part"))
+        with wave.open(str(whole)) as song:
+            format, seconds = song.getparams(), song.readframes(9 * song.getframerate() // 30)
+        with wave.open(str(part), "wb") as song:
+            song.setparams(format)
+            song.writeframes(seconds)
+        keys = dict(wantodance_keyframes=self.dir / "keys", wantodance_keyframes_mask=self.MASK)
+        for kind, more in (("local", keys), ("global", dict(wantodance_fps=7.5))):
+            latents = wan_checks.noise(9, HEIGHT, WIDTH, seed=43)
+            got, alone = (self.ours(kind, latents, wantodance_music_path=song, **more) for song in (whole, part))
+            difference = wan_checks.difference(got, alone)
+            if kind == "local":
+                self.assertEqual(0, difference)
+            else:
+                self.assertGreater(difference, 0.05)
 
     def test_ranks_that_share_the_rows_make_the_same_clip(self):
         wan_checks.assert_ranks_agree(

@@ -149,7 +149,7 @@ class Clips(Models):
     """Whole clips on both sides."""
     SIDE, STEPS = 64, 2
 
-    def reference(self, samples, image, seed, frames, dit, scale=4.5, pose=None, start=None):
+    def reference(self, samples, image, seed, frames, dit, scale=4.5, pose=None, start=None, fps=16):
         """A clip [3, frames, H, W] in [-1, 1]: pieces of 80 frames, as the published program makes them, heard and
         posed at their own times. `start`: frames that it follows on."""
         pipeline, vae = self.models.pipeline, self.models.vae
@@ -163,7 +163,7 @@ class Clips(Models):
             count = min(s2v.NEW, -(-(frames - done + lost) // 4) * 4) if not made else s2v.NEW
             numbers = np.arange(done - lost, done - lost + count)
             motion = None if before is None else wan_models.encode(vae, before[None])[0]
-            heard = s2v.at_frames(states, numbers)
+            heard = s2v.at_frames(states, numbers, fps)
             posed = None
             if pose is not None:
                 clip = torch.cat([pose, -torch.ones_like(pose[:, :1])], 1)[:, np.clip(numbers, 0, pose.shape[1])]
@@ -200,7 +200,7 @@ class Clips(Models):
         else:
             before = None if start is None else pixels(start)[:, -s2v.MOTION:]
         with torch.no_grad():
-            clip = self.reference(samples, image, seed, frames, dit or self.model_dit, start=before,
+            clip = self.reference(samples, image, seed, frames, dit or self.model_dit, start=before, fps=flags.get("fps", 16),
                                   pose=None if pose is None else pixels(pose))
         clip = (clip / 2 + 0.5).clamp(0, 1).permute(1, 2, 3, 0).numpy()
         compare.assert_images(name, got, wan_models.rounded(clip), tolerance=0.01)
@@ -211,6 +211,11 @@ class ClipsTest(Clips):
 
     def test_a_clip_is_as_long_as_its_sound_and_made_in_pieces(self):
         self.assertEqual(82, len(self.check("wan, S2V, clips of two pieces", 82, 5.1)))
+
+    def test_a_clip_of_another_rate_hears_what_sounds_while_it_is_seen(self):
+        """0.9 s are 15 frames of 16 a second, 23 of 24 and 8 of 8."""
+        for fps, frames in ((24, 23), (8, 8)):
+            self.assertEqual(frames, len(self.check("wan, S2V, clips of another rate", frames, 0.9, side=48, fps=fps)))
 
     def test_a_clip_that_is_shorter_than_a_piece_follows_poses(self):
         with_poses = self.check("wan, S2V, clips with poses", 9, 2.0, side=48, num_frames=9, pose=a_clip(5, 48))
@@ -256,7 +261,7 @@ class ClipsTest(Clips):
         for what, told in ((dict(sound="click.wav"), "500 samples at 16 kHz, 720 are the fewest"),
                            (dict(sound="long.wav"), "48x48 pixels follows on no other frames"),
                            (dict(sound="long.wav", motion_video=write_clip(self.dir / "few", a_clip(3, 48))),
-                            "motion_video: 3 frames at 16 a second, a clip follows on 73")):
+                            "motion_video: 3 frames at the rate of the clip, which follows on 73")):
             with self.assertRaisesRegex(atelier.ProgramFailed, told):
                 self.generate(self.dir / what.pop("sound"), picture, side=48, **what)
         with self.assertRaisesRegex(atelier.ProgramFailed, "nothing is heard in a single frame"):

@@ -399,8 +399,12 @@ TEST_CASE("A hint chooses the variant and may not contradict the tensors", "[det
                [&] { family().detect(index, {.component = "vae", .variant = {}}); });
   CHECK(detected(index, {.component = {}, .variant = "qwen-image-edit-2511"}).variant ==
         "qwen-image-edit-2511");
-  expect_error(ErrorCode::kUnsupported, {"qwen-image-layered"},
+  expect_error(ErrorCode::kInvalidArgument, {"the tensors are none of Qwen-Image-Layered"},
                [&] { family().detect(index, {.component = {}, .variant = "qwen-image-layered"}); });
+  expect_error(ErrorCode::kInvalidArgument, {"the tensors are those of Qwen-Image-Layered"}, [&] {
+    family().detect(index_of(read_keys("transformer_layered.txt")),
+                    {.component = {}, .variant = "qwen-image-2512"});
+  });
   expect_error(ErrorCode::kInvalidArgument, {"\\x1b"},
                [&] { family().detect(index, {.component = {}, .variant = "\x1b[2J"}); });
 }
@@ -422,16 +426,37 @@ TEST_CASE("Every published ControlNet is detected and each of its tensors has a 
   check("controlnet_blockwise_inpaint.txt", "blockwise_controlnet", "channels", 17);
 }
 
+TEST_CASE("What makes layers is told by its tensors, and Layered-Control by its path", "[detect]") {
+  const TensorIndex index = index_of(read_keys("transformer_layered.txt"));
+  const Detection dit = detected(index);
+  CHECK(dit.variant == "qwen-image-layered");
+  CHECK(check_coverage(index, dit) == 0);
+  const TensorIndex pictures = index_of(read_keys("vae_layered.txt"));
+  const Detection vae = detected(pictures);
+  CHECK(vae.integer("pixel_channels") == 4);
+  CHECK(check_coverage(pictures, vae) == 0);
+  CHECK_FALSE(detected(index_of(read_keys("vae_diffusers.txt"))).config.contains("pixel_channels"));
+
+  const auto variant = [&](const std::string& path) {
+    FoundPart found[] = {{.part = dit, .path = path, .hint = {}}};
+    family().assign(found);
+    return found[0].part.variant;
+  };
+  CHECK(variant("/m/Qwen-Image-Layered/transformer/1.safetensors") == "qwen-image-layered");
+  CHECK(variant("/m/qwen_image_layered_control_bf16.safetensors") == "qwen-image-layered-control");
+  CHECK(variant("/m/Qwen-Image-Edit/x.safetensors") == "qwen-image-layered");
+
+  expect_error(ErrorCode::kInvalidArgument, {"the VAE is of pictures without transparency"}, [&] {
+    family().make_model(std::vector{dit, detected(index_of(read_keys("vae_diffusers.txt")))}, {});
+  });
+}
+
 TEST_CASE("What cannot be loaded is refused by its name", "[detect]") {
   const auto refuse = [](const std::string& what, const TensorIndex& index) {
     INFO(what);
     expect_error(ErrorCode::kUnsupported, {what}, [&] { family().detect(index, {}); });
   };
-  refuse("Qwen-Image-Layered", index_of(read_keys("transformer_layered.txt")));
-  refuse("Qwen-Image-Layered", index_of(read_keys("vae_layered.txt")));
-
   const Keys dit = read_keys("transformer.txt");
-  refuse("Layered", index_of(dit, "", {{"use_layer3d_rope", true}}));
   CHECK(
       detected(index_of(dit, "", {{"zero_cond_t", false}, {"guidance_embeds", true}})).component ==
       "dit");
@@ -544,6 +569,12 @@ TEST_CASE("The schedules give the published noise levels", "[schedule]") {
   for (size_t i = 0; i < lightning.size(); ++i)
     CHECK(sigmas("lightning", 4, 4096)[i] == near(lightning[i]));
   CHECK(sigmas("lightning", 8, 1024)[7] == near(0.3f));
+  const auto& layers =
+      sampling::find_schedule(family().schedules(), "default", "qwen-image-layered");
+  const auto of_layers =
+      sampling::make_sigmas(layers, {.num_steps = 50, .tokens = 5 * 1600, .frames = 5});
+  CHECK(of_layers[1] == near(0.991903f));
+  CHECK(of_layers[49] == near(0.048544f));
   CHECK(family().schedules()[0].cfg_scale == 4.0);
   CHECK(family().schedules()[0].num_inference_steps == 50);
   const auto steps = [](const char* variant) {
@@ -685,6 +716,99 @@ TEST_CASE("Calls with and without references are made together as each is alone"
     for (size_t i = 0; i < 2; ++i)
       CHECK(relative_error(together[i], model->denoise(calls[i], runner)) < 1e-5);
   }
+}
+
+TEST_CASE("Calls of other numbers of layers are made together as each is alone",
+          "[dit][samples][layers]") {
+  at::manual_seed(5);
+  Detection part = family().tiny_parts().back();
+  part.config["layered"] = true;
+  part.variant = "qwen-image-layered";
+  const auto model = family().make_model({&part, 1}, {});
+  fill(model->component("dit"));
+  CHECK(model->latent_spec().takes_clips);
+  const c10::NoGradGuard no_grad;
+  DirectRunner runner;
+  std::vector<Conditioning> cond;
+  for (const int64_t length : {7, 4, 9}) {
+    cond.push_back(family().example_conditioning(part, length, at::kFloat));
+    cond.back().emplace("reference_1", at::randn({16, 1, 6, 8}));
+  }
+  cond[2].emplace("reference_2", at::randn({16, 1, 6, 8}));
+  const Conditioning *first[] = {&cond[0]}, *second[] = {&cond[1], &cond[2]};
+  const std::vector<DenoiseInputs> calls = {
+      {at::randn({1, 16, 5, 6, 8}), at::tensor({0.75F}), first},
+      {at::randn({2, 16, 1, 6, 8}), at::tensor({0.25F, 0.5F}), second}};
+  const std::vector<at::Tensor> together = model->denoise_all(calls, runner);
+  REQUIRE(together.size() == 2);
+  for (size_t i = 0; i < 2; ++i) {
+    CHECK(together[i].sizes() == calls[i].x_BCTHW.sizes());
+    CHECK(relative_error(together[i], model->denoise(calls[i], runner)) < 1e-5);
+  }
+  // Each layer is another one, and so is the picture that they are of.
+  DenoiseInputs turned = calls[0];
+  turned.x_BCTHW = calls[0].x_BCTHW.flip(2);
+  CHECK(relative_error(model->denoise(turned, runner).flip(2), together[0]) > 1e-3);
+  Conditioning other = cond[0];
+  other["reference_1"] = at::randn({16, 1, 6, 8});
+  const Conditioning* of_other[] = {&other};
+  turned = calls[0];
+  turned.cond = of_other;
+  CHECK(relative_error(model->denoise(turned, runner), together[0]) > 1e-3);
+}
+
+// Conditionings of images of `height` x `width` tokens with other numbers of entities, one of which
+// is nowhere.
+std::vector<Conditioning> with_entities(const Detection& part, int64_t height, int64_t width) {
+  std::vector<Conditioning> cond;
+  for (const int64_t count : {0, 1, 4}) {
+    Conditioning& one =
+        cond.emplace_back(family().example_conditioning(part, 6 - std::ssize(cond), at::kFloat));
+    for (int64_t i = 1; i <= count; ++i)
+      one.emplace("entity_" + std::to_string(i), at::randn({2 + i, 48}));
+    if (count > 0) one.emplace("regions", at::randint(0, 8, {1, height, width}, at::kLong));
+  }
+  cond.back().emplace("reference_1", at::randn({16, 1, 4, 6}));
+  return cond;
+}
+
+TEST_CASE("Calls with and without entities are made together as each is alone",
+          "[dit][samples][entities]") {
+  const auto model = tiny_model("dit");
+  const c10::NoGradGuard no_grad;
+  DirectRunner runner;
+  const Detection part = family().tiny_parts().back();
+  const std::vector<Conditioning> wide = with_entities(part, 3, 4),
+                                  high = with_entities(part, 5, 2);
+  const Conditioning *first[] = {&wide[2], &wide[0]}, *second[] = {&high[1], &high[2]};
+  const std::vector<DenoiseInputs> calls = {
+      {at::randn({2, 16, 1, 6, 8}), at::tensor({0.75F, 0.3F}), first},
+      {at::randn({2, 16, 1, 10, 4}), at::tensor({0.25F, 0.5F}), second}};
+  const std::vector<at::Tensor> together = model->denoise_all(calls, runner);
+  REQUIRE(together.size() == 2);
+  for (size_t i = 0; i < 2; ++i)
+    CHECK(relative_error(together[i], model->denoise(calls[i], runner)) < 1e-5);
+  // Where an entity is, its words are seen; one that is nowhere changes nothing.
+  const auto changed = [&](const char* name, const at::Tensor& value) {
+    Conditioning other = high[1];
+    other.insert_or_assign(name, value);
+    const Conditioning* conds[] = {&other, &high[2]};
+    return relative_error(model->denoise({calls[1].x_BCTHW, calls[1].sigma_B, conds}, runner)[0],
+                          together[1][0]);
+  };
+  CHECK(changed("entity_1", at::randn({3, 48})) > 1e-4);
+  CHECK(changed("regions", at::zeros({1, 5, 2}, at::kLong)) > 1e-4);
+  Conditioning nowhere = high[1], none = high[1];
+  nowhere.insert_or_assign("regions", at::zeros({1, 5, 2}, at::kLong));
+  none.erase("entity_1");
+  const Conditioning *a[] = {&nowhere}, *b[] = {&none};
+  const at::Tensor x = at::randn({1, 16, 1, 10, 4}), sigma = at::tensor({0.5F});
+  CHECK(relative_error(model->denoise({x, sigma, a}, runner),
+                       model->denoise({x, sigma, b}, runner)) < 1e-6);
+  test::expect_error(ErrorCode::kInvalidArgument, {"regions of shape", "[1, 3, 4] expected"}, [&] {
+    const Conditioning* wrong[] = {&high[1]};
+    model->denoise({at::randn({1, 16, 1, 6, 8}), sigma, wrong}, runner);
+  });
 }
 
 TEST_CASE("Tokens know their place: a turned image is another one", "[dit]") {

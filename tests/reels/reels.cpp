@@ -12,8 +12,13 @@
 #include "atelier/ops/attention.h"
 #include "atelier/plugin.h"
 
+#include "tests/support/byte_encoder.h"
+
 namespace {
 using namespace atelier;
+using test::Bytes;
+using test::StackConfig;
+using test::WidthConfig;
 
 constexpr int64_t kChannels = 8, kStride = 4, kHeadDim = 16, kTimeChannels = 32;
 constexpr int64_t kPieceFrames = 5, kShared = 1;
@@ -75,37 +80,12 @@ constexpr EncodeStage kStages[] = {
 };
 constexpr ScheduleDefaults kSchedules[] = {{.num_inference_steps = 3}};
 
-struct BytesConfig {
-  int64_t width;
-  template <class Fields>
-  void visit(Fields&& fields) {
-    fields("width", width);
-  }
-};
 struct VaeConfig {
   int64_t pixel_channels;
   template <class Fields>
   void visit(Fields&& fields) {
     fields("pixel_channels", pixel_channels);
   }
-};
-struct DitConfig {
-  int64_t width, layers;
-  template <class Fields>
-  void visit(Fields&& fields) {
-    fields("width", width), fields("layers", layers);
-  }
-};
-
-struct Bytes final : TextEncoder {
-  nn::Embedding bytes;
-  explicit Bytes(const BytesConfig& c)
-      : TextEncoder(nullptr, ""), bytes(this, "bytes", 256, c.width) {}
-  at::Tensor forward(const at::Tensor& ids_N, const Segments&, BlockRunner&) override {
-    return bytes.forward(ids_N);
-  }
-  int64_t vocabulary() const override { return 256; }
-  int64_t width() const override { return bytes.weight->sizes()[1]; }
 };
 
 // Each frame alone.
@@ -155,7 +135,7 @@ struct DitBlock final : Block {
 struct Dit final : Denoiser {
   nn::Linear embed, pose, sound, time, unembed;
   std::vector<std::unique_ptr<DitBlock>> layers;
-  explicit Dit(const DitConfig& c)
+  explicit Dit(const StackConfig& c)
       : Denoiser(nullptr, ""),
         embed(this, "embed", kChannels, c.width),
         pose(this, "pose", kChannels, c.width),
@@ -277,7 +257,7 @@ struct Reels final : ComponentModel {
 
 std::optional<Detection> detect_bytes(const TensorIndex& in) {
   if (!in.contains("bytes.weight")) return std::nullopt;
-  return detection_of("text_encoder", "plain", BytesConfig{in.dim("bytes.weight", 1)});
+  return detection_of("text_encoder", "plain", WidthConfig{in.dim("bytes.weight", 1)});
 }
 std::optional<Detection> detect_vae(const TensorIndex& in) {
   if (!in.contains("in.weight") || in.dim("in.weight", 0) != kChannels) return std::nullopt;
@@ -290,7 +270,7 @@ std::string variant_of(int64_t layers) {
 std::optional<Detection> detect_dit(const TensorIndex& in) {
   const int64_t layers = in.block_count("blocks.{}.qkv.weight");
   if (layers == 0 || !in.contains("sound.weight")) return std::nullopt;
-  Detection part = detection_of("dit", "plain", DitConfig{in.dim("embed.weight", 0), layers});
+  Detection part = detection_of("dit", "plain", StackConfig{in.dim("embed.weight", 0), layers});
   part.variant = variant_of(layers);
   return part;
 }
@@ -305,7 +285,7 @@ WeightMap map_of(const Detection& part) {
 }
 
 Detection tiny_dit() {
-  Detection part = detection_of("", "plain", DitConfig{32, 2});
+  Detection part = detection_of("", "plain", StackConfig{32, 2});
   part.variant = variant_of(2);
   return part;
 }
@@ -314,9 +294,9 @@ constexpr ComponentRow kRows[] = {
     {.spec = {.name = "text_encoder", .role = Role::kTextEncoder, .help = "a vector for each byte"},
      .detect = detect_bytes,
      .config_fields = told_fields,
-     .weight_map = map_of<Bytes, BytesConfig>,
-     .make = make_part<Bytes, BytesConfig>,
-     .tiny = [] { return detection_of("", "plain", BytesConfig{32}); }},
+     .weight_map = map_of<Bytes, WidthConfig>,
+     .make = make_part<Bytes, WidthConfig>,
+     .tiny = [] { return detection_of("", "plain", WidthConfig{32}); }},
     {.spec = {.name = "vae", .role = Role::kVae, .help = "four by four pixels in a cell"},
      .detect = detect_vae,
      .config_fields = told_fields,
@@ -326,8 +306,8 @@ constexpr ComponentRow kRows[] = {
     {.spec = {.name = "dit", .role = Role::kDenoiser, .help = "two blocks"},
      .detect = detect_dit,
      .config_fields = told_fields,
-     .weight_map = map_of<Dit, DitConfig>,
-     .make = make_part<Dit, DitConfig>,
+     .weight_map = map_of<Dit, StackConfig>,
+     .make = make_part<Dit, StackConfig>,
      .tiny = tiny_dit},
 };
 

@@ -70,6 +70,26 @@ TEST_CASE("Each reader of time has its activation, in a step and ahead of it", "
   }
 }
 
+TEST_CASE("A row of a table is added to time, in a step and ahead of it", "[nn]") {
+  Net net(TimeActivation::kSilu);
+  Embedding table(&net, "added", 2, 32);
+  table.weight->set(at::randn({2, 32}));
+  const std::vector<float> sigmas = {0.5F};
+  const at::Tensor sigma_B = at::tensor(sigmas);
+  DirectRunner runner;
+  const at::Tensor bare = net.levels.step(sigma_B, at::kFloat, std::nullopt).of_end();
+  net.levels.add_row(table);
+  const at::Tensor time =
+      net.out.forward(at::silu(net.in.forward(time_channels(sigma_B * 1000.0, 8)))) +
+      table.weight->draw().narrow(0, 0, 1);
+  const at::NoGradGuard no_grad;
+  const at::Tensor end = net.levels.step(sigma_B, at::kFloat, std::nullopt).of_end();
+  CHECK(test::error(end, net.end.forward(at::silu(time))) < 1e-6);
+  CHECK_FALSE(at::equal(end, bare));
+  net.levels.prepare(sigmas, runner);
+  CHECK(at::equal(net.levels.step(sigma_B, at::kFloat, 0).of_end(), end));
+}
+
 TEST_CASE("Time's channels may depend on what the model was made with", "[nn]") {
   Net thousand(TimeActivation::kSilu), one(TimeActivation::kSilu, 1.0);
   const at::Tensor sigma_B = at::tensor({0.5F});

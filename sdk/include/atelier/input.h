@@ -37,7 +37,9 @@ enum class InputFit {
   kCrop,     // scaled until it covers what is made (bilinear), and the middle is cut out
   kStretch,  // scaled to the size of what is made, whatever its own shape is (bicubic)
   kAsIs,     // it keeps its own size
-  kPad,      // scaled until it lies within the size (bilinear), see InputSpec::pad_level
+  // Scaled until it lies within the size (bilinear), see InputSpec::pad_level. What is generated
+  // with an image loses the bars that stand beside that.
+  kPad,
 };
 
 // What stands behind the end of a clip or a sound that is shorter than what is made.
@@ -49,8 +51,13 @@ enum class Tail {
   kZero,      // values of 0: silence
 };
 
-// What the target input gives in place of an image that a row of a dataset lacks.
-enum class WhenAbsent { kNone, kFirstFrame, kLastFrame };
+// What becomes of an image that a row of a dataset lacks.
+enum class WhenAbsent {
+  kNone,        // every row needs one
+  kFirstFrame,  // the target's first frame stands in for it
+  kLastFrame,   // its last frame
+  kLeftOut,     // the row goes without it
+};
 
 struct InputSpec {
   std::string_view name;  // "edit_image": the dataset column and the flag --edit_image
@@ -70,7 +77,7 @@ struct InputSpec {
   // An image has 3, and transparency lies over white, or 4, and RGBA is kept. A sound has 1 or 2.
   int64_t channels = 3;
   InputFit fit = InputFit::kCrop;
-  // An image of training may say what stands in for it; it is then never missing from a row.
+  // An image of training may say what becomes of rows that lack it; it is then never missing.
   WhenAbsent when_absent = WhenAbsent::kNone;
   // The values that a text may have; empty: any.
   std::span<const std::string_view> choices = {};
@@ -87,11 +94,15 @@ struct InputSpec {
   // The filter of all scaling; none: that of `fit`.
   std::optional<ResizeFilter> filter = std::nullopt;
   int pad_level = 0;  // kPad: brightness beside the picture, from 0 (black) to 255 (white)
+  // It shows what the target shows, pixel by pixel: beside a row of training its file has the shape
+  // of the target's, at any size, and is fitted as that is.
+  bool lies_on_target = false;
   // The size that it is brought to by `fit`, whatever the size of what is made is; 0: that one.
   int64_t fit_height = 0, fit_width = 0;
 
   // ---- Of clips and sounds
-  // Frames per second to which a clip is brought, by the nearest frame; 0: those that it has.
+  // Frames per second to which a clip is brought, by the nearest frame, or to those of what is made
+  // where these are others; 0: those that it has.
   double fps = 0.0;
   // It runs beside what is made, frame by frame: where that is made in pieces, a stage that runs
   // for each piece is given what lies beside the piece.

@@ -18,6 +18,8 @@ struct SigmaShift {
   int64_t base_tokens = 256, max_tokens = 4096;
   // kFunction: a, above 0, of a sample's denoiser tokens and the number of steps.
   double (*function)(int64_t tokens, int64_t steps) = nullptr;
+  // The tokens are those of one frame, where frames are pictures of one result.
+  bool of_one_frame = false;
 };
 
 // What becomes of a guided velocity v that is made of `with` and `without` the prompt.

@@ -279,6 +279,50 @@ TEST_CASE("Columns that are missing or look misspelt are named once", "[data]") 
   CHECK_THAT(warnings[2], Contains("[video]") && Contains("--data_file_keys"));
 }
 
+TEST_CASE("Images that lie on the target have its shape, and may be left out", "[data]") {
+  TestSet set;
+  write_image(set.folder() / "small.png", 32, 24, 4);
+  write_image(set.folder() / "wide.png", 96, 32, 4);
+  std::vector<InputSpec> inputs = kInputs;
+  inputs.push_back({.name = "whole",
+                    .kind = InputKind::kImage,
+                    .channels = 4,
+                    .fit = InputFit::kStretch,
+                    .when_absent = WhenAbsent::kLeftOut,
+                    .filter = ResizeFilter::kLanczos,
+                    .lies_on_target = true});
+  set.options().extra_inputs = {"whole"};
+  set.write("a.csv", "image,prompt,whole\na.png,x,small.png\na.png,y,\n");
+  const Dataset dataset = set.good(inputs);
+  const at::Tensor whole = std::get<at::Tensor>(dataset.load(0).inputs.at("whole"));
+  REQUIRE(whole.sizes() == at::IntArrayRef({4, 48, 64}));
+  CHECK(at::equal(whole.narrow(0, 0, 3),
+                  media::to_pixels(media::crop_and_resize(image(32, 24, 4), 64, 48))));
+  CHECK_FALSE(dataset.load(1).inputs.contains("whole"));
+  CHECK_FALSE(dataset.shapes(1).contains("whole"));
+
+  set.write("b.csv", "image,prompt,whole\na.png,x,wide.png\n");
+  REQUIRE(set.problems(inputs).size() == 1);
+  CHECK_THAT(set.problems(inputs).front(), Contains("wide.png is 96x32") &&
+                                               Contains("the image 64x48") &&
+                                               Contains("give them one shape"));
+}
+
+TEST_CASE("Several pictures of a row are for models that make several", "[data]") {
+  TestSet set;
+  std::vector<InputSpec> inputs = kInputs;
+  for (InputSpec& input : inputs)
+    if (input.role == InputRole::kTarget) input.max_count = 3;
+  set.write("a.csv", "image,prompt\n\"[\"\"a.png\"\", \"\"a.png\"\"]\",x\n");
+  REQUIRE(set.problems(inputs).size() == 1);
+  CHECK_THAT(set.problems(inputs).front(), Contains("has 2 pictures, and the model makes one"));
+  report::Problems problems;
+  const Dataset dataset =
+      Dataset::open(set.options(), inputs, LatentSpec{.takes_clips = true}, problems);
+  CHECK(problems.empty());
+  CHECK(dataset.items().front().target.frames == 2);
+}
+
 TEST_CASE("Images beside the target are fitted, and may be absent", "[data]") {
   TestSet set;
   write_image(set.folder() / "wide.png", 96, 32, 4);
@@ -346,6 +390,9 @@ TEST_CASE("Lists of a row that belong together are equally long", "[data]") {
   REQUIRE(problems.size() == 2);
   CHECK_THAT(problems[0], Contains("a.csv:2 [scales]: 2 numbers are given, and 1 of texts"));
   CHECK_THAT(problems[1], Contains("a.csv:3 [scales]: \"wide\" is no number"));
+  const std::vector<InputSpec> without = {inputs[0], inputs[2]};
+  CHECK_THAT(set.problems(without).front(),
+             Contains("--extra_inputs: \"scales\" needs texts beside it; name both"));
 }
 
 TEST_CASE("What is odd and no mistake is a warning", "[data]") {
@@ -626,23 +673,28 @@ TEST_CASE("Rows without control files are told at once", "[data][control]") {
 
 TEST_CASE("The input that takes control files is named or the only one", "[data][control]") {
   std::vector<InputSpec> inputs = kInputs;
-  CHECK(control_input(inputs, {}).name == "edit_image");
+  CHECK(control_input(inputs, {}, "").name == "edit_image");
   inputs.push_back({.name = "end_image", .kind = InputKind::kImage});
   inputs.push_back({.name = "start", .kind = InputKind::kImage, .use = InputUse::kGenerate});
   inputs.push_back({.name = "where", .kind = InputKind::kMask});
-  CHECK(control_input(inputs, {"steps", "end_image"}).name == "end_image");
+  CHECK(control_input(inputs, {"steps", "end_image"}, "").name == "end_image");
   test::expect_error(ErrorCode::kInvalidArgument,
                      {"\"edit_image\", \"end_image\"", "--extra_inputs"},
-                     [&] { control_input(inputs, {"steps"}); });
+                     [&] { control_input(inputs, {"steps"}, ""); });
   test::expect_error(ErrorCode::kInvalidArgument, {"name one of them"}, [&] {
-    control_input(inputs, {"edit_image", "end_image"});
+    control_input(inputs, {"edit_image", "end_image"}, "");
   });
+  inputs[5].variants = "ends";
+  inputs[5].required = true;
+  CHECK(control_input(inputs, {}, "ends").name == "end_image");
+  CHECK(control_input(inputs, {}, "plain").name == "edit_image");
+  CHECK(control_input(inputs, {}, "").name == "end_image");  // the variant will tell
   inputs.resize(3);
   test::expect_error(ErrorCode::kUnsupported, {"no images beside the ones to learn"},
-                     [&] { control_input(inputs, {}); });
+                     [&] { control_input(inputs, {}, ""); });
   ControlSet set;
   set.write_controls({"a.png"});
-  CHECK_THAT(set.problems(inputs).at(0), Contains("--control_path: this family is trained with"));
+  CHECK_THAT(set.problems(inputs).at(0), Contains("--control_path: this model is trained with"));
 }
 
 }  // namespace

@@ -69,6 +69,19 @@ class SequenceTest(SequenceRuns):
             other, _ = self.make(1, variant, **{**flags, "words": others})
             self.assertFalse(np.array_equal(values(alone[0]), values(other[0])))
 
+    def test_regions_are_shared_out_too(self):
+        """With one image, with a batch that has guidance beside it, and beside a picture that is edited."""
+        entities = [word for number, text in enumerate(("a red circle", "the sea", "a cat"))
+                    for word in ("--eligen_entity_prompts", text, "--eligen_entity_masks", self.root / f"mask{number}.png")]
+        given = dict(words=[*entities, "--edit_image", self.root / "walk/3.png"], edit_image_auto_resize="false")
+        for model, flags in (("qwen_image", dict(words=entities)), ("several", given),
+                             ("qwen_image", dict(words=entities, num_images=2, batch_size=2, eligen_enable_on_negative=True))):
+            flags["num_inference_steps"] = 2
+            alone, _ = self.make(1, model, **flags)
+            for ranks in (2, 3):
+                with self.subTest(model=model, ranks=ranks):
+                    self.assert_alike(alone, self.make(ranks, model, sequence_parallel=ranks, **flags)[0])
+
     def test_fewer_ranks_than_make_a_picture_are_refused(self):
         _, said = self.make(2, "qwen_image", code=2, sequence_parallel=4)
         self.assertIn("--sequence_parallel: 4 processes make a picture, and there are 2", said)

@@ -25,6 +25,9 @@ class SequenceTrainingTest(SequenceRuns):
         if family in ("one", "several"):
             data.update(dataset_base_path=self.root, dataset_metadata_path=self.root / f"{family}.json",
                         data_file_keys="image,edit_image", extra_inputs="edit_image")
+        if family == "regions":
+            data.update(dataset_base_path=self.root, dataset_metadata_path=self.root / "regions.json",
+                        data_file_keys="image,eligen_entity_masks", extra_inputs="eligen_entity_masks,eligen_entity_prompts")
         if family == "wan":
             data = self.clips
         defaults = dict(device="cpu", dtype="float32", learning_rate=1e-3, adam_epsilon=1e-3, max_train_steps=10,
@@ -92,6 +95,14 @@ class SequenceTrainingTest(SequenceRuns):
                 with self.subTest(variant=variant, ranks=ranks):
                     run = self.train(ranks, variant, "given_shared", sequence_parallel=ranks, **flags)
                     self.assert_learnt_alike(alone, run, step=4)
+
+    def test_regions_are_learnt_as_by_one_process(self):
+        flags = dict(trainable_models="dit", max_train_steps=4, save_steps=4)
+        alone = self.train(1, "regions", "given", **flags)
+        for ranks in (2, 3):
+            with self.subTest(ranks=ranks):
+                run = self.train(ranks, "regions", "given_shared", sequence_parallel=ranks, **flags)
+                self.assert_learnt_alike(alone, run, step=4)
 
     def test_sequences_share_out_what_is_trained_and_what_is_frozen(self):
         """With a stage of ZeRO as without: two sequences of two, keys exchanged (qwen_image) or sent around (lumina2)."""

@@ -1,4 +1,5 @@
 // What conditions decide: branches of guidance, sizes of latents, what is decoded, and pieces.
+#include <set>
 #include <string>
 #include <vector>
 
@@ -17,14 +18,17 @@ namespace {
 using Words = std::vector<std::string>;
 
 constexpr std::string_view kNone[] = {""};
-constexpr std::string_view kTexts[] = {"prompt"}, kStyles[] = {"style"}, kPoses[] = {"pose"};
+constexpr std::string_view kTexts[] = {"prompt"}, kStyles[] = {"style"}, kPoses[] = {"pose"},
+                           kHints[] = {"hint"}, kControls[] = {"control"};
 constexpr EncodeStage kStages[] = {
     {.name = "text", .components = kNone, .inputs = kTexts},
     {.name = "style", .components = kNone, .inputs = kStyles, .per_branch = true},
+    {.name = "hint", .components = kControls, .inputs = kHints},
     {.name = "pose", .components = kNone, .inputs = kPoses, .per_branch = true, .per_piece = true}};
 constexpr InputSpec kInputs[] = {
     {.name = "style", .kind = InputKind::kText},
     {.name = "negative_style", .kind = InputKind::kText, .negative_of = "style"},
+    {.name = "hint", .kind = InputKind::kText},
     {.name = "pose", .kind = InputKind::kVideo, .along_clip = true}};
 
 // The velocity of latents x is x - goal, where the goal is the sum of what the conditions hold:
@@ -64,8 +68,9 @@ class VideoModel final : public Model {
   }
   Conditioning encode(const EncodeInputs& in, BlockRunner&) override {
     const std::string name = std::string(in.stage) + (in.is_negative ? "-=" : "=");
+    if (in.stage == "hint" && text_input(in.values, "hint") == "of nothing") return {};
     if (in.stage != "pose") {
-      const std::string& text = text_input(in.values, in.stage == "text" ? "prompt" : "style");
+      const std::string& text = text_input(in.values, in.stage == "text" ? "prompt" : in.stage);
       encoded.push_back(name + text);
       return {{std::string(in.stage), at::full({1}, static_cast<double>(text.size()))}};
     }
@@ -104,19 +109,25 @@ class VideoModel final : public Model {
   std::vector<int64_t> tokenize(std::string_view) const override { return {}; }
 };
 
+const std::vector<model::PresentComponent> kComponents = {
+    {"dit", {.name = "dit", .role = Role::kDenoiser}},
+    {"control", {.name = "control", .role = Role::kControl, .beside = "dit"}}};
+
 struct Bench {
   VideoModel model;
   progress::Progress progress{progress::Options{.quiet = true}};
   std::vector<at::Tensor> clips;
   std::vector<Sound> sounds;
+  std::set<std::string> loaded;
 
   void run(const Request& request, const std::function<bool()>& is_cancelled = {}) {
     EngineModel of = {.model = model,
-                      .stages = {.components = {{"dit", {.name = "dit", .role = Role::kDenoiser}}},
+                      .stages = {.variant = "",
+                                 .components = kComponents,
                                  .encoding = {std::begin(kStages), std::end(kStages)},
                                  .inputs = kInputs,
                                  .denoisers = {{.part = {.component = "dit"}}}},
-                      .load = [](std::string_view) {},
+                      .load = [this](std::string_view name) { loaded.emplace(name); },
                       .unload = [](std::string_view) {}};
     Engine engine(of, progress, is_cancelled);
     engine.run(
@@ -238,6 +249,20 @@ Request in_pieces() {
     return Inputs{{"pose", pose.view({1, -1, 1, 1}).expand({3, -1, 16, 24}).contiguous()}};
   };
   return request;
+}
+
+TEST_CASE("A control comes where its stage makes something of what it is given", "[generate]") {
+  const auto loaded = [](Request request, const char* hint) {
+    Bench bench;
+    request.inputs["hint"] = std::string(hint);
+    bench.run(request);
+    return bench.loaded;
+  };
+  const std::set<std::string> alone = {"dit"}, both = {"dit", "control"};
+  CHECK(loaded(request_of(1), "of nothing") == alone);
+  CHECK(loaded(request_of(1), "here") == both);
+  CHECK(loaded(in_pieces(), "of nothing") == alone);
+  CHECK(loaded(in_pieces(), "here") == both);
 }
 
 TEST_CASE("A clip is made piece by piece, each behind the frames that it shares", "[generate]") {

@@ -33,12 +33,15 @@ TEST_CASE("A clip beside has a frame for each that is made", "[inputs]") {
   // It has the frames that it has, whatever the rate of what is made is.
   CHECK(read_frames(input, clip_of(9, 30), made) == Numbers{0, 1, 2, 3, 4});
   CHECK(read_frames(input, clip_of(3, 30), made) == Numbers{0, 1, 2});
-  input.fps = 15;
-  CHECK(read_frames(input, clip_of(9, 30), made) == Numbers{0, 2, 4, 6});
+  // Or those at the rate of what is made; at its own where that has none.
+  input.fps = 16;
+  CHECK(read_frames(input, clip_of(10, 32), made) == Numbers{0, 2, 4, 6, 8});
+  CHECK(read_frames(input, clip_of(10, 32), {.target = {5, 8, 8}, .fps = 8}) == Numbers{0, 4});
+  CHECK(read_frames(input, clip_of(10, 32), {.target = {5, 8, 8}}) == Numbers{0, 2, 4, 6, 8});
   input.tail = Tail::kRepeat;
-  CHECK(read_frames(input, clip_of(9, 30), made) == Numbers{0, 2, 4, 6, 6});
+  CHECK(read_frames(input, clip_of(8, 32), made) == Numbers{0, 2, 4, 6, 6});
   input.along_clip = false;
-  CHECK(read_frames(input, clip_of(9, 30), made) == Numbers{0, 2, 4, 6});
+  CHECK(read_frames(input, clip_of(8, 32), made) == Numbers{0, 2, 4, 6});
 }
 
 TEST_CASE("A clip to begin from has the rate of what is made", "[inputs]") {
@@ -53,8 +56,8 @@ TEST_CASE("A piece of a clip has what lies beside it", "[inputs]") {
   const Made made = {.target = {3, 8, 8}, .fps = 16, .first = 4, .numbers = {8, 10, 12}};
   CHECK(read_frames(input, clip_of(20, 30), made) == Numbers{8, 10, 12});
   CHECK(read_frames(input, clip_of(11, 30), made) == Numbers{8, 10, 8});
-  input.fps = 15;
-  CHECK(read_frames(input, clip_of(20, 30), made) == Numbers{8, 10, 12});
+  input.fps = 16;
+  CHECK(read_frames(input, clip_of(20, 32), made) == Numbers{8, 10, 12});
   const InputSpec sound = {.name = "sound", .kind = InputKind::kAudio, .along_clip = true};
   const SoundPart part = part_beside(sound, made);
   CHECK(part.first == 4000);

@@ -202,6 +202,22 @@ TEST_CASE("Lists that belong together are equally long", "[inputs]") {
   CHECK_THAT(wrong().front().second.what(), Contains("1 number is given, and none of texts"));
 }
 
+TEST_CASE("Lists that need each other are told once", "[inputs]") {
+  InputSpec texts = kTexts;
+  texts.paired_with = "scales";
+  const InputSpec specs[] = {
+      texts, {.name = "scales", .kind = InputKind::kReal, .max_count = 9, .paired_with = "texts"}};
+  const json values = {{"texts", {"a", "b"}}, {"scales", {1.0}}};
+  const auto wrong =
+      unpaired(specs, [&](std::string_view name) { return &values.at(std::string(name)); });
+  REQUIRE(wrong.size() == 1);
+  CHECK_THAT(wrong.front().second.what(), Contains("2 texts are given, and 1 of scales"));
+}
+
+TEST_CASE("A text among others is not empty", "[inputs]") {
+  CHECK_THROWS_WITH(parse_value(kTexts, json::array({"a", " "})), Contains("text 2 is empty"));
+}
+
 TEST_CASE("Files are images, clips or sounds", "[inputs]") {
   for (const auto kind : {InputKind::kImage, InputKind::kMask, InputKind::kVideo,
                           InputKind::kVideoMask, InputKind::kAudio})

@@ -83,6 +83,18 @@ TEST_CASE("A shift may follow tokens and steps by the family's own function", "[
         ErrorCode::kInvalidArgument);
 }
 
+TEST_CASE("A shift may follow the tokens of one of several frames", "[schedule]") {
+  ScheduleDefaults schedule;
+  schedule.shift = {.kind = SigmaShift::Kind::kFunction, .function = [](int64_t tokens, int64_t) {
+                      return static_cast<double>(tokens);
+                    }};
+  const auto all = make_sigmas(schedule, {.num_steps = 4, .tokens = 12, .frames = 3});
+  CHECK(all == make_sigmas(constant_schedule(12.0), {.num_steps = 4}));
+  schedule.shift.of_one_frame = true;
+  const auto one = make_sigmas(schedule, {.num_steps = 4, .tokens = 12, .frames = 3});
+  CHECK(one == make_sigmas(constant_schedule(4.0), {.num_steps = 4}));
+}
+
 TEST_CASE("The user's shift and levels replace those of the schedule", "[schedule]") {
   ScheduleDefaults plain;
   require_levels(make_sigmas(plain, {.num_steps = 4}), {1, 0.75, 0.5, 0.25, 0});

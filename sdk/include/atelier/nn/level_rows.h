@@ -42,6 +42,10 @@ class ATELIER_API NoiseLevels {
               std::vector<const Linear*> ends,
               TimeActivation end_activation = TimeActivation::kSilu);
 
+  // Adds row 0 of a table, [*, K], to time, before anything reads it. The table outlives this
+  // object.
+  void add_row(const Embedding& table) { added_ = &table; }
+
   // `layers` of `block` read nothing but time behind `activation`. Blocks are added in running
   // order.
   void add(Block& block, std::vector<const Linear*> layers,
@@ -100,6 +104,7 @@ class ATELIER_API NoiseLevels {
 
   Channels channels_;
   const Linear &in_, &out_;
+  const Embedding* added_ = nullptr;  // null: nothing is added
   std::vector<const Linear*> ends_;
   TimeActivation end_activation_;
   std::vector<Reader> blocks_;

@@ -28,6 +28,7 @@ struct CausalVaeConfig {
   int64_t patch = 1;  // pixels along each side that become channels
   // Levels have a way around them that only moves and averages, and steps keep their width.
   bool is_residual = false;
+  int64_t pixel_channels = 3;  // of images, in and out: 4 with transparency
 
   const std::vector<int64_t>& up_widths() const {
     return decoder_widths.empty() ? widths : decoder_widths;
@@ -40,8 +41,19 @@ struct CausalVaeConfig {
     fields("latents_mean", mean), fields("latents_std", std);
     fields("decoder_widths", decoder_widths), fields("patch", patch);
     fields("is_residual", is_residual);
+    fields(kPixelChannels, pixel_channels);
   }
+
+  static constexpr const char* kPixelChannels = "pixel_channels";
 };
+
+// What a detection holds, and back. The channels of pixels are in it only where there are not 3:
+// checkpoints of training and caches know a model by its detection.
+Detection detection_of_causal_vae(const CausalVaeConfig& config, std::string spelling,
+                                  std::string prefix = {});
+CausalVaeConfig causal_vae_config(const Detection& part);
+// See ComponentRow::make.
+std::unique_ptr<nn::Module> make_causal_vae(const Detection& part);
 
 // Mean and standard deviation of the 16 published latent channels.
 extern const std::vector<double> kCausalVaeMean, kCausalVaeStd;
@@ -57,7 +69,7 @@ struct CausalVaeFile {
 std::optional<CausalVaeFile> find_causal_vae(const TensorIndex& checkpoint);
 
 // The detection of what was found, as the component "vae". Throws Error{kUnsupported} when its
-// images do not have three channels.
+// images have neither three channels nor four.
 Detection detect_causal_vae(const TensorIndex& checkpoint, const CausalVaeFile& file);
 
 // See ModelFamily. The classes that diffusers gives it are the family's.
@@ -82,6 +94,7 @@ class CausalVae final : public Autoencoder {
 
   int64_t channels() const override { return config_.channels; }
   int64_t spatial_stride() const override { return config_.patch << (config_.widths.size() - 1); }
+  int64_t pixel_channels() const override { return config_.pixel_channels; }
   int64_t temporal_stride() const;  // frames a latent frame after the first
 
  private:

@@ -1,0 +1,222 @@
+#include "host/plan/run_basis.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <map>
+
+#include "host/data/dataset.h"
+#include "host/generate/request.h"
+#include "host/inputs/parse.h"
+#include "host/lora/targets.h"
+#include "host/model/stages.h"
+#include "host/samples/cache_manifest.h"
+#include "host/samples/encoding_store.h"
+#include "host/train/objective.h"
+
+namespace atelier::plan {
+namespace {
+
+using model::LoadedModel;
+using order::Job;
+using order::Settings;
+
+double pixels_of(const MediaTarget& target) {
+  return static_cast<double>(target.frames) * static_cast<double>(target.height) *
+         static_cast<double>(target.width);
+}
+
+// Images that lead what is made count as much as it does: families bring them to about its size.
+bool is_leading_image(const InputSpec& input) {
+  return input.kind == InputKind::kImage && input.role == InputRole::kCondition;
+}
+
+// Pixels that one sample stands for.
+double pixels_of(const Settings& settings, const LoadedModel& model) {
+  size_t images = 0;
+  for (const InputSpec& input : model.family().inputs()) {
+    const auto given = settings.family_inputs.find(input.name);
+    if (is_leading_image(input) && given != settings.family_inputs.end())
+      images += inputs::texts_of(*given).size();
+  }
+  return pixels_of(order::target_of(settings)) * static_cast<double>(1 + images);
+}
+double pixels_of(const data::Item& item, std::span<const InputSpec> inputs) {
+  size_t images = 0;
+  for (const InputSpec& input : inputs) {
+    const auto given = item.files.find(input.name);
+    if (is_leading_image(input) && given != item.files.end()) images += given->second.size();
+  }
+  return pixels_of(item.target) * static_cast<double>(1 + images);
+}
+
+// Pixels that are denoised at once.
+double area_of(const Settings& settings, const LoadedModel& model) {
+  const bool is_guided =
+      generate::cfg_scales_of(settings, model.family(), model.stages().variant).is_guided();
+  return (is_guided ? 2.0 : 1.0) * pixels_of(settings, model) *
+         static_cast<double>(
+             std::min(settings.batch_size, std::max<int64_t>(1, settings.num_images)));
+}
+
+int64_t lora_bytes(const LoadedModel& model, std::span<const Job> jobs) {
+  int64_t most = 0;
+  for (const Job& job : jobs) {
+    int64_t bytes = 0;
+    for (const lora::LoraRef& use : job.settings.loras) {
+      std::error_code failure;
+      const auto size = std::filesystem::file_size(use.path, failure);
+      const size_t copies =
+          use.component == lora::kEveryDenoiser ? model.stages().denoisers.size() : size_t{1};
+      if (!failure) bytes += static_cast<int64_t>(size * copies);
+    }
+    // Several are stacked for the layers that share them, beside each one's own.
+    most = std::max(most, job.settings.loras.size() > 1 ? 2 * bytes : bytes);
+  }
+  return most;
+}
+
+// The largest image, the longest text and how many there are.
+void take_dataset(TrainingBasis& basis, const data::Dataset& dataset, const LoadedModel& model) {
+  double most = 0;
+  size_t longest = 0;
+  std::optional<size_t> largest;
+  std::optional<std::string> text;
+  for (size_t i = 0; i < dataset.items().size(); ++i) {
+    const data::Item& item = dataset.items()[i];
+    basis.distillation_steps =
+        std::max(basis.distillation_steps, train::distillation_steps(item.values));
+    if (const double pixels = pixels_of(item, dataset.inputs()); pixels > most) {
+      most = pixels;
+      basis.target = item.target;
+      largest = i;
+    }
+    const auto prompt = item.values.find("prompt");
+    if (prompt == item.values.end() || !prompt->second.is_string()) continue;
+    const auto& caption = prompt->second.get_ref<const std::string&>();
+    if (text && caption.size() <= longest) continue;
+    longest = caption.size();
+    text = caption;
+  }
+  if (largest) basis.inputs = dataset.shapes(*largest);
+  basis.samples = std::max<int64_t>(1, dataset.samples());
+  const bool has_encoder =
+      std::any_of(model.family().components().begin(), model.family().components().end(),
+                  [&](const ComponentSpec& spec) {
+                    return model::only_encodes(spec) && model.find_part(spec.name) != nullptr;
+                  });
+  if (!has_encoder) {
+    basis.inputs.erase("prompt");
+  } else if (text) {
+    basis.inputs.insert_or_assign("prompt", *text);
+  }
+}
+
+// What a stage has made of a sample, without values; empty: nothing, or it cannot be read, which
+// training tells.
+Conditioning cached_shapes(const samples::EncodingStore& store, const EncodeStage& stage,
+                           const samples::CacheItem& item, at::ScalarType dtype) {
+  Conditioning made;
+  const auto key = item.keys.find(stage.name);
+  if (key == item.keys.end()) return made;
+  const auto shapes = store.find(stage.name, key->second);
+  if (!shapes) return made;
+  for (const auto& [name, shape] : *shapes)
+    made.emplace(name, at::empty(shape, at::TensorOptions(at::kMeta).dtype(dtype)));
+  return made;
+}
+
+double numbers_of(const Conditioning& made) {
+  double numbers = 0;
+  for (const auto& [name, tensor] : made) numbers += static_cast<double>(tensor.numel());
+  return numbers;
+}
+
+// The largest of the samples that are there already, with the longest text of each stage that reads
+// one, and how many.
+void take_cache(TrainingBasis& basis, const std::string& folder, const LoadedModel& model) {
+  const samples::Manifest manifest = samples::Manifest::read(folder);
+  const samples::EncodingStore store(folder);
+  double most = 0;
+  std::map<std::string_view, Conditioning> texts;  // by stage
+  Conditioning others;
+  for (const samples::CacheItem& item : manifest.items) {
+    basis.distillation_steps =
+        std::max(basis.distillation_steps, train::distillation_steps(item.values));
+    Conditioning made;
+    for (const EncodeStage& stage : model.stages().encoding) {
+      if (model.stages().is_target(stage)) continue;
+      Conditioning part = cached_shapes(store, stage, item, model.dtype());
+      if (!model::is_prompted(stage)) {
+        made.merge(part);
+      } else if (Conditioning& text = texts[stage.name]; numbers_of(part) > numbers_of(text)) {
+        text = std::move(part);
+      }
+    }
+    const double latents = item.latents_shape.empty()
+                               ? pixels_of(item.target)
+                               : static_cast<double>(c10::multiply_integers(item.latents_shape));
+    if (latents + numbers_of(made) <= most) continue;
+    most = latents + numbers_of(made);
+    basis.target = item.target;
+    others = std::move(made);
+  }
+  for (auto& [stage, text] : texts) basis.encoded.merge(text);
+  if (!basis.encoded.empty()) basis.encoded.merge(others);
+  basis.samples = std::max<int64_t>(
+      1, std::ranges::count(manifest.items, false, &samples::CacheItem::is_alternative));
+}
+
+// The steps of a whole run, however many they are.
+double count_steps(const order::Training& config, int64_t samples) {
+  const data::OrderOptions& order = config.order;
+  const double in_a_step =
+      std::max(1.0, static_cast<double>(order.batch_size) *
+                        static_cast<double>(order.gradient_accumulation_steps));
+  const double seen = static_cast<double>(samples) * static_cast<double>(order.dataset_repeat);
+  return static_cast<double>(config.num_epochs) * std::max(1.0, std::floor(seen / in_a_step));
+}
+
+}  // namespace
+
+const Job& largest_job(const LoadedModel& model, std::span<const Job> jobs) {
+  return *std::ranges::max_element(jobs, {},
+                                   [&](const Job& job) { return area_of(job.settings, model); });
+}
+
+GenerationBasis generation_basis(LoadedModel& model, const order::Generation& order,
+                                 std::span<const Job> jobs) {
+  const Job& largest = largest_job(model, jobs);
+  const Job& longest = *std::ranges::max_element(
+      jobs, {}, [](const Job& job) { return job.settings.prompt.value_or("").size(); });
+  GenerationBasis basis{.order = &order,
+                        .request = generate::blank_request(largest.settings, model),
+                        .images = 0,
+                        .lora_bytes = lora_bytes(model, jobs),
+                        .layout = generate::unplanned_layout(order, model)};
+  basis.request.inputs["prompt"] = longest.settings.prompt.value_or("");
+  basis.request.tiling = order.tiling();
+  for (const Job& job : jobs) basis.images += std::max<int64_t>(1, job.settings.num_images);
+  return basis;
+}
+
+TrainingBasis training_basis(const train::PreparedRun& run, const order::Training& config) {
+  const LoadedModel& model = *run.model;
+  TrainingBasis basis{.config = &config, .selection = &run.selection};
+  if (run.dataset != nullptr) {
+    take_dataset(basis, *run.dataset, model);
+  } else {
+    take_cache(basis, config.cache_path, model);
+  }
+  basis.steps = config.max_train_steps ? static_cast<double>(*config.max_train_steps)
+                                       : count_steps(config, basis.samples);
+  basis.on_host = config.offload.optimizer;
+  if (!run.prompts.empty()) {
+    const Settings& largest = std::ranges::max(
+        run.prompts, {}, [&](const Settings& prompt) { return pixels_of(prompt, model); });
+    basis.preview = generate::blank_request(largest, model);
+  }
+  return basis;
+}
+
+}  // namespace atelier::plan
