@@ -177,11 +177,14 @@ class Matching {
 }  // namespace
 
 const InputSpec& control_input(std::span<const InputSpec> inputs,
-                               const std::vector<std::string>& extra_inputs) {
-  std::vector<const InputSpec*> all, named;
+                               const std::vector<std::string>& extra_inputs,
+                               std::string_view variant) {
+  std::vector<const InputSpec*> all, named, needed, lists;
   for (const InputSpec& input : inputs) {
-    if (!takes_files(input)) continue;
+    if (!takes_files(input) || (!variant.empty() && !inputs::holds_for(input, variant))) continue;
     all.push_back(&input);
+    if (input.required) needed.push_back(&input);
+    if (input.required && inputs::is_list(input)) lists.push_back(&input);
     if (std::ranges::count(extra_inputs, input.name) > 0) named.push_back(&input);
   }
   if (all.empty())
@@ -190,8 +193,8 @@ const InputSpec& control_input(std::span<const InputSpec> inputs,
   const std::vector<const InputSpec*>& from = named.empty() ? all : named;
   if (from.size() == 1) return *from.front();
   // Where one is needed, files that nobody named are its.
-  if (named.empty() && std::ranges::count(all, true, &InputSpec::required) == 1)
-    return **std::ranges::find(all, true, &InputSpec::required);
+  for (const auto& only : {needed, lists})
+    if (named.empty() && only.size() == 1) return *only.front();
   std::vector<std::string> names;
   for (const InputSpec* input : from) names.emplace_back(input->name);
   throw Error(ErrorCode::kInvalidArgument,

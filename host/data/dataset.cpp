@@ -224,11 +224,12 @@ void join_target_columns(std::span<const InputSpec> inputs, Metadata& metadata,
 // Gives rows the files of --control_path, and makes the input that takes them one of those that
 // every row has.
 void join_control_files(DatasetOptions& options, std::span<const InputSpec> inputs,
-                        Metadata& metadata, Findings& problems, Findings& odd) {
+                        std::string_view variant, Metadata& metadata, Findings& problems,
+                        Findings& odd) {
   const auto target = std::ranges::find(inputs, InputRole::kTarget, &InputSpec::role);
   if (options.control_path.empty() || target == inputs.end()) return;
   try {
-    const InputSpec& control = control_input(inputs, options.extra_inputs);
+    const InputSpec& control = control_input(inputs, options.extra_inputs, variant);
     add_control_files(options, target->name, control, metadata, problems, odd);
     if (!std::ranges::count(options.extra_inputs, control.name))
       options.extra_inputs.emplace_back(control.name);
@@ -257,7 +258,7 @@ Dataset Dataset::open(const DatasetOptions& options, std::span<const InputSpec> 
   if (metadata) {
     add_texts(options.texts_of_all, *metadata);
     join_target_columns(inputs, *metadata, errors);
-    join_control_files(dataset.options_, inputs, *metadata, errors, odd);
+    join_control_files(dataset.options_, inputs, variant, *metadata, errors, odd);
   }
   const std::string place =
       files::display_path(is_folder ? options.dataset_base_path : options.dataset_metadata_path);

@@ -252,7 +252,8 @@ class CompatLine(FolderTest):
                 (qwen, "--trainable_models blockwise_controlnet", "blockwise_controlnet_image", []),
                 (qwen, "--lora_base_model dit", "eligen_entity_masks,eligen_entity_prompts", []),
                 (qwen, "--lora_base_model dit", "layer_num,layer_input_image", []),
-                (qwen, "--lora_base_model dit", "entity_num", [no_input, "entity_num"])):
+                (qwen, "--lora_base_model dit", "entity_num,layers",
+                 [no_input, "entity_num", no_input, "layers"])):
             with self.subTest(f"{script} {trained} {inputs}"):
                 line = f"accelerate launch {script} --dataset_base_path data {trained}"
                 flags = self.paste(line + (f" --extra_inputs {inputs}" if inputs else ""), code=2 if refused else 0)
@@ -392,6 +393,11 @@ num_repeats = 2
             "--model_hints": ['{"*":{"variant":"qwen-image-edit-2511"}}'], "--prompt": ["p"],
             "--output": ["o/out.png"], "--inpaint_mask": ["m.png"], "--height": ["256"], "--width": ["256"],
             "--num_inference_steps": ["25"]})
+        layered, flags = self.answer(
+            "python src/musubi_tuner/qwen_image_generate_image.py --dit d --vae v --text_encoder t "
+            "--model_version layered --control_image_path a.png --prompt p --save_path o")
+        self.assertEqual((["a.png"], ['{"*":{"variant":"qwen-image-layered"}}']),
+                         (flags["--layer_input_image"], flags["--model_hints"]))
         self.told("presets of qwen_image_generate_image.py that are others here")
         command, flags = self.answer(
             "python lumina_minimal_inference.py --pretrained_model_name_or_path l.st --gemma2_path g.st "
