@@ -76,8 +76,9 @@ bool encodes_by_variant(const ModelFamily& family) {
   // An input that only some variants take is there where the user asks for it, who is then told
   // that the variant is not known; or because something of the row stands in for it.
   const auto is_there_unasked = [&](const InputSpec& input) {
-    return input.use != InputUse::kGenerate &&
-           (!is_for_some(input) || input.when_absent != WhenAbsent::kNone);
+    const bool has_replacement =
+        input.when_absent != WhenAbsent::kNone && input.when_absent != WhenAbsent::kLeftOut;
+    return input.use != InputUse::kGenerate && (!is_for_some(input) || has_replacement);
   };
   const auto differs = [&](const InputSpec& input) {
     return is_there_unasked(input) &&
