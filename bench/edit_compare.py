@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Times Qwen-Image-Edit beside diffusers and transformers: a denoising step with two references, and what
-encodes a picture.
+encodes a picture; and a step with regions beside the same one without.
 
-    .deps/venv/bin/python bench/edit_compare.py [dit] [vision] [encode] [--threads 1] [--rounds 5]
+    .deps/venv/bin/python bench/edit_compare.py [dit] [vision] [encode] [entities] [--threads 1] [--rounds 5]
 
 README.md, beside this file, says what each row is and how it is measured.
 """
@@ -21,6 +21,8 @@ IMAGE, REFERENCES = (48, 48), ((48, 48), (32, 72))
 SIDE = 512  # pixels of the picture that the VAE encodes
 PATCHES = (28, 28)  # of a square picture as Edit-2509 shows it
 VISION_BLOCKS = 8  # a quarter of the published tower
+# Side of an image in latent cells, and rows of text: of its prompt, and of each entity.
+WHOLE, PROMPT_TOKENS, ENTITY_TOKENS, ENTITIES = 128, 128, 64, 6
 
 
 # --- weights and inputs ---
@@ -156,11 +158,55 @@ def compare(options, what):
     yield base.row(name + ", peak", "float32", [peaks[0]], [peaks[1]], unit="GB", note="whole process")
 
 
+# --- regions ---
+
+
+def make_blocks(folder):
+    """Two of the blocks, for an image of 4,096 tokens."""
+    import torch
+    arguments, _ = FAMILY.models["middle"]
+    FAMILY.make_denoiser(folder, torch.float32, **{**arguments, "num_layers": 2})
+
+
+def entity_inputs(has_regions):
+    """A step of guidance whose two branches have as many rows of text, all for the prompt or most of them for regions, which
+    overlap and have a third of the image each."""
+    import torch
+    generator = torch.Generator().manual_seed(3)
+    draw = lambda *shape: torch.randn((1, *shape), generator=generator)
+    inputs = {"latents": draw(16, 1, WHOLE, WHOLE), "sigma": torch.full((1,), 0.75)}
+    entities = ENTITIES if has_regions else 0
+    prompt = PROMPT_TOKENS + (0 if has_regions else ENTITIES * ENTITY_TOKENS)
+    for branch in ("", "negative_"):
+        inputs[branch + "prompt_embeds"] = draw(prompt, FAMILY.text_width)
+        for number in range(entities):
+            inputs[f"{branch}entity_{number + 1}"] = draw(ENTITY_TOKENS, FAMILY.text_width)
+        if entities:
+            shown = torch.rand((entities, 1, WHOLE // 2, WHOLE // 2), generator=torch.Generator().manual_seed(4)) < 1 / 3
+            inputs[branch + "regions"] = sum(region.long() << number for number, region in enumerate(shown))[None]
+    return inputs
+
+
+def compare_entities(options):
+    from safetensors.torch import save_file
+    folder, sides = base.prepare(options.work, "entities", make_blocks), {}
+    for side, has_regions in (("theirs", False), ("ours", True)):
+        sides[side] = options.work / f"entities_{side}.safetensors"
+        save_file(entity_inputs(has_regions), sides[side])
+    with base.atelier_bench("dit", folder, sides["ours"], "float32", options.threads) as bench:
+        bench.run()
+        timed = wan_compare.in_turns(options.rounds, {side: (bench, {"inputs": str(path)}) for side, path in sides.items()})
+    name = (f"DiT step, {ENTITIES} regions, {WHOLE * WHOLE // 4} tokens of an image, "
+            f"{PROMPT_TOKENS + ENTITIES * ENTITY_TOKENS} of text")
+    yield from wan_compare.time_rows(name, timed, note="in place of diffusers: the prompt alone, as long as all texts")
+
+
 def main():
     if sys.argv[1:2] == ["--worker"]:
         what, folder, inputs = sys.argv[2:]
         return wan_compare.serve(PARTS[what][3], folder, inputs)
-    return wan_compare.run(__doc__, {what: lambda options, what=what: compare(options, what) for what in PARTS})
+    rows = {what: lambda options, what=what: compare(options, what) for what in PARTS}
+    return wan_compare.run(__doc__, {**rows, "entities": compare_entities})
 
 
 if __name__ == "__main__":

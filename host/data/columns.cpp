@@ -67,9 +67,13 @@ void Columns::choose_inputs(const DatasetOptions& options, std::span<const Input
     }
     if (input.role == InputRole::kTarget) target_input_ = input.name;
     inputs_.push_back(input.lies_on_target ? fitted_as_target(input) : input);
-    // A mask lies over the image that is learnt, and is scaled and cut as that is.
-    if (input.kind == InputKind::kMask && input.fit == InputFit::kAsIs)
-      inputs_.back().fit = InputFit::kCrop;
+  }
+  for (const InputSpec& input : inputs_) {
+    if (input.paired_with.empty() || reads(input.paired_with)) continue;
+    problems.add(kColumns,
+                 "--extra_inputs: " + quote_and_escape(input.name) + " needs " +
+                     std::string(input.paired_with) + " beside it",
+                 "name both");
   }
   for (const InputSpec& input : inputs) {
     if (inputs::is_file(input.kind) || !contains(options.data_file_keys, input.name)) continue;

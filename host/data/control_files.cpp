@@ -179,22 +179,25 @@ class Matching {
 const InputSpec& control_input(std::span<const InputSpec> inputs,
                                const std::vector<std::string>& extra_inputs,
                                std::string_view variant) {
-  std::vector<const InputSpec*> all, named, needed, lists;
+  std::vector<const InputSpec*> all, named, needed;
+  int64_t needed_by_all = 0;
   for (const InputSpec& input : inputs) {
-    if (!takes_files(input) || (!variant.empty() && !inputs::holds_for(input, variant))) continue;
+    if (!takes_files(input)) continue;
+    if (!variant.empty() && !inputs::holds_for(input, variant)) continue;
     all.push_back(&input);
-    if (input.required) needed.push_back(&input);
-    if (input.required && inputs::is_list(input)) lists.push_back(&input);
+    if (variant.empty() ? input.required : inputs::is_required(input, variant))
+      needed.push_back(&input);
+    if (inputs::is_required(input, variant)) ++needed_by_all;
     if (std::ranges::count(extra_inputs, input.name) > 0) named.push_back(&input);
   }
   if (all.empty())
     throw Error(ErrorCode::kUnsupported,
-                "this family is trained with no images beside the ones to learn", "leave it out");
+                "this model is trained with no images beside the ones to learn", "leave it out");
   const std::vector<const InputSpec*>& from = named.empty() ? all : named;
   if (from.size() == 1) return *from.front();
   // Where one is needed, files that nobody named are its.
-  for (const auto& only : {needed, lists})
-    if (named.empty() && only.size() == 1) return *only.front();
+  const bool is_one = needed.size() == 1 || (variant.empty() && needed_by_all < 2);
+  if (named.empty() && !needed.empty() && is_one) return *needed.front();
   std::vector<std::string> names;
   for (const InputSpec* input : from) names.emplace_back(input->name);
   throw Error(ErrorCode::kInvalidArgument,

@@ -15,12 +15,12 @@
 namespace atelier::data {
 
 // The input that takes such files: the one of `extra_inputs` that takes images or clips, else the
-// only one that the family is trained with, or of several the only one that it needs; of those, the
-// one that takes several files. `variant`: others' inputs do not count; "": it is not known. Throws
-// Error where there is none, or more than one to choose from.
+// only one that `variant` is trained with, or of several the only one that it needs; "": the
+// variant is not known, and one that some variant needs will do. Throws Error where there is none,
+// or more than one to choose from.
 const InputSpec& control_input(std::span<const InputSpec> inputs,
                                const std::vector<std::string>& extra_inputs,
-                               std::string_view variant = {});
+                               std::string_view variant);
 
 // The folder of control_path as rows of dataset_base_path call it: "controls", "../b"; "." where it
 // is that itself.

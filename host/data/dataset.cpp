@@ -266,10 +266,6 @@ Dataset Dataset::open(const DatasetOptions& options, std::span<const InputSpec> 
                         odd);
   dataset.inputs_ = columns.inputs();
   dataset.target_input_ = columns.target_input();
-  const auto target = std::ranges::find(inputs, InputRole::kTarget, &InputSpec::role);
-  if (options.alpha_mask && target != inputs.end() && inputs::is_list(*target))
-    problems.add("--alpha_mask: a row has several pictures, each with a transparency of its own",
-                 "name a mask in the column " + dataset.options_.mask_column);
   if (!metadata || !has_frames) {
     hand_over(errors, place, problems);
     return dataset;

@@ -90,7 +90,7 @@ void check_request(const nlohmann::json& request, const std::string& place) {
   if (!request.is_object()) throw Error(ErrorCode::kInvalidArgument, place + ": is no JSON object");
   report::Problems problems;
   const std::vector<std::string> known = {
-      "height", "width",  "num_inference_steps", "schedule", "denoising_strength", "flow_shift",
+      "height", "width",   "num_inference_steps", "schedule", "denoising_strength", "flow_shift",
       "sigmas", "variant", "num_frames"};
   for (const auto& [key, value] : request.items()) {
     if (std::find(known.begin(), known.end(), key) == known.end()) {

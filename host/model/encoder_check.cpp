@@ -75,10 +75,12 @@ bool encodes_by_variant(const ModelFamily& family) {
   const auto is_for_some = [](const auto& one) { return one.variants != "*"; };
   // An input that only some variants take is there where the user asks for it, who is then told
   // that the variant is not known; or because something of the row stands in for it.
+  const auto stands_in = [](WhenAbsent absent) {
+    return absent == WhenAbsent::kFirstFrame || absent == WhenAbsent::kLastFrame;
+  };
   const auto is_there_unasked = [&](const InputSpec& input) {
-    const bool has_replacement =
-        input.when_absent != WhenAbsent::kNone && input.when_absent != WhenAbsent::kLeftOut;
-    return input.use != InputUse::kGenerate && (!is_for_some(input) || has_replacement);
+    return input.use != InputUse::kGenerate &&
+           (!is_for_some(input) || stands_in(input.when_absent));
   };
   const auto differs = [&](const InputSpec& input) {
     return is_there_unasked(input) &&

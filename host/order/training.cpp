@@ -204,7 +204,7 @@ void check_control_path(std::string& path, std::string_view flag, const Training
                         report::Problems& problems) {
   if (path.empty()) return;
   try {
-    data::control_input(family.inputs(), config.dataset.extra_inputs);
+    data::control_input(family.inputs(), config.dataset.extra_inputs, /*variant=*/"");
   } catch (const Error& error) {
     problems.add(error.at(flags.place(flag)));
     path.clear();  // so that the dataset does not tell it again

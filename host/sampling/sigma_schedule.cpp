@@ -114,7 +114,8 @@ std::vector<float> make_sigmas(const ScheduleDefaults& schedule, const ScheduleO
     throw Error(ErrorCode::kInvalidArgument,
                 "--num_inference_steps: " + std::to_string(n) + " is below 1");
   }
-  const double a = request.flow_shift.value_or(shift_factor(schedule.shift, request.tokens, n, request.frames));
+  const double a =
+      request.flow_shift.value_or(shift_factor(schedule.shift, request.tokens, n, request.frames));
   check_shift(a, request);
   std::vector<double> levels(n);
   const double step = (schedule.grid.low - schedule.grid.high) / n;

@@ -115,7 +115,7 @@ struct ModelFacts {
   std::string name;  // --served_name, or that of the model's folder
   std::string family, variant;
   bool makes_clips = false;
-  bool has_transparency = false;  // of its pictures
+  bool has_transparency = false;              // of its pictures
   int64_t height = 0, width = 0, frames = 1;  // what it makes where nothing else is said
   int64_t frame_step = 1;  // frames of a clip are one more than a multiple of this
   double fps = 0;

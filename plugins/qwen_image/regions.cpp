@@ -35,7 +35,7 @@ at::Tensor nearest_pixels(int64_t length, int64_t count) {
 at::Tensor tokens_of(const at::Tensor& mask, int64_t height, int64_t width) {
   const at::Tensor rows = nearest_pixels(mask.size(1), height * kPatch).to(mask.device()),
                    columns = nearest_pixels(mask.size(2), width * kPatch).to(mask.device());
-  const at::Tensor cells = mask[0].index_select(0, rows).index_select(1, columns) > 0.5;
+  const at::Tensor cells = mask.index_select(1, rows).index_select(2, columns).mean(0) > 0;
   return cells.view({height, kPatch, width, kPatch}).to(at::kLong).amax({1, 3});
 }
 
@@ -54,11 +54,9 @@ const at::Tensor& embeddings_of(const Conditioning& cond, int64_t number) {
 
 const at::Tensor& regions_in(const Conditioning& cond, const SampleRows& sample) {
   const at::Tensor& regions = atelier::named_tensor(cond, kRegions, 3);
-  if (regions.scalar_type() == at::kLong && regions.size(0) == 1 &&
-      regions.size(1) == sample.height && regions.size(2) == sample.width)
-    return regions;
+  if (regions.sizes() == at::IntArrayRef({1, sample.height, sample.width})) return regions;
   throw Error(ErrorCode::kInvalidArgument,
-              std::string(kRegions) + " of shape " + atelier::shape_text(regions) + ", int64 [1, " +
+              std::string(kRegions) + " of shape " + atelier::shape_text(regions) + ", [1, " +
                   std::to_string(sample.height) + ", " + std::to_string(sample.width) +
                   "] expected",
               "they are encoded for the size of the image");
@@ -114,7 +112,7 @@ at::Tensor groups_of(std::span<const Conditioning* const> cond,
       groups.push_back(at::full({sample.entities[i]}, int64_t{1} << i, options));
     groups.push_back(at::zeros({sample.text}, options));
     groups.push_back(sample.entities.empty() ? at::zeros({sample.own_rows()}, options)
-                                             : regions_in(*cond[s], sample).to(device).flatten());
+                                             : regions_in(*cond[s], sample).to(options).flatten());
     groups.push_back(at::zeros({sample.reference_rows()}, options));
   }
   return at::cat(groups);

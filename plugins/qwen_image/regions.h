@@ -36,8 +36,9 @@ void check_entities(const atelier::Inputs& values);
 // Which masks show each token of an image of height x width tokens, as bits: int64
 // [1, height, width] on the masks' device.
 //
-// masks: [1, H, W] in [0, 1], of any size. They are stretched to latent cells by the nearest pixel,
-// to Pillow's bits, and a token is shown where one of its cells is brighter than one half.
+// masks: [3, H, W] in [-1, 1], of any size. They are stretched to latent cells by the nearest
+// pixel, to Pillow's bits, and a token is shown where the mean color of one of its cells is above
+// 0.
 at::Tensor regions_of(std::span<const at::Tensor> masks, int64_t height, int64_t width);
 
 // What packed samples have of entities.

@@ -107,18 +107,19 @@ class DenoiserTest(unittest.TestCase):
 
 
 class Masks(FolderTest):
+    SIZES = (96, 64), (200, 130), (31, 77)  # width and height
 
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
         cls.tiny = tiny_models.get()
-        cls.masks = [cls.write_mask(number, size) for number, size in enumerate([(96, 64), (200, 130), (31, 77)])]
+        cls.masks = [cls.write_mask(number, size) for number, size in enumerate(cls.SIZES)]
         cls.regions = torch.stack([eligen_models.shown(path, HEIGHT, WIDTH) for path in cls.masks])
 
     @classmethod
     def write_mask(cls, number, size):
-        """Blots of a seed, gray as masks are, with an edge that is neither black nor white."""
-        small = np.random.default_rng(number).integers(0, 256, (4, 5), np.uint8)
+        """Blots of a seed, with an edge that is neither black nor white; the last of them are coloured."""
+        small = np.random.default_rng(number).integers(0, 256, (4, 5, 3) if number == 2 else (4, 5), np.uint8)
         path = cls.root / f"mask {number}.png"
         Image.fromarray(small).resize(size, Image.BICUBIC).save(path)
         return path
@@ -197,6 +198,7 @@ class ImagesTest(Masks):
 class TrainTest(Masks):
     """Two rows, with one entity and with three, whose masks have sizes of their own."""
     COUNTS = (1, 3)
+    SIZES = (48, 64), (96, 128), (31, 41)  # of about the image's shape
 
     @classmethod
     def setUpClass(cls):

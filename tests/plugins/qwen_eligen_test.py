@@ -26,7 +26,7 @@ class Regions(TinyRuns):
         super().setUpClass()
         cls.masks = []
         for number, (left, right) in enumerate(((0, 40), (30, 96), (0, 0))):
-            mask = np.zeros((64, 96), np.uint8)
+            mask = np.zeros((64, 96, 3), np.uint8)
             mask[10:60, left:right] = 255
             cls.masks.append(cls.root / f"mask{number}.png")
             Image.fromarray(mask).save(cls.masks[-1])
@@ -196,6 +196,22 @@ class Training(Regions):
         self.assertEqual(at_once["trained.safetensors", next(name for file, name in at_once if file == "trained.safetensors")],
                          state_of(cached, self.STEPS)["trained.safetensors",
                                                       next(name for file, name in at_once if file == "trained.safetensors")])
+
+    def test_a_plan_counts_regions_of_rows_and_of_a_cache(self):
+        limited = dict(self.LORA, device="simulated:1GiB:1GB/s", vram="1GiB", activation_memory_budget="0")
+        cache = self.dir / "cache"
+        self.train("rows", **limited, cache_path=cache)
+        said = [self.said]
+        self.train("cached", **limited, task="sft:train", dataset_base_path=cache, dataset_metadata_path=None,
+                   data_file_keys=None, extra_inputs=None)
+        for text in [*said, self.said]:
+            planned, measured = re.search(r"memory: predicted (\S+) MiB, measured (\S+) MiB", text).groups()
+            self.assertLess(abs(float(planned) / float(measured) - 1), 0.1, text[-500:])
+
+    def test_masks_without_their_prompts_are_told(self):
+        for one, other in (("eligen_entity_masks", "eligen_entity_prompts"), ("eligen_entity_prompts", "eligen_entity_masks")):
+            self.train("wrong", code=2, **self.LORA, data_file_keys="image,eligen_entity_masks", extra_inputs=one)
+            self.assertIn(f'--extra_inputs: "{one}" needs {other} beside it', self.said)
 
     def test_rows_are_told_what_is_wrong_with_their_regions(self):
         wrong = [dict(self.rows[1], **change) for change in (

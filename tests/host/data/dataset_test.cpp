@@ -390,6 +390,9 @@ TEST_CASE("Lists of a row that belong together are equally long", "[data]") {
   REQUIRE(problems.size() == 2);
   CHECK_THAT(problems[0], Contains("a.csv:2 [scales]: 2 numbers are given, and 1 of texts"));
   CHECK_THAT(problems[1], Contains("a.csv:3 [scales]: \"wide\" is no number"));
+  const std::vector<InputSpec> without = {inputs[0], inputs[2]};
+  CHECK_THAT(set.problems(without).front(),
+             Contains("--extra_inputs: \"scales\" needs texts beside it; name both"));
 }
 
 TEST_CASE("What is odd and no mistake is a warning", "[data]") {
@@ -670,23 +673,28 @@ TEST_CASE("Rows without control files are told at once", "[data][control]") {
 
 TEST_CASE("The input that takes control files is named or the only one", "[data][control]") {
   std::vector<InputSpec> inputs = kInputs;
-  CHECK(control_input(inputs, {}).name == "edit_image");
+  CHECK(control_input(inputs, {}, "").name == "edit_image");
   inputs.push_back({.name = "end_image", .kind = InputKind::kImage});
   inputs.push_back({.name = "start", .kind = InputKind::kImage, .use = InputUse::kGenerate});
   inputs.push_back({.name = "where", .kind = InputKind::kMask});
-  CHECK(control_input(inputs, {"steps", "end_image"}).name == "end_image");
+  CHECK(control_input(inputs, {"steps", "end_image"}, "").name == "end_image");
   test::expect_error(ErrorCode::kInvalidArgument,
                      {"\"edit_image\", \"end_image\"", "--extra_inputs"},
-                     [&] { control_input(inputs, {"steps"}); });
+                     [&] { control_input(inputs, {"steps"}, ""); });
   test::expect_error(ErrorCode::kInvalidArgument, {"name one of them"}, [&] {
-    control_input(inputs, {"edit_image", "end_image"});
+    control_input(inputs, {"edit_image", "end_image"}, "");
   });
+  inputs[5].variants = "ends";
+  inputs[5].required = true;
+  CHECK(control_input(inputs, {}, "ends").name == "end_image");
+  CHECK(control_input(inputs, {}, "plain").name == "edit_image");
+  CHECK(control_input(inputs, {}, "").name == "end_image");  // the variant will tell
   inputs.resize(3);
   test::expect_error(ErrorCode::kUnsupported, {"no images beside the ones to learn"},
-                     [&] { control_input(inputs, {}); });
+                     [&] { control_input(inputs, {}, ""); });
   ControlSet set;
   set.write_controls({"a.png"});
-  CHECK_THAT(set.problems(inputs).at(0), Contains("--control_path: this family is trained with"));
+  CHECK_THAT(set.problems(inputs).at(0), Contains("--control_path: this model is trained with"));
 }
 
 }  // namespace

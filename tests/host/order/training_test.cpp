@@ -369,8 +369,8 @@ TEST_CASE("Lengths of pieces are one number or several, on the command line and 
 TEST_CASE("A family without images beside the ones to learn takes no control files", "[config]") {
   expect_wrong({"--control_path", "b", "--validation_control_path", "c",
                 "--validation_dataset_base_path", "d"},
-               {"--control_path: this family is trained with no images",
-                "--validation_control_path: this family is trained with no images"},
+               {"--control_path: this model is trained with no images",
+                "--validation_control_path: this model is trained with no images"},
                ErrorCode::kUnsupported);
   expect_wrong({"--validation_control_path", "c"},
                {"--validation_control_path: there is no dataset to validate on"});

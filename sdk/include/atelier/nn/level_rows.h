@@ -42,7 +42,8 @@ class ATELIER_API NoiseLevels {
               std::vector<const Linear*> ends,
               TimeActivation end_activation = TimeActivation::kSilu);
 
-  // Adds row 0 of a table, [*, K], to time, before anything reads it. The table outlives this object.
+  // Adds row 0 of a table, [*, K], to time, before anything reads it. The table outlives this
+  // object.
   void add_row(const Embedding& table) { added_ = &table; }
 
   // `layers` of `block` read nothing but time behind `activation`. Blocks are added in running
