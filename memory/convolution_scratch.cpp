@@ -32,9 +32,17 @@ at::Tensor channels_last(const std::vector<int64_t>& sizes, at::ScalarType dtype
       .contiguous(kFormats[sizes.size() - 3]);
 }
 
+std::vector<int64_t> dilation_of(const Convolution& made) {
+  return made.dilation.empty() ? std::vector<int64_t>(made.stride.size(), 1) : made.dilation;
+}
+
+// Values from the first to the last that a kernel meets along an axis.
+int64_t extent(const Convolution& made, size_t axis) {
+  return dilation_of(made)[axis] * (made.kernel[axis + 2] - 1) + 1;
+}
+
 int64_t output_side(const Convolution& made, size_t axis) {
-  return (made.x[axis + 2] + 2 * made.padding[axis] - made.kernel[axis + 2]) / made.stride[axis] +
-         1;
+  return (made.x[axis + 2] + 2 * made.padding[axis] - extent(made, axis)) / made.stride[axis] + 1;
 }
 
 std::vector<int64_t> output_of(const Convolution& made) {
@@ -50,8 +58,7 @@ double outputs_of(const Convolution& made) {
 // A convolution with an output of `side` along an axis, where it is larger.
 Convolution cut(Convolution made, size_t axis, int64_t side) {
   if (output_side(made, axis) > side)
-    made.x[axis + 2] =
-        (side - 1) * made.stride[axis] + made.kernel[axis + 2] - 2 * made.padding[axis];
+    made.x[axis + 2] = (side - 1) * made.stride[axis] + extent(made, axis) - 2 * made.padding[axis];
   return made;
 }
 
@@ -60,13 +67,13 @@ int64_t measured_scratch(const Convolution& made) {
   const HostScope beside;
   const at::Tensor x = channels_last(made.x, made.dtype);
   const at::Tensor kernel = channels_last(made.kernel, made.dtype);
-  const std::vector<int64_t> ones(made.stride.size(), 1), zeros(made.stride.size(), 0);
+  const std::vector<int64_t> dilation = dilation_of(made), zeros(made.stride.size(), 0);
   if (made.needs_x || made.needs_kernel) {
     const at::Tensor grad = channels_last(output_of(made), made.dtype);
     const LiveBytes live(at::kCPU);
     const auto [grad_x, grad_kernel, none] = at::convolution_backward(
-        grad, x, kernel, at::OptionalIntArrayRef(), made.stride, made.padding, ones,
-        /*transposed=*/false, zeros, /*groups=*/1, {made.needs_x, made.needs_kernel, false});
+        grad, x, kernel, at::OptionalIntArrayRef(), made.stride, made.padding, dilation,
+        /*transposed=*/false, zeros, made.groups, {made.needs_x, made.needs_kernel, false});
     int64_t given = 0;
     for (const at::Tensor& t : {grad_x, grad_kernel})
       given += t.defined() ? static_cast<int64_t>(t.nbytes()) : 0;
@@ -75,8 +82,8 @@ int64_t measured_scratch(const Convolution& made) {
   const at::Tensor bias =
       made.has_bias ? at::zeros({made.kernel[0]}, kernel.options()) : at::Tensor();
   const LiveBytes live(at::kCPU);
-  const at::Tensor output = at::convolution(x, kernel, bias, made.stride, made.padding, ones,
-                                            /*transposed=*/false, zeros, /*groups=*/1)
+  const at::Tensor output = at::convolution(x, kernel, bias, made.stride, made.padding, dilation,
+                                            /*transposed=*/false, zeros, made.groups)
                                 .contiguous(x.suggest_memory_format());
   return std::max<int64_t>(0, live.peak() - static_cast<int64_t>(output.nbytes()));
 }
@@ -103,13 +110,15 @@ int64_t found_scratch(const Convolution& made) {
 }  // namespace
 
 int64_t convolution_scratch(const Convolution& convolution) {
-  using Key = std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>,
-                         std::vector<int64_t>, at::ScalarType, bool, bool, bool>;
+  using Sizes = std::vector<int64_t>;
+  using Key =
+      std::tuple<Sizes, Sizes, Sizes, Sizes, Sizes, int64_t, at::ScalarType, bool, bool, bool>;
   static std::mutex mutex;
   static std::map<Key, int64_t> known;
-  const Key key = {convolution.x,       convolution.kernel,      convolution.stride,
-                   convolution.padding, convolution.dtype,       convolution.has_bias,
-                   convolution.needs_x, convolution.needs_kernel};
+  const Key key = {convolution.x,           convolution.kernel,       convolution.stride,
+                   convolution.padding,     dilation_of(convolution), convolution.groups,
+                   convolution.dtype,       convolution.has_bias,     convolution.needs_x,
+                   convolution.needs_kernel};
   const std::lock_guard lock(mutex);
   const auto [place, is_new] = known.try_emplace(key, 0);
   if (is_new) place->second = found_scratch(convolution);

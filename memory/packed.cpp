@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <mutex>
+#include <sys/mman.h>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -57,6 +58,10 @@ bool is_4_bit(Packing packing) {
 // Values that one task of the CPU makes, and those that are float32 at once on a device.
 constexpr int64_t kTaskValues = 32'768, kDeviceValues = int64_t{1} << 24;
 
+// Bytes of a piece of a matrix for each thread: fewer, and the product reads its other factor too
+// often; more, and the piece leaves the cache.
+constexpr int64_t kPieceBytes = int64_t{3} << 20;
+
 // Instruction sets.
 
 const PackedLoops& loops_for(at::ScalarType dtype) {
@@ -79,6 +84,14 @@ Tensor scales_of(const Packed& packed) {
   const std::vector<Tensor>& parts = packed.parts;
   if (parts.size() == 3) return parts[2];
   const Tensor &codes = parts[2], &values = parts[3], &scales = parts[4], &offset = parts[5];
+  if (codes.is_cpu() && codes.is_contiguous()) {
+    Tensor result = at::empty(codes.sizes(), values.options());
+    loops_for(at::kFloat)
+        .scales(codes.const_data_ptr<uint8_t>(), values.contiguous().const_data_ptr<float>(),
+                scales.contiguous().const_data_ptr<float>(), kScaleBlock,
+                *offset.const_data_ptr<float>(), codes.numel(), result.mutable_data_ptr<float>());
+    return result;
+  }
   const int64_t count = codes.numel(), whole = scales.numel() * kScaleBlock;
   Tensor result = values.index_select(0, codes.reshape({-1}).to(at::kInt));
   if (whole != count) result = at::constant_pad_nd(result, {0, whole - count});
@@ -275,16 +288,27 @@ class DrawnMemory {
     const std::lock_guard lock(mutex_);
     const bool is_held = memory_.defined() && memory_.storage().use_count() > 1;
     if (bytes < kLeastBytes || is_held) return at::empty(sizes, at::TensorOptions(dtype));
-    if (!memory_.defined() || memory_.numel() < bytes)
-      memory_ = at::empty({bytes}, at::TensorOptions(at::kByte));
-    return memory_.narrow(0, 0, bytes).view(dtype).view(sizes);
+    if (!memory_.defined() || memory_.numel() - kPageBytes < bytes) renew(bytes);
+    return memory_.narrow(0, begin_, bytes).view(dtype).view(sizes);
   }
 
  private:
-  static constexpr int64_t kLeastBytes = int64_t{4} << 20;  // smaller ones are not mapped anew
+  static constexpr int64_t kLeastBytes = int64_t{1} << 20;  // smaller ones are not mapped anew
+  static constexpr int64_t kPageBytes = int64_t{2} << 20;   // of a huge page
+
+  // In huge pages: a product reads a column of the weight from as many pages as it has rows, and
+  // those of 4 KiB are more than the processor knows the places of.
+  void renew(int64_t bytes) {
+    memory_ = at::empty({bytes + kPageBytes}, at::TensorOptions(at::kByte));
+    auto* data = static_cast<char*>(memory_.mutable_data_ptr());
+    begin_ = -reinterpret_cast<intptr_t>(data) & (kPageBytes - 1);
+    madvise(data + begin_, static_cast<size_t>(bytes),
+            MADV_HUGEPAGE);  // slower where it is refused
+  }
 
   std::mutex mutex_;
   Tensor memory_;
+  int64_t begin_ = 0;  // of what is aligned in it
 };
 
 namespace {
@@ -446,6 +470,25 @@ Tensor PackedStore::draw() const {
   Tensor out = memory_->take(value_.shape, dtype_);
   if (out.numel() > 0) run_loops(value_, out);
   return out;
+}
+
+bool PackedStore::draw_pieces(const UsePiece& use) const {
+  const int64_t row_bytes = value_.shape.size() == 2 ? 2 * value_.shape[1] : 0;
+  if (dtype_ != at::kBFloat16 || row_bytes == 0 || !has_loops(value_, dtype_) ||
+      !can_be_cut(value_))
+    return false;
+  const int64_t rows = value_.shape[0];
+  const int64_t step = std::max<int64_t>(1, kPieceBytes * at::get_num_threads() / row_bytes);
+  if (step >= rows) return false;
+  const at::NoGradGuard no_grad;
+  const Packed plain = with_plain_scales(value_);
+  for (int64_t begin = 0; begin < rows; begin += step) {
+    const Packed piece = rows_of(plain, begin, std::min(step, rows - begin));
+    Tensor out = memory_->take(piece.shape, dtype_);
+    run_loops(piece, out);
+    use(begin, out);
+  }
+  return true;
 }
 
 std::shared_ptr<const WeightStore> PackedStore::over(std::vector<at::Tensor> copies) const {

@@ -426,10 +426,17 @@ inline void unpack_block_by_table(const uint8_t* in, T* out) {
 }
 #endif
 
+// Codes are read once, from memory; the processor itself looks no further than the end of a page.
+inline void fetch_ahead(const uint8_t* codes) {
+  constexpr Index kAhead = 4096;
+  __builtin_prefetch(codes + kAhead);
+}
+
 template <typename Kind, typename T>
 void unpack_blocks(const uint8_t* in, Index count, void* out_) {
   T* out = static_cast<T*>(out_);
   for (Index block = 0; block < count; ++block, in += Kind::kBytes, out += Kind::kValues) {
+    fetch_ahead(in);
 #if defined(__AVX512BW__)
     if constexpr (Table<Kind>::kSize > 0) {
       unpack_block_by_table<Kind>(in, out);
@@ -448,9 +455,19 @@ void unpack_four_bit(const uint8_t* codes, const float* values, const float* sca
   alignas(64) T table[16];
   for (Index begin = 0; begin < count; begin += block, ++scales) {
     const float scale = *scales;
+    fetch_ahead(codes);
     ATELIER_SIMD
     for (Index i = 0; i < 16; ++i) store(table[i], values[i] * scale);
     for (Index i = 0; i < block; i += 32, codes += 16, out += 32) look_up(codes, table, out);
+  }
+}
+
+void unpack_scales(const uint8_t* codes, const float* values, const float* scales, Index block,
+                   float offset, Index count, float* out) {
+  for (Index begin = 0; begin < count; begin += block) {
+    const float scale = *scales++;
+    const Index end = begin + block < count ? begin + block : count;
+    for (Index i = begin; i < end; ++i) out[i] = values[codes[i]] * scale + offset;
   }
 }
 
@@ -460,7 +477,8 @@ constexpr PackedLoops kLoops = {
                unpack_blocks<Q5_1, T>, unpack_blocks<Q8_0, T>, unpack_blocks<Q2_K, T>,
                unpack_blocks<Q3_K, T>, unpack_blocks<Q4_K, T>, unpack_blocks<Q5_K, T>,
                unpack_blocks<Q6_K, T>},
-    .four_bit = unpack_four_bit<T>};
+    .four_bit = unpack_four_bit<T>,
+    .scales = unpack_scales};
 
 }  // namespace
 

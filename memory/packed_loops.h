@@ -13,6 +13,10 @@ struct PackedLoops {
   // of 32.
   void (*four_bit)(const uint8_t* codes, const float* values, const float* scales, int64_t block,
                    int64_t count, void* out);
+  // `count` scales of 4-bit codes that are codes themselves: values[code] times the scale of their
+  // `block`, plus `offset`.
+  void (*scales)(const uint8_t* codes, const float* values, const float* scales, int64_t block,
+                 float offset, int64_t count, float* out);
 
   static const PackedLoops baseline[], avx2[], avx512[];
 };

@@ -5,12 +5,14 @@ ATELIER_API_KEY: values of a node are saved with the workflow, and written into 
 """
 import base64
 import contextlib
+import http.client
 import io
 import json
 import os
 import time
 import urllib.error
 import urllib.request
+import uuid
 
 import comfy.model_management
 import comfy.utils
@@ -20,6 +22,8 @@ from PIL import Image, ImageSequence
 
 LOOK_EVERY_S = 0.25
 MOST_PIXELS = 16384
+TIMEOUT_S = 60
+TRIES = 3  # of a request that gets no answer
 
 
 def home():
@@ -38,15 +42,20 @@ class Server:
         # A workflow of someone else's may name any address.
         if self.address == home() and (key := os.environ.get("ATELIER_API_KEY")):
             headers["Authorization"] = f"Bearer {key}"
+        if method == "POST":  # one that is sent again makes no second job
+            headers["Idempotency-Key"] = uuid.uuid4().hex
         data = None if value is None else json.dumps(value).encode()
         request = urllib.request.Request(self.address + path, data, headers, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=60) as reply:
-                return reply.read()
-        except urllib.error.HTTPError as error:
-            raise RuntimeError(f"{self.address}: {message_of(error)}") from None
-        except urllib.error.URLError as error:
-            raise RuntimeError(f"{self.address}: no server answers ({error.reason}); start atelier serve") from None
+        for left in reversed(range(TRIES)):
+            try:
+                with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
+                    return reply.read()
+            except urllib.error.HTTPError as error:
+                raise RuntimeError(f"{self.address}: {message_of(error)}") from None
+            except (OSError, http.client.HTTPException) as error:
+                if left == 0:
+                    why = getattr(error, "reason", error)
+                    raise RuntimeError(f"{self.address}: no server answers ({why}); start atelier serve") from None
 
     def ask(self, method, path, value=None):
         return json.loads(self.bytes_of(method, path, value))

@@ -14,6 +14,7 @@
 #include "host/files/outputs.h"
 #include "host/files/safetensors_writer.h"
 #include "host/order/generation.h"
+#include "host/order/serving.h"
 #include "host/report/problems.h"
 #include "host/report/text.h"
 #include "memory/device_profile.h"
@@ -29,6 +30,7 @@ struct PlanCommand {
 };
 constexpr PlanCommand kPlanCommands[] = {
     {"generate", "making images", plan_generate},
+    {"serve", "serving a model, and how many images it denoises together", plan_serve},
     {"train", "training", plan_train},
 };
 
@@ -141,8 +143,9 @@ std::vector<flags::CommandSpec> plan_commands(const ModelFamily* family) {
   std::vector<flags::CommandSpec> specs;
   for (const PlanCommand& command : kPlanCommands) {
     specs.push_back(own_flags(command));
-    const flags::CommandSpec run =
-        command.run == plan_train ? train_command(family) : order::generate_command(family);
+    const flags::CommandSpec run = command.run == plan_train   ? train_command(family)
+                                   : command.run == plan_serve ? order::serve_command(family)
+                                                               : order::generate_command(family);
     specs.back().flags.insert(specs.back().flags.end(), run.flags.begin(), run.flags.end());
   }
   return specs;

@@ -27,6 +27,7 @@ int print_ranks(const plan::PlannedRanks& planned, const PlanOnly& only);
 
 // The commands as `atelier plan` calls them: they check everything, print the plan and end.
 int plan_generate(std::span<const std::string> arguments, const PlanOnly& only);
+int plan_serve(std::span<const std::string> arguments, const PlanOnly& only);
 int plan_train(std::span<const std::string> arguments, const PlanOnly& only);
 
 }  // namespace atelier::cli

@@ -4,6 +4,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <functional>
+#include <set>
+#include <string>
 
 #include <c10/util/ScopeExit.h>
 
@@ -15,6 +19,7 @@
 #include "host/cli/plan.h"
 #include "host/cli/process.h"
 #include "host/cli/ranks.h"
+#include "host/device/cpu_memory.h"
 #include "host/generate/fill_settings.h"
 #include "host/generate/request.h"
 #include "host/generate/session.h"
@@ -22,7 +27,9 @@
 #include "host/order/serving.h"
 #include "host/progress/progress.h"
 #include "host/report/problems.h"
+#include "host/report/text.h"
 #include "host/run/stop.h"
+#include "host/serve/hidden_paths.h"
 #include "host/serve/inference.h"
 #include "host/serve/lora_names.h"
 #include "host/serve/model_facts.h"
@@ -41,6 +48,11 @@ using order::Serving;
 using progress::Progress;
 using run::StopSignals;
 
+// Enough for about three sizes of images, each with and without LoRAs.
+constexpr int64_t kMostKernels = 256;
+// Images together beyond which each one's request waits long for the others.
+constexpr int64_t kMostChosen = 8;
+
 void print_line(const std::string& line) {
   if (std::printf("%s\n", line.c_str()) < 0 || std::fflush(stdout) != 0)
     throw Error(ErrorCode::kEnvironment, std::string("stdout: ") + std::strerror(errno));
@@ -52,6 +64,20 @@ void check_loras(const std::vector<lora::LoraRef>& loras, const order::Origin& p
   order::Settings settings;
   settings.loras = loras;
   opened.loras().check(settings, place, problems);
+}
+
+// Takes the folders of the model's files out of messages.
+std::function<std::string(std::string)> hides_files_of(const model::LoadedModel& model) {
+  std::set<std::string, std::greater<>> folders;  // those below another come before it
+  for (const model::LoadedPart& part : model.parts()) {
+    for (const std::string& file : part.checkpoint.files())
+      folders.insert(std::filesystem::path(file).parent_path().string());
+  }
+  return [folders](std::string message) {
+    for (const std::string& folder : folders)
+      message = serve::without_folder(std::move(message), folder);
+    return message;
+  };
 }
 
 // Everything of a server, on the thread that owns the model.
@@ -68,16 +94,19 @@ class Serve {
         facts_(serve::facts_of(opened.model(), order)),
         metrics_(facts_.name),
         jobs_(
-            {.max_queue = order.max_queue, .keep_jobs = order.keep_jobs}, spool_,
+            {.max_queue = order.max_queue,
+             .keep_jobs = order.keep_jobs,
+             .told = hides_files_of(opened.model())},
+            spool_,
             [this](const std::string& id, const serve::Asked& asked,
-                   const serve::SpooledFiles& files) {
-              return translation_.prepare(id, asked, files);
+                   const serve::SpooledFiles& files, const std::vector<lora::LoraRef>* loras) {
+              return translation_.prepare(id, asked, files, loras);
             },
             bell_, metrics_),
         service_{jobs_, loras_, facts_},
         maker_(session, opened.model()),
         inference_(jobs_, errands_, bell_, maker_, metrics_,
-                   {.max_batch = order.max_batch,
+                   {.max_batch = order.max_batch.value_or(1),
                     .idle_after_s = order.idle_after_s,
                     .is_stopped = StopSignals::is_requested,
                     .warn = [&progress](const std::string& text) { progress.warn(text); }}),
@@ -133,24 +162,52 @@ class Serve {
   std::atomic<bool> is_ready_ = false;
 };
 
-// One job that stands for those that come: as many images of the model's own size as are denoised
-// together.
-std::vector<order::Job> planned_jobs(const Serving& order, const OpenedGeneration& opened) {
+// The plan for one job that stands for those that come: `images` of the model's own size, which are
+// denoised together.
+plan::Outcome plan_batch(OpenedGeneration& opened, int64_t images) {
   std::vector<order::Job> jobs = opened.planned_jobs();
-  for (order::Job& job : jobs) job.settings.num_images = job.settings.batch_size = order.max_batch;
-  return jobs;
+  for (order::Job& job : jobs) job.settings.num_images = job.settings.batch_size = images;
+  return plan::plan_generation(opened.model(), opened.order(), jobs);
+}
+
+// What a server admits at once, and how it has room.
+struct Admitted {
+  int64_t images = 1;
+  plan::Outcome outcome = {};
+  double seconds_of_each() const {
+    return outcome.planned->plan.seconds / static_cast<double>(images);
+  }
+};
+
+// Where the user said nothing else: twice as many as long as they fit and each takes less time.
+Admitted admit(const Serving& order, OpenedGeneration& opened) {
+  Admitted best = {.images = order.max_batch.value_or(1)};
+  best.outcome = plan_batch(opened, best.images);
+  if (order.max_batch || !best.outcome.planned || !opened.order().limits.is_given()) return best;
+  while (best.images < kMostChosen) {
+    Admitted more = {.images = 2 * best.images};
+    try {
+      more.outcome = plan_batch(opened, more.images);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kOutOfMemory) throw;
+      return best;
+    }
+    if (more.seconds_of_each() >= best.seconds_of_each()) return best;
+    best = std::move(more);
+  }
+  return best;
 }
 
 // Larger images than those that were planned share a call as far as all of them fit into it.
 generate::Layout layout_of(const Serving& order, const model::LoadedModel& model,
                            const plan::Outcome& outcome) {
   generate::Layout layout = plan::layout_of(order.generation, model, outcome.planned);
-  layout.max_batch = order.max_batch;
+  layout.max_batch = order.max_batch.value_or(1);
   if (!outcome.planned) return layout;
   order::Settings base = order.generation.base;
   generate::fill_target(base, model);
   layout.max_tokens =
-      order.max_batch * generate::tokens_of(order::target_of(base), model.model().latent_spec());
+      layout.max_batch * generate::tokens_of(order::target_of(base), model.model().latent_spec());
   return layout;
 }
 
@@ -177,12 +234,22 @@ int serve_model(const Serving& order, OpenedGeneration& opened, const plan::Outc
   serve.run([&] {
     if (session.keeps_all()) load_all(model, progress);
   });
+  if (outcome.planned) plan::note_measured(*outcome.planned, model, progress);
   throw Error(ErrorCode::kCancelled, "stopped by the user");
 }
 
-}  // namespace
+std::string admitted_text(int64_t images, OpenedGeneration& opened) {
+  order::Settings base = opened.order().base;
+  generate::fill_target(base, opened.model());
+  const MediaTarget target = order::target_of(base);
+  return std::to_string(images) + (images == 1 ? " image" : " images") + " of " +
+         report::size_text(target.height, target.width) +
+         (target.frames > 1 ? " and " + std::to_string(target.frames) + " frames" : "") +
+         " at once";
+}
 
-int run_serve(std::span<const std::string> said) {
+// `only`: null to serve, otherwise the plan is printed.
+int serve_or_plan(std::span<const std::string> said, const PlanOnly* only) {
   if (flags::wants_help(said)) return print_help(order::serve_command(family_for_help(said)));
   report::Problems problems;
   order::Words words({said.begin(), said.end()}, order::serve_command(nullptr), problems);
@@ -191,16 +258,38 @@ int run_serve(std::span<const std::string> said) {
       read_serving(words, choose_family(words, problems), key != nullptr ? key : "", problems);
   order::Generation& generation = order.generation;
   const std::string device = generation.load ? generation.load->device : "cpu";
-  set_up(generation.process, {.device = device, .is_quiet = generation.is_quiet}, problems);
+  device::keep_kernels(kMostKernels);
+  set_up(generation.process,
+         {.device = device, .is_quiet = generation.is_quiet, .computes = only == nullptr},
+         problems);
+  if (only != nullptr && generation.load)
+    plan::plan_elsewhere(only->device_profile, generation.limits, *generation.load);
   if (generation.load) note_slow_products(*generation.load, generation.is_quiet);
   Progress progress(progress::stderr_options(generation.is_quiet));
   OpenedGeneration opened(generation, progress, problems);
   if (problems.empty()) check_loras(order.loras, /*place=*/{}, opened, problems);
   problems.throw_if_any();
   if (const std::string note = opened.note(); !note.empty()) progress.note("note: " + note);
-  const plan::Outcome outcome =
-      plan::plan_generation(opened.model(), opened.order(), planned_jobs(order, opened));
-  return serve_model(order, opened, outcome, progress);
+  const Admitted admitted = admit(order, opened);
+  order.max_batch = admitted.images;
+  const std::string text = "admits " + admitted_text(admitted.images, opened);
+  if (only != nullptr) {
+    const int code = print_plan(admitted.outcome, *only);
+    print_line(text);
+    return code;
+  }
+  if (admitted.outcome.planned) progress.note(text);
+  return serve_model(order, opened, admitted.outcome, progress);
+}
+
+}  // namespace
+
+int run_serve(std::span<const std::string> said) {
+  return serve_or_plan(said, nullptr);
+}
+
+int plan_serve(std::span<const std::string> arguments, const PlanOnly& only) {
+  return serve_or_plan(arguments, &only);
 }
 
 }  // namespace atelier::cli

@@ -2,7 +2,10 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <fstream>
 #include <malloc.h>
+#include <string>
+#include <unistd.h>
 
 #include <c10/core/CPUAllocator.h>
 
@@ -46,6 +49,13 @@ class ReusingAllocator final : public at::Allocator {
   }
 };
 
+// Bytes of pages that are this process's own and in memory; 0 where the system does not say.
+int64_t own_bytes() {
+  int64_t size = 0, resident = 0, shared = 0;
+  std::ifstream("/proc/self/statm") >> size >> resident >> shared;
+  return (resident - shared) * sysconf(_SC_PAGESIZE);
+}
+
 }  // namespace
 
 void keep_freed_memory() {
@@ -58,6 +68,18 @@ void keep_freed_memory() {
 
 void release_freed_memory() {
   malloc_trim(0);
+}
+
+// Most of what is free may be pages that were never touched, or were given back.
+void bound_freed_memory(int64_t most_bytes) {
+  const struct mallinfo2 heap = mallinfo2();
+  const auto used = static_cast<int64_t>(heap.uordblks + heap.hblkhd);
+  if (static_cast<int64_t>(heap.fordblks) > most_bytes && own_bytes() - used > most_bytes)
+    release_freed_memory();
+}
+
+void keep_kernels(int64_t most) {
+  setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", std::to_string(most).c_str(), /*overwrite=*/0);
 }
 
 }  // namespace atelier::device

@@ -348,6 +348,7 @@ constexpr CompatRow kRows[] = {
     {kSampler, "task=", kRead, kVariant},
     {kSampler, "end_image_path=", kRenamed, "end_image"},
     {kSampler, "video_path=", kRenamed, "input_video"},
+    {kSampler, "control_path=", kRenamed, "control_video"},
     {kSampler, "mask_path=", kRenamed, "inpaint_mask"},
     {kSampler, "control_image_path=", kRead, "the family's inputs are flags"},
     {kSampler, "lora_weight_high_noise= lora_multiplier_high_noise=", kFixed,
@@ -367,8 +368,8 @@ constexpr CompatRow kRows[] = {
     {kSampler, "output_type=", kRead, "--output says it by how the name ends"},
     {kSampler,
      "add_system_prompt_to_negative_prompt resize_control_to_image_size latent_path= "
-     "one_frame_inference= control_path= control_image_mask_path= output_layers= slg_layers= "
-     "slg_mode= rcm_threshold=",
+     "one_frame_inference= control_image_mask_path= output_layers= slg_layers= slg_mode= "
+     "rcm_threshold=",
      kLost, kNever},
     {kSampler, "append_original_name", kLost, "--output names the file"},
     {kSampler, "include_patterns= exclude_patterns=", kLost, "--lora takes a file whole"},

@@ -21,7 +21,10 @@ void Denoisers::bring(const model::RangedDenoiser& wanted, std::span<const Step>
   // that.
   if (current_ == &wanted && next_ == nullptr && controls_ == controls) return;
   if (next_ == &wanted) next_ = nullptr;
-  forget();
+  const bool stays = current_ != nullptr && current_ != &wanted && next_ == nullptr &&
+                     context_.of.stays.contains(current_->name());
+  if (!stays) forget();
+  current_ = nullptr;
   context_.residents.denoise(wanted.name(), controls, context_.check());
   context_.check_cancelled();
   current_ = &wanted;
@@ -33,25 +36,26 @@ DenoiserLevels Denoisers::levels_of(const Step& step) const {
 }
 
 void Denoisers::prepare(std::span<const Step> steps) {
-  const std::vector<float> levels = levels_of(steps.front()).levels;
+  const Prepared wanted = {
+      .levels = levels_of(steps.front()).levels,
+      .lora_version = context_.of.loras != nullptr ? context_.of.loras->version() : 0};
   const bool is_shared = std::ranges::all_of(
-      steps, [&](const Step& step) { return levels_of(step).levels == levels; });
-  const uint64_t version = context_.of.loras != nullptr ? context_.of.loras->version() : 0;
-  if (is_shared && levels == prepared_ && version == lora_version_) return;
-  forget_levels();
+      steps, [&](const Step& step) { return levels_of(step).levels == wanted.levels; });
+  const auto found = prepared_.find(current_->name());
+  if (is_shared && found != prepared_.end() && found->second == wanted) return;
+  if (!is_shared || found != prepared_.end()) forget_levels();
   if (!is_shared) return;
   try {
-    context_.of.model.prepare_levels(current_->name(), levels, context_.runner());
+    context_.of.model.prepare_levels(current_->name(), wanted.levels, context_.runner());
   } catch (...) {
     forget();
     throw;
   }
-  prepared_ = levels;
-  lora_version_ = version;
+  prepared_.emplace(current_->name(), wanted);
 }
 
 std::optional<int64_t> Denoisers::level_of(const Request& request, int64_t step) const {
-  if (prepared_.empty()) return std::nullopt;
+  if (!prepared_.contains(current_->name())) return std::nullopt;
   return step - levels_of({&request, step}).first_step;
 }
 

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -51,8 +53,13 @@ class Denoisers {
   const model::RangedDenoiser* current_ = nullptr;
   const model::RangedDenoiser* next_ = nullptr;  // its blocks are coming already
   std::vector<std::string> controls_;
-  uint64_t lora_version_ = 0;    // when they were prepared
-  std::vector<float> prepared_;  // levels; empty: none are
+  struct Prepared {
+    std::vector<float> levels;
+    uint64_t lora_version;
+    bool operator==(const Prepared&) const = default;
+  };
+  // By denoiser: several have theirs where none leaves for another.
+  std::map<std::string, Prepared, std::less<>> prepared_;
 };
 
 }  // namespace atelier::generate

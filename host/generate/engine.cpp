@@ -108,12 +108,13 @@ bool Engine::attempt(RequestRun& run, const F& work) {
 
 void Engine::fail(RequestRun& run, std::exception_ptr failure) {
   const Sink sink = run.sink;
+  const bool is_told = sink.on_failed && !run.is_cancelled;
   erase(run);
   try {
     denoisers_.forget();
   } catch (...) {  // of a device that computes no more: what failed before says why
   }
-  if (sink.on_failed) sink.on_failed(std::move(failure));
+  if (is_told) sink.on_failed(std::move(failure));
 }
 
 void Engine::erase(const RequestRun& run) {
@@ -133,8 +134,9 @@ void Engine::drop_cancelled() {
 void Engine::finish_if_done(RequestRun& run) {
   if (!run.is_done()) return;
   const Sink sink = run.sink;
+  const bool is_told = sink.on_done && !run.is_cancelled;
   erase(run);
-  if (sink.on_done) sink.on_done();
+  if (is_told) sink.on_done();
 }
 
 // Beside a denoiser there may be no room for what encodes. Where there is, what would have to wait
@@ -163,7 +165,7 @@ int64_t Engine::most_images(const RequestRun& run) const {
 
 void Engine::encode(RequestRun& run) {
   attempt(run, [&] {
-    loras_.use(run.request.loras, /*anew=*/!run.has_begun());
+    loras_.use_beside(run.request.loras, /*anew=*/!run.has_begun());
     has_encoded_ = true;
     run.encode(encoder_);
     check_levels(run.next_request(), context_.of.stages);
@@ -181,7 +183,7 @@ void Engine::decode(Walk& walk) {
   // Decoding may need the room.
   if (active_.size() == 1 && aside_.empty() && first_to_begin() == nullptr) denoisers_.forget();
   const bool is_decoded = attempt(run, [&] {
-    loras_.use(run.request.loras);
+    loras_.use_beside(run.request.loras);
     run.decode(decoder_, walk.trajectory);
   });
   if (!is_decoded) return;
@@ -388,7 +390,9 @@ void Engine::advance(const Walks& walks, const std::vector<at::Tensor>& velociti
     }
   };
   each([&](Walk& walk, size_t i) {
-    if (walk.run.wants_preview()) preview(walk, velocities[i]);
+    const auto others = std::count_if(walks.begin(), walks.begin() + static_cast<ptrdiff_t>(i),
+                                      [&](const Walk* one) { return &one->run == &walk.run; });
+    if (walk.run.wants_preview(others)) preview(walk, velocities[i], others);
     walk.trajectory.advance(velocities[i]);
     walk.trajectory.skip(context_.of.makes_step);
   });
@@ -399,12 +403,12 @@ void Engine::advance(const Walks& walks, const std::vector<at::Tensor>& velociti
   });
 }
 
-// What the velocity says of the end.
-void Engine::preview(const Walk& walk, const at::Tensor& velocity) {
+// What the velocity says of the end. `others`: see RequestRun::wants_preview().
+void Engine::preview(const Walk& walk, const at::Tensor& velocity, int64_t others) {
   const Trajectory& trajectory = walk.trajectory;
   const at::Tensor clean = trajectory.x_BCTHW().narrow(0, 0, 1) -
                            velocity.narrow(0, 0, 1) * static_cast<double>(trajectory.sigma());
-  walk.run.tell_preview(decoder_.preview(trajectory, clean));
+  walk.run.tell_preview(decoder_.preview(trajectory, clean), others);
 }
 
 // What a failure of a step becomes: that of its request or, of several walks, steps that each of

@@ -111,7 +111,7 @@ class Engine {
   const model::RangedDenoiser* denoiser_behind(const Walks& walks);
   void advance(const Walks& walks, const std::vector<at::Tensor>& velocities);
   void separate(const Walks& walks, const std::exception_ptr& failure);
-  void preview(const Walk& walk, const at::Tensor& velocity);
+  void preview(const Walk& walk, const at::Tensor& velocity, int64_t others);
 
   EngineContext context_;
   Encoder encoder_;

@@ -98,6 +98,7 @@ void JobFiles::end_early() {
   try {
     clip_->finish();
     progress_.warn(clip_path_ + ": has the first " + std::to_string(written_) + " frames");
+    if (hooks_.on_file) hooks_.on_file(clip_path_);
   } catch (const Error& error) {
     progress_.warn(std::string(error.what()));
   }

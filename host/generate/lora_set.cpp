@@ -1,5 +1,7 @@
 #include "host/generate/lora_set.h"
 
+#include <algorithm>
+
 #include "atelier/error.h"
 
 #include "host/model/stages.h"
@@ -21,6 +23,18 @@ void LoraSet::use(const Loras& set) {
   if (!registry_ && set.empty()) return;
   registry().use(set);
   tell_unmatched(set);
+}
+
+void LoraSet::read(const Loras& set) {
+  if (!set.empty()) registry().read_ahead(set);
+}
+
+bool LoraSet::changes_others(const Loras& set) {
+  if (set.empty()) return false;
+  return std::ranges::any_of(model_.family().components(), [&](const ComponentSpec& component) {
+    return component.role != Role::kDenoiser &&
+           !registry().fingerprint(set, component.name).empty();
+  });
 }
 
 std::optional<ops::SampleStrengths> LoraSet::use_each(std::span<const Loras> sets) {

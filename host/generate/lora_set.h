@@ -27,6 +27,8 @@ class LoraSet final : public RequestLoras {
 
   // Names in a file that are nothing in the model are told once.
   void use(const Loras& set) override;
+  void read(const Loras& set) override;
+  bool changes_others(const Loras& set) override;
   bool can_share(std::span<const Loras> sets) override { return registry().can_share(sets); }
   std::optional<ops::SampleStrengths> use_each(std::span<const Loras> sets) override;
   uint64_t version() const override { return registry_ ? registry_->version() : 0; }

@@ -12,21 +12,42 @@ bool are_equal(std::span<const Loras> sets) {
 }  // namespace
 
 void LoraUse::use(const Loras& set, bool anew) {
-  if (loras_ == nullptr || (!anew && in_use_ == set)) return;
+  if (loras_ == nullptr || (!anew && !is_stale_ && in_use_ == set)) return;
   in_use_.reset();
+  in_use_by_sample_.clear();
   loras_->use(set);
   in_use_ = set;
+  is_stale_ = false;
+}
+
+bool LoraUse::may_stay(const Loras& set) const {
+  const auto is_of_denoisers = [&](const Loras& one) { return !loras_->changes_others(one); };
+  if (!is_of_denoisers(set)) return false;
+  if (in_use_) return is_of_denoisers(*in_use_);
+  return !in_use_by_sample_.empty() && std::ranges::all_of(in_use_by_sample_, is_of_denoisers);
+}
+
+void LoraUse::use_beside(const Loras& set, bool anew) {
+  if (loras_ == nullptr || (!anew && in_use_ == set)) return;
+  if (!may_stay(set)) return use(set, anew);
+  if (!anew) return;
+  loras_->read(set);
+  is_stale_ = true;  // the next use takes what was read
 }
 
 const ops::SampleStrengths* LoraUse::use_each(std::span<const Trajectory* const> of) {
   std::vector<Loras> sets;
   for (const Trajectory* const one : of) sets.push_back(one->request().loras);
-  strengths_.reset();
   if (are_equal(sets)) {
+    strengths_.reset();
     use(sets.front());
-  } else {
+  } else if (is_stale_ || sets != in_use_by_sample_) {
+    strengths_.reset();
     in_use_.reset();
+    in_use_by_sample_.clear();
     strengths_ = loras_->use_each(sets);
+    in_use_by_sample_ = std::move(sets);
+    is_stale_ = false;
   }
   return strengths_ ? &*strengths_ : nullptr;
 }

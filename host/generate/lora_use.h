@@ -18,8 +18,12 @@ class LoraUse {
 
   // Does nothing where that set is in use. `anew`: its files may have changed.
   void use(const Loras& set, bool anew = false);
+  // Before other components than denoisers work for a request with `set`: uses it, unless neither
+  // it nor what is in use changes such a component.
+  void use_beside(const Loras& set, bool anew = false);
   // Before calls for `of`: how much each LoRA counts for each of them; null where all have one set,
-  // which is in use then. Valid until the next use.
+  // which is in use then. Valid until the next use. The sets of the call before are not looked at
+  // anew.
   const ops::SampleStrengths* use_each(std::span<const Trajectory* const> of);
   // Whether `sets` can be in one call.
   bool can_share(const std::vector<Loras>& sets) const;
@@ -27,8 +31,12 @@ class LoraUse {
   void share_no_more() { may_share_ = false; }
 
  private:
+  bool may_stay(const Loras& set) const;
+
   RequestLoras* loras_;
-  std::optional<Loras> in_use_;  // of all samples; nullopt: it is not known
+  std::optional<Loras> in_use_;          // of all samples; nullopt: it is not known
+  std::vector<Loras> in_use_by_sample_;  // of each, where in_use_ is of none; empty: not known
+  bool is_stale_ = false;                // files of what is in use may have changed
   std::optional<ops::SampleStrengths> strengths_;
   bool may_share_ = true;
 };

@@ -20,6 +20,10 @@ class RequestLoras {
   virtual ~RequestLoras() = default;
   // Makes `set` the LoRAs of the model, and no others.
   virtual void use(const Loras& set) = 0;
+  // Reads what of the files of `set` is not in memory as it is on the disk; uses nothing of it.
+  virtual void read(const Loras& set) = 0;
+  // Whether `set` changes anything but denoisers.
+  virtual bool changes_others(const Loras& set) = 0;
   // Whether samples with these sets can be in one call of the denoiser.
   virtual bool can_share(std::span<const Loras> sets) = 0;
   // Makes ready for calls whose samples have one of these sets each, not all the same. Returns how

@@ -5,8 +5,34 @@
 
 namespace atelier::generate {
 
+namespace {
+
+// Calls `function`, which may be empty, unless `is_cancelled` is set.
+template <typename... Arguments>
+std::function<void(Arguments...)> unless(const bool& is_cancelled,
+                                         std::function<void(Arguments...)> function) {
+  if (!function) return {};
+  return [&is_cancelled, function = std::move(function)](Arguments... arguments) {
+    if (!is_cancelled) function(arguments...);
+  };
+}
+
+// The last two are called when the request is gone.
+Sink unless(const bool& is_cancelled, Sink sink) {
+  sink.on_frames = unless(is_cancelled, std::move(sink.on_frames));
+  sink.on_sound = unless(is_cancelled, std::move(sink.on_sound));
+  sink.on_step = unless(is_cancelled, std::move(sink.on_step));
+  sink.on_preview = unless(is_cancelled, std::move(sink.on_preview));
+  return sink;
+}
+
+}  // namespace
+
 RequestRun::RequestRun(uint64_t ticket, Request request, Sink sink, EngineContext& context)
-    : ticket(ticket), request(std::move(request)), sink(std::move(sink)), context_(context) {}
+    : ticket(ticket),
+      request(std::move(request)),
+      sink(unless(is_cancelled, std::move(sink))),
+      context_(context) {}
 
 bool RequestRun::can_begin() const {
   return material_ && begun_ < material_->request.seeds.size();
@@ -45,12 +71,13 @@ Trajectory RequestRun::begin() {
   return trajectory;
 }
 
-bool RequestRun::wants_preview() const {
-  return sink.on_preview && sink.preview_every > 0 && (steps_made_ + 1) % sink.preview_every == 0;
+bool RequestRun::wants_preview(int64_t others) const {
+  const int64_t step = steps_made_ + others + 1;
+  return sink.on_preview && sink.preview_every > 0 && step % sink.preview_every == 0;
 }
 
-void RequestRun::tell_preview(const at::Tensor& pixels_CHW) const {
-  if (pixels_CHW.defined()) sink.on_preview(steps_made_ + 1, pixels_CHW);
+void RequestRun::tell_preview(const at::Tensor& pixels_CHW, int64_t others) const {
+  if (pixels_CHW.defined()) sink.on_preview(steps_made_ + others + 1, pixels_CHW);
 }
 
 void RequestRun::tell_step() {

@@ -35,11 +35,13 @@ class RequestRun {
  public:
   // `context` outlives it.
   RequestRun(uint64_t ticket, Request request, Sink sink, EngineContext& context);
+  RequestRun(const RequestRun&) = delete;  // its sink points into it
+  RequestRun& operator=(const RequestRun&) = delete;
 
   const uint64_t ticket;
   const Request request;
-  const Sink sink;
   bool is_cancelled = false;
+  const Sink sink;  // of a request that is cancelled it calls nothing
 
   // What it waits for; nothing where its trajectories are on their way.
   bool wants_encoding() const { return !material_ && !is_done(); }
@@ -54,9 +56,10 @@ class RequestRun {
   const Request& next_request() const { return material_->request; }
   int64_t next_count() const;
   Trajectory begin();
-  // Whether the picture of the step that comes next is asked for.
-  bool wants_preview() const;
-  void tell_preview(const at::Tensor& pixels_CHW) const;
+  // Whether the picture of a step is asked for that comes next behind `others` of its trajectories
+  // in one call.
+  bool wants_preview(int64_t others) const;
+  void tell_preview(const at::Tensor& pixels_CHW, int64_t others) const;
   void tell_step();
   // Decodes a trajectory that is through.
   void decode(Decoder& decoder, const Trajectory& through);

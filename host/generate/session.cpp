@@ -11,6 +11,7 @@
 #include "atelier/host/device_graph.h"
 #include "atelier/plugin.h"
 
+#include "host/device/cpu_memory.h"
 #include "host/generate/request.h"
 #include "host/model/graphs.h"
 #include "host/model/stages.h"
@@ -22,6 +23,9 @@ namespace {
 
 using memory::seconds_now;
 using model::LoadedModel;
+
+// What one job may leave of the host for the next.
+constexpr int64_t kMostFreedBytes = int64_t{256} << 20;
 
 ModelRecord record_of(const LoadedModel& model, const plugins::Plugin& plugin) {
   ModelRecord record;
@@ -124,6 +128,7 @@ struct Session::Job {
   JobHooks hooks;
   OnFailed on_failed;
   Request request;
+  bool is_cancelled = false;
   double begin = seconds_now();
   std::optional<JobFiles> files;  // none: another rank writes
 };
@@ -153,6 +158,7 @@ void Session::open_files(Job& job, const order::Settings& settings) {
     return metadata_of(record_, settings, job.request, index);
   };
   const auto on_file = [this, &job](const std::string& path) {
+    if (job.is_cancelled) return;
     job.result.output.push_back(path);
     if (hooks_.on_file) hooks_.on_file(path);
     if (job.hooks.on_file) job.hooks.on_file(path);
@@ -183,6 +189,9 @@ bool Session::advance() {
 }
 
 void Session::cancel(uint64_t job) {
+  const auto found = jobs_.find(job);
+  if (found == jobs_.end()) return;
+  found->second->is_cancelled = true;
   engine_.cancel(job);
   cancelled_.push_back(job);
 }
@@ -212,6 +221,7 @@ void Session::end(Job& job, std::exception_ptr failure) {
   const std::unique_ptr<Job> ended = std::move(found->second);
   jobs_.erase(found);
   if (failure) fail(job, failure);
+  device::bound_freed_memory(kMostFreedBytes);
   job.result.seconds = seconds_now() - job.begin;
   if (job.hooks.on_done) job.hooks.on_done(job.result);
 }

@@ -102,7 +102,7 @@ void Connection::run() {
 // Whether there may be another request.
 bool Connection::serve_one() {
   path_ = range_ = {};
-  facts_ = {.is_for_one_origin = !shared_.guard.allows_origins()};
+  facts_ = {};
   is_head_ = is_streaming_ = false;
   try {
     const auto head = reader_.read_head();

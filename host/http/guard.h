@@ -29,7 +29,6 @@ class Guard {
   std::optional<std::string> check_origin(const Headers& headers) const;
   // Throws HttpError 401.
   void check_key(const Headers& headers) const;
-  bool allows_origins() const { return !origins_.empty(); }
 
  private:
   bool is_own_name(const formats::Authority& asked) const;

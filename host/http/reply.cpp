@@ -16,7 +16,7 @@ namespace atelier::http {
 
 namespace {
 
-constexpr std::array<std::pair<int, const char*>, 26> kReasons = {{
+constexpr std::array<std::pair<int, const char*>, 27> kReasons = {{
     {200, "OK"},
     {201, "Created"},
     {202, "Accepted"},
@@ -43,6 +43,7 @@ constexpr std::array<std::pair<int, const char*>, 26> kReasons = {{
     {501, "Not Implemented"},
     {503, "Service Unavailable"},
     {505, "HTTP Version Not Supported"},
+    {507, "Insufficient Storage"},
 }};
 
 const char* reason_of(int status) {
@@ -106,7 +107,8 @@ void add_safety(Head& head, const Response& response, const ReplyFacts& facts) {
     head.add("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'");
   if (is_named(type, "image/svg+xml") && !has(response, "Content-Disposition"))
     head.add("Content-Disposition", "attachment");
-  if (facts.is_for_one_origin) head.add("Cross-Origin-Resource-Policy", "same-origin");
+  // Pages of allowed origins read by CORS, to which this does not apply.
+  head.add("Cross-Origin-Resource-Policy", "same-origin");
   if (facts.allowed_origin) {
     head.add("Access-Control-Allow-Origin", *facts.allowed_origin);
     head.add("Vary", "Origin");

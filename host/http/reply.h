@@ -15,7 +15,6 @@ struct ReplyFacts {
   bool is_chunked = false;
   std::optional<uint64_t> length = {};  // of the body; nullopt: it is not known, or there is none
   std::optional<std::string> allowed_origin = {};  // that browsers are told
-  bool is_for_one_origin = true;                   // no other page may show what is sent
 };
 
 // Adds what keeps browsers from taking a reply for more than it is. Throws Error{kInternal} where a

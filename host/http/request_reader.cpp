@@ -8,6 +8,8 @@
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <limits>
+#include <new>
+#include <stdexcept>
 #include <string_view>
 
 #include "formats/http_fields.h"
@@ -95,7 +97,7 @@ class RequestReader::Parser {
     parser_.eager(true);
     // Room for all that may come in chunks: pages that are not written take no memory, and growing
     // would take twice the bytes for a while.
-    if (parser_.chunked()) parser_.get().body().reserve(max_bytes_);
+    if (parser_.chunked()) reserve();
   }
   bool is_done() const { return parser_.is_done(); }
   // How many bytes it took.
@@ -110,6 +112,14 @@ class RequestReader::Parser {
   std::string take_body() { return std::move(parser_.get().body()); }
 
  private:
+  // A body may come that is smaller than what there is no room for.
+  void reserve() {
+    try {
+      parser_.get().body().reserve(max_bytes_);
+    } catch (const std::bad_alloc&) {
+    } catch (const std::length_error&) {
+    }
+  }
   [[noreturn]] void fail_too_large() const {
     throw HttpError(413, "the body has more than " + std::to_string(max_bytes_) + " bytes");
   }

@@ -33,9 +33,14 @@ bool is_below(std::string_view path, std::string_view prefix) {
 }
 
 // A failure of this side: its cause is for the log alone, as it may name files.
-HttpError own_failure(std::string_view path, const std::string& cause, const char* told) {
+HttpError own_failure(std::string_view path, const std::string& cause, int status = 500,
+                      const char* told = "this failed; the log of the server says why") {
   spdlog::error("{}: {}", report::printable(path), report::printable(cause));
-  return {500, told, {{"x-should-retry", "false"}}};
+  return {status, told, {{"x-should-retry", "false"}}};
+}
+
+HttpError no_memory(std::string_view path, const std::string& cause) {
+  return own_failure(path, cause, 507, "out of memory: ask for less at once");
 }
 
 std::string with_hint(const std::string& message, const std::string& hint) {
@@ -51,9 +56,9 @@ HttpError failure_of(std::string_view path, const Error& error) {
     case ErrorCode::kNotFound:
       return {404, with_hint(error.message(), error.hint())};
     case ErrorCode::kOutOfMemory:
-      return own_failure(path, error.what(), "out of memory: ask for less at once");
+      return no_memory(path, error.what());
     default:
-      return own_failure(path, error.what(), "this failed; the log of the server says why");
+      return own_failure(path, error.what());
   }
 }
 
@@ -68,12 +73,11 @@ HttpError current_failure(std::string_view path) {
   } catch (const formats::ParseError& error) {
     return {400, with_hint(error.what(), error.hint)};
   } catch (const std::bad_alloc&) {
-    return own_failure(path, "out of memory", "out of memory: ask for less at once");
+    return no_memory(path, "out of memory");
   } catch (const std::exception& error) {
-    return own_failure(path, error.what(), "this failed; the log of the server says why");
+    return own_failure(path, error.what());
   } catch (...) {
-    return own_failure(path, "an exception of no known type",
-                       "this failed; the log of the server says why");
+    return own_failure(path, "an exception of no known type");
   }
 }
 

@@ -149,9 +149,30 @@ Thing ask_family(const ModelFamily& family, const Checkpoint& file, const Option
   return out;
 }
 
-// Globs over the names of a denoiser's layers, in every spelling of its family.
+// The variants that a family's tables name in full, one glob after another with bars between.
+std::set<std::string_view> named_variants(const ModelFamily& family) {
+  std::set<std::string_view> names;
+  const auto take = [&](std::string_view globs) {
+    while (!globs.empty()) {
+      const std::string_view glob = globs.substr(0, globs.find('|'));
+      if (glob.find_first_of("*?") == std::string_view::npos) names.insert(glob);
+      globs.remove_prefix(std::min(globs.size(), glob.size() + 1));
+    }
+  };
+  for (const ScheduleDefaults& schedule : family.schedules()) take(schedule.variants);
+  for (const InputSpec& input : family.inputs()) take(input.variants);
+  return names;
+}
+
+// Globs over the names of a denoiser's layers, in every spelling of its family, and over those that
+// LoRAs of other variants have.
 std::vector<std::string> layer_globs(const ModelFamily& family, Detection part) {
   std::vector<std::string> globs = family.lora_targets(part).include;
+  Detection other = part;
+  for (const std::string_view variant : named_variants(family)) {
+    other.variant = variant;
+    std::ranges::move(family.lora_targets(other).include, std::back_inserter(globs));
+  }
   for (const std::string& spelling : family.spellings(part)) {
     part.spelling = spelling;
     for (const WeightRule& rule : family.weight_map(part)) {

@@ -244,6 +244,14 @@ void Registry::use(std::span<const LoraRef> set) {
   drop_idle();
 }
 
+void Registry::read_ahead(std::span<const LoraRef> set) {
+  for (const Use& use : open_set(set)) {
+    read(*use.loaded);
+    use.loaded->last_use = ++clock_;
+  }
+  drop_idle();
+}
+
 std::vector<Registry::Use> Registry::open_set(std::span<const LoraRef> set) {
   std::vector<LoraRef> names;
   std::vector<Use> uses;

@@ -72,6 +72,10 @@ class Registry {
   // Makes `set` the LoRAs in use, in this order. Throws as load().
   void use(std::span<const LoraRef> set);
 
+  // Reads the values of `set` that are not in memory yet, as the files are now; what is in use
+  // stays. Throws as load().
+  void read_ahead(std::span<const LoraRef> set);
+
   // Whether samples with these sets can be in one call of the denoiser: sets differ in nothing but
   // products that are added to layers'. Reads headers. Throws as check().
   bool can_share(std::span<const std::vector<LoraRef>> sets);

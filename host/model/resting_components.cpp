@@ -35,6 +35,16 @@ int64_t bytes_of(LoadedModel& model, std::string_view component) {
 
 }  // namespace
 
+RestingComponents::RestingComponents(LoadedModel& model)
+    : model_(model), listener_(model.on_loaded([this](std::string_view component) {
+        if (const auto found = resting_.find(component); found != resting_.end())
+          resting_.erase(found);
+      })) {}
+
+bool RestingComponents::is_resting(std::string_view component) const {
+  return resting_.contains(component) && model_.is_loaded(component);
+}
+
 void RestingComponents::rest() {
   if (model_.device().is_cpu() && !model_.is_simulated()) return;
   for (const PresentComponent& component : model_.stages().components) {
@@ -44,13 +54,12 @@ void RestingComponents::rest() {
 }
 
 bool RestingComponents::may_rest(const std::string& component) const {
-  return model_.is_loaded(component) && !model_.is_streamed(component) &&
-         !resting_.contains(component) &&
+  return model_.is_loaded(component) && !model_.is_streamed(component) && !is_resting(component) &&
          bytes_of(model_, component) <= memory::available_bytes(at::kCPU);
 }
 
 void RestingComponents::wake(std::string_view component) {
-  if (resting_.contains(component)) move(component, /*to_device=*/true);
+  if (is_resting(component)) move(component, /*to_device=*/true);
 }
 
 void RestingComponents::move(std::string_view component, bool to_device) {

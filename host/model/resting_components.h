@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <set>
 #include <string>
 #include <string_view>
@@ -14,7 +15,9 @@ namespace atelier::model {
 class RestingComponents {
  public:
   // `model` outlives it.
-  explicit RestingComponents(LoadedModel& model) : model_(model) {}
+  explicit RestingComponents(LoadedModel& model);
+  RestingComponents(const RestingComponents&) = delete;  // the model calls it
+  RestingComponents& operator=(const RestingComponents&) = delete;
 
   // The weights of all components that are loaded leave the device, in the order of the table and
   // as far as the host has room, but for those of components that come block by block. Nothing runs
@@ -24,7 +27,8 @@ class RestingComponents {
   // Brings a component's weights back, without reading a file. Does nothing for one that does not
   // rest.
   void wake(std::string_view component);
-  bool is_resting(std::string_view component) const { return resting_.contains(component); }
+  // Not one that was unloaded since, or loaded anew.
+  bool is_resting(std::string_view component) const;
 
  private:
   bool may_rest(const std::string& component) const;
@@ -32,6 +36,7 @@ class RestingComponents {
 
   LoadedModel& model_;
   std::set<std::string, std::less<>> resting_;
+  std::shared_ptr<const LoadedModel::Listener> listener_;
 };
 
 }  // namespace atelier::model

@@ -57,7 +57,8 @@ void add_server(flags::Table& table, Serving& order) {
       .number("keep_jobs", order.keep_jobs, "jobs that are over and still known",
               flags::at_least(1))
       .number("max_batch", order.max_batch,
-              "images of all requests that are denoised together; more need more memory",
+              "images of all requests that are denoised together; by default 1, and with --vram as "
+              "many as have room and save time",
               flags::at_least(1))
       .number("idle_after", order.idle_after_s,
               "seconds without a job after which weights leave the device; 0: they stay",

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,8 +32,10 @@ struct Serving {
   std::string output_dir = {};            // empty: a folder that goes with the server
   int64_t max_queue = 64;                 // jobs that wait
   int64_t keep_jobs = 256;                // jobs that are over and known
-  int64_t max_batch = 1;                  // images that are denoised together, of all requests
-  double idle_after_s = 0;                // then weights leave the device; 0: they stay
+  // Images that are denoised together, of all requests; nullopt: as many as a plan within --vram
+  // has use for, or one where nothing was said of memory.
+  std::optional<int64_t> max_batch = {};
+  double idle_after_s = 0;  // then weights leave the device; 0: they stay
   RequestLimits limits = {};
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
 
 #include "host/data/dataset.h"
 #include "host/generate/request.h"
@@ -131,12 +132,14 @@ double numbers_of(const Conditioning& made) {
   return numbers;
 }
 
-// The largest of the samples that are there already, with the longest text, and how many.
+// The largest of the samples that are there already, with the longest text of each stage that reads
+// one, and how many.
 void take_cache(TrainingBasis& basis, const std::string& folder, const LoadedModel& model) {
   const samples::Manifest manifest = samples::Manifest::read(folder);
   const samples::EncodingStore store(folder);
   double most = 0;
-  Conditioning text, others;
+  std::map<std::string_view, Conditioning> texts;  // by stage
+  Conditioning others;
   for (const samples::CacheItem& item : manifest.items) {
     basis.distillation_steps =
         std::max(basis.distillation_steps, train::distillation_steps(item.values));
@@ -146,7 +149,7 @@ void take_cache(TrainingBasis& basis, const std::string& folder, const LoadedMod
       Conditioning part = cached_shapes(store, stage, item, model.dtype());
       if (!model::is_prompted(stage)) {
         made.merge(part);
-      } else if (numbers_of(part) > numbers_of(text)) {
+      } else if (Conditioning& text = texts[stage.name]; numbers_of(part) > numbers_of(text)) {
         text = std::move(part);
       }
     }
@@ -158,10 +161,8 @@ void take_cache(TrainingBasis& basis, const std::string& folder, const LoadedMod
     basis.target = item.target;
     others = std::move(made);
   }
-  if (!text.empty()) {
-    basis.encoded = std::move(text);
-    basis.encoded.merge(others);
-  }
+  for (auto& [stage, text] : texts) basis.encoded.merge(text);
+  if (!basis.encoded.empty()) basis.encoded.merge(others);
   basis.samples = std::max<int64_t>(
       1, std::ranges::count(manifest.items, false, &samples::CacheItem::is_alternative));
 }

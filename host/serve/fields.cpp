@@ -232,9 +232,9 @@ std::vector<Upload> uploads_of(const std::string& name, const json& value, const
       for (Upload& upload : uploads_of(name, item, jobs)) uploads.push_back(std::move(upload));
     }
   } else if (value.is_string()) {
-    uploads.push_back({bytes_of_text(name, value.get_ref<const std::string&>())});
+    uploads.emplace_back(bytes_of_text(name, value.get_ref<const std::string&>()));
   } else {
-    uploads.push_back({bytes_of_result(name, value.is_object() ? value : json::object(), jobs)});
+    uploads.emplace_back(bytes_of_result(name, value.is_object() ? value : json::object(), jobs));
   }
   return uploads;
 }
@@ -257,7 +257,7 @@ void put_file(Asked& asked, const std::string& name, std::string bytes, const Mo
   if (row == nullptr) throw unknown(name, model, also);
   if (!is_file_kind(kind_of(*row))) throw wrong(name, "is a value, and came as a file");
   std::vector<Upload> one;
-  one.push_back({std::move(bytes)});
+  one.emplace_back(std::move(bytes));
   put_files(asked, name, std::move(one), *row);
 }
 

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <functional>
 #include <system_error>
 #include <utility>
 
 #include "formats/escape.h"
 #include "host/files/content_hash.h"
 #include "host/http/server.h"
+#include "host/serve/lora_names.h"
 #include "memory/clock.h"
 
 namespace atelier::serve {
@@ -27,7 +29,10 @@ struct JobTable::Job {
   double came_s = 0, began_s = 0;
   std::optional<double> deadline_s = {};  // of the steady clock
   int64_t bytes = 0;                      // of its results, once it is over
-  bool is_to_go = false;                  // it is forgotten as soon as it is over
+  std::vector<lora::LoraRef> loras = {};  // as they were when it was asked for
+  int64_t waiting = 0;                    // requests that wait for it
+  int64_t begun = 0;      // how often it began and the program did not end as it should
+  bool is_to_go = false;  // it is forgotten as soon as it is over
 
   bool is_over() const {
     return view.state != JobState::kQueued && view.state != JobState::kRunning;
@@ -42,6 +47,7 @@ struct JobTable::Claim {
 
 namespace {
 
+constexpr int64_t kMostBegun = 2;  // times that a job may take the program with it
 constexpr std::string_view kStateNames[] = {"queued", "running", "done", "failed", "cancelled"};
 
 double system_seconds() {
@@ -77,6 +83,26 @@ json loras_of(const std::optional<std::vector<std::pair<std::string, double>>>& 
   return list;
 }
 
+json record_of(const std::vector<lora::LoraRef>& loras) {
+  json list = json::array();
+  for (const lora::LoraRef& lora : loras)
+    list.push_back({{"name", lora.name},
+                    {"path", lora.path},
+                    {"strength", lora.strength},
+                    {"component", lora.component}});
+  return list;
+}
+
+std::vector<lora::LoraRef> loras_of_record(const json& list) {
+  std::vector<lora::LoraRef> loras;
+  for (const json& lora : list)
+    loras.push_back({.name = lora.at("name"),
+                     .path = lora.at("path"),
+                     .strength = lora.at("strength"),
+                     .component = lora.at("component")});
+  return loras;
+}
+
 // Tells what is asked for from anything else.
 std::string content_of(const Asked& asked) {
   const json rest = {asked.fields, loras_of(asked.loras), asked.previews, asked.format,
@@ -85,7 +111,7 @@ std::string content_of(const Asked& asked) {
   hash.add(std::string_view(rest.dump(-1, ' ', false, json::error_handler_t::replace)));
   for (const auto& [name, uploads] : asked.uploads) {
     hash.add(std::string_view(name)).add(static_cast<int64_t>(uploads.size()));
-    for (const Upload& upload : uploads) hash.add(std::string_view(upload.bytes));
+    for (const Upload& upload : uploads) hash.add(std::string_view(upload.bytes()));
   }
   return hash.hex();
 }
@@ -102,13 +128,17 @@ int status_of(ErrorCode code) {
     case ErrorCode::kNotFound:
     case ErrorCode::kUnsupported:
       return 400;
+    case ErrorCode::kOutOfMemory:
+      return 507;
     default:
       return 500;
   }
 }
 
 int refusal_of(ErrorCode code) {
-  return code == ErrorCode::kEnvironment || code == ErrorCode::kInternal ? 500 : 400;
+  const bool is_ours = code == ErrorCode::kEnvironment || code == ErrorCode::kInternal ||
+                       code == ErrorCode::kOutOfMemory;
+  return is_ours ? status_of(code) : 400;
 }
 
 std::string text_of(const Error& error) {
@@ -120,6 +150,7 @@ JobTable::JobTable(TableOptions options, const Spool& spool, Prepare prepare, Be
     : options_([&] {
         if (!options.clock) options.clock = system_seconds;
         if (!options.steady) options.steady = memory::seconds_now;
+        if (!options.told) options.told = std::identity();
         return std::move(options);
       }()),
       spool_(spool),
@@ -140,16 +171,19 @@ std::string JobTable::submit(Asked asked) {
   try {
     const SpooledFiles files = spool_.write(id, asked.uploads, asked.survives);
     asked.uploads.clear();
-    job->work = prepare_(id, asked, files);
+    job->work = prepare_(id, asked, files, /*loras=*/nullptr);
+    job->loras = job->work.settings.loras;
     asked.loras.emplace();  // those that are loaded now, where none were named
-    for (const lora::LoraRef& lora : job->work.settings.loras)
+    for (const lora::LoraRef& lora : job->loras)
       asked.loras->emplace_back(lora.name, lora.strength);
     job->asked = std::move(asked);
+    job->waiting = 1;
     job->view.id = id;
     enter(job);
   } catch (...) {
-    spool_.remove_uploads(id);
     release(job->view.id.empty() ? asked : job->asked);
+    const std::lock_guard lock(mutex_);
+    collect([&] { spool_.remove_uploads(id); });
     throw;
   }
   bell_.ring();
@@ -157,16 +191,20 @@ std::string JobTable::submit(Asked asked) {
 }
 
 // Takes a place in the line for a job that is to be checked; returns the job that was made of the
-// request before.
+// request before, for which one more waits from then on.
 std::optional<std::string> JobTable::claim(const Asked& asked, const std::string& id,
                                            const std::string& content) {
   const std::string key = key_of(asked);
   std::unique_lock lock(mutex_);
   for (auto found = keys_.find(key); !key.empty() && found != keys_.end();
        found = keys_.find(key)) {
+    if (stage_ == Stage::kClosed) break;
     if (found->second.content != content)
       throw HttpError(422, "Idempotency-Key: it was sent with another request");
-    if (found->second.is_entered) return found->second.id;
+    if (found->second.is_entered) {
+      ++jobs_.at(found->second.id)->waiting;
+      return found->second.id;
+    }
     has_changed_.wait(lock);
   }
   if (stage_ == Stage::kOpening)
@@ -177,8 +215,8 @@ std::optional<std::string> JobTable::claim(const Asked& asked, const std::string
     throw HttpError(
         429, "the line is full: " + std::to_string(line_.size()) + " jobs wait; try again later",
         {{"Retry-After", std::to_string(retry_after())}});
-  ++entering_;
   if (!key.empty()) keys_.emplace(key, Claim{id, content});
+  ++entering_;
   return std::nullopt;
 }
 
@@ -247,16 +285,31 @@ std::vector<JobView> JobTable::list() const {
   return views;
 }
 
+bool JobTable::join(std::string_view id) {
+  const std::lock_guard lock(mutex_);
+  const JobPtr job = find_job(id);
+  if (!job || job->view.state == JobState::kCancelled || cancelled_.contains(job->view.id))
+    return false;
+  ++job->waiting;
+  return true;
+}
+
+void JobTable::leave(std::string_view id) {
+  {
+    const std::lock_guard lock(mutex_);
+    const JobPtr job = find_job(id);
+    if (!job || --job->waiting > 0 || job->is_over()) return;
+    end_soon(job);
+  }
+  bell_.ring();
+}
+
 bool JobTable::cancel(std::string_view id) {
   {
     const std::lock_guard lock(mutex_);
     const JobPtr job = find_job(id);
     if (!job || job->is_over()) return false;
-    if (job->view.state == JobState::kRunning) {
-      cancelled_.insert(job->view.id);
-    } else {
-      end(job, JobState::kCancelled);
-    }
+    end_soon(job);
   }
   bell_.ring();
   return true;
@@ -268,13 +321,11 @@ bool JobTable::remove(std::string_view id) {
     const JobPtr job = find_job(id);
     if (!job) return false;
     job->is_to_go = true;
-    if (job->view.state == JobState::kRunning) {
-      cancelled_.insert(job->view.id);
-    } else if (job->view.state == JobState::kQueued) {
-      end(job, JobState::kCancelled);
-    } else {
+    if (job->is_over()) {
       std::erase(over_, job);
       forget(job, /*with_results=*/true);
+    } else {
+      end_soon(job);
     }
   }
   bell_.ring();
@@ -299,6 +350,8 @@ std::optional<PreparedJob> JobTable::take() {
   job->view.started_s = options_.clock();
   job->began_s = options_.steady();
   metrics_.began(job->began_s - job->came_s);
+  ++job->begun;
+  if (job->asked.survives) save(*job);
   change(*job);
   renumber();
   return job->work;
@@ -380,7 +433,14 @@ void JobTable::failed(std::string_view id, const Error& error) {
   const JobPtr job = find_running(id);
   if (!job) return;
   end(job, error.code() == ErrorCode::kCancelled ? JobState::kCancelled : JobState::kFailed,
-      spool_.without_folder(text_of(error)), status_of(error.code()));
+      told_of(*job, error), status_of(error.code()));
+}
+
+// What clients are told of a failure.
+std::string JobTable::told_of(const Job& job, const Error& error) const {
+  std::string message = spool_.without_folder(text_of(error));
+  for (const lora::LoraRef& lora : job.loras) message = without_folder_of(lora, std::move(message));
+  return options_.told(std::move(message));
 }
 
 void JobTable::close() {
@@ -394,12 +454,17 @@ void JobTable::close() {
       end(job, JobState::kCancelled);
     } else if (job->asked.survives) {
       // One that survives is as it was when the server is there again.
+      if (job->view.state == JobState::kRunning) {
+        --job->begun;
+        save(*job);
+      }
       job->view.error = "the server was ended; it goes on when that is there again";
       change(*job);
     } else {
       end(job, JobState::kCancelled, "the server was ended", 503);
     }
   }
+  has_changed_.notify_all();  // also those that wait for a key
 }
 
 // ---- Under the lock
@@ -432,6 +497,29 @@ int64_t JobTable::retry_after() const {
   return std::max<int64_t>(1, std::llround(std::ceil(job_seconds_)));
 }
 
+// Ends a job that is not over: at once where it waits, with the next turn where it runs. A server
+// that is killed before that does not make it again.
+void JobTable::end_soon(const JobPtr& job) {
+  free_key(*job);
+  if (job->view.state == JobState::kQueued) return end(job, JobState::kCancelled);
+  cancelled_.insert(job->view.id);
+  if (!job->asked.survives) return;
+  if (job->is_to_go)
+    collect([&] { spool_.remove_record(job->view.id); });
+  else
+    save(*job);
+}
+
+void JobTable::save(const Job& job) {
+  collect([&] { spool_.save(job.view.id, record_of(job)); });
+}
+
+// From now on the key makes a job of its own.
+void JobTable::free_key(const Job& job) {
+  const auto claim = keys_.find(key_of(job.asked));
+  if (claim != keys_.end() && claim->second.id == job.view.id) keys_.erase(claim);
+}
+
 void JobTable::end(const JobPtr& job, JobState state, const std::string& error, int status) {
   const double now = options_.steady();
   if (job->view.state == JobState::kRunning) {
@@ -447,12 +535,13 @@ void JobTable::end(const JobPtr& job, JobState state, const std::string& error, 
   job->view.error_status = status;
   job->view.finished_s = options_.clock();
   job->work = {};
+  if (state != JobState::kDone) free_key(*job);
   metrics_.ended(job->asked.api, state_name(state), now - job->came_s);
   collect([&] { spool_.remove_uploads(job->view.id); });
   if (job->is_to_go) {
     forget(job, /*with_results=*/true);
   } else {
-    if (job->asked.survives) collect([&] { spool_.save(job->view.id, record_of(*job)); });
+    if (job->asked.survives) save(*job);
     keep(job);
   }
   change(*job);
@@ -481,7 +570,7 @@ void JobTable::keep(const JobPtr& job) {
 void JobTable::forget(const JobPtr& job, bool with_results) {
   kept_bytes_ -= job->bytes;
   jobs_.erase(job->view.id);
-  keys_.erase(key_of(job->asked));
+  free_key(*job);
   if (job->asked.survives) collect([&] { spool_.remove_record(job->view.id); });
   if (with_results) {
     for (const JobFile& file : job->view.files) {
@@ -511,15 +600,20 @@ json JobTable::record_of(const Job& job) const {
                      {"content_type", file.content_type},
                      {"seed", file.seed}});
   const Asked& asked = job.asked;
-  const JobState state = job.is_over() ? job.view.state : JobState::kQueued;
+  const bool is_cancelled = cancelled_.contains(job.view.id);
+  const JobState state = job.is_over()  ? job.view.state
+                         : is_cancelled ? JobState::kCancelled
+                                        : JobState::kQueued;
   return {{"number", job.number},
           {"state", state_name(state)},
           {"api", asked.api},
           {"fields", asked.fields},
-          {"loras", loras_of(asked.loras)},
+          {"loras", serve::record_of(job.loras)},
           {"previews", asked.previews},
           {"format", asked.format},
           {"priority", asked.priority},
+          {"deadline", asked.deadline_s ? json(*asked.deadline_s) : json()},
+          {"begun", job.begun},
           {"note", asked.note},
           {"idempotency_key", asked.idempotency_key},
           {"content", job.content},
@@ -541,10 +635,12 @@ JobTable::JobPtr JobTable::restored(const std::string& id, const json& record) c
   Asked& asked = job->asked;
   asked.api = record.at("api");
   asked.fields = record.at("fields");
-  if (const json& loras = record.at("loras"); !loras.is_null()) {
-    asked.loras.emplace();
-    for (const json& lora : loras) asked.loras->emplace_back(lora.at("name"), lora.at("strength"));
-  }
+  job->begun = record.at("begun");
+  job->loras = loras_of_record(record.at("loras"));
+  asked.loras.emplace();
+  for (const lora::LoraRef& lora : job->loras) asked.loras->emplace_back(lora.name, lora.strength);
+  if (const json& deadline = record.at("deadline"); !deadline.is_null())
+    asked.deadline_s = deadline.get<double>();
   asked.previews = record.at("previews");
   asked.format = record.at("format");
   asked.priority = record.at("priority");
@@ -588,26 +684,35 @@ void JobTable::restore(const std::function<void(const std::string&)>& warn) {
 // Takes in a job of a server that was here before.
 void JobTable::take_back(const JobPtr& job) {
   std::string error;
-  if (!job->is_over()) {
+  int status = 400;
+  if (!job->is_over() && job->begun >= kMostBegun) {
+    status = 500;
+    error =
+        "the server died twice while this job ran, so it is not made a third time; send it "
+        "again where that had another cause";
+  } else if (!job->is_over()) {
     try {
-      job->work = prepare_(job->view.id, job->asked, spool_.find(job->view.id));
+      job->work = prepare_(job->view.id, job->asked, spool_.find(job->view.id), &job->loras);
     } catch (const HttpError& failure) {
       error = failure.what();
     } catch (const Error& failure) {
-      error = spool_.without_folder(text_of(failure));
+      error = told_of(*job, failure);
     }
   }
   const std::lock_guard lock(mutex_);
   count_ = std::max(count_, job->number);
   job->came_s = options_.steady();
-  if (const std::string key = key_of(job->asked); !key.empty())
+  if (job->asked.deadline_s)
+    job->deadline_s = job->came_s + job->view.created_s + *job->asked.deadline_s - options_.clock();
+  const bool has_key = !job->is_over() || job->view.state == JobState::kDone;
+  if (const std::string key = key_of(job->asked); has_key && !key.empty())
     keys_.emplace(key, Claim{job->view.id, job->content, /*is_entered=*/true});
   if (job->is_over()) {
     jobs_.emplace(job->view.id, job);
     keep(job);
   } else {
     stand_in_line(job);
-    if (!error.empty()) end(job, JobState::kFailed, error, 400);
+    if (!error.empty()) end(job, JobState::kFailed, error, status);
   }
 }
 

@@ -16,6 +16,7 @@
 
 #include "atelier/error.h"
 
+#include "host/lora/selection.h"
 #include "host/order/settings.h"
 #include "host/serve/bell.h"
 #include "host/serve/jobs.h"
@@ -37,6 +38,8 @@ struct TableOptions {
   int64_t keep_jobs = 256;  // jobs that are over and known
   // Bytes of results that are kept where they go with the server.
   int64_t keep_bytes = int64_t{4} << 30;
+  // What clients are told of the message of a failed job, without paths of the model's files.
+  std::function<std::string(std::string message)> told = {};
   // Seconds of the system's clock, for what is told, and of one that does not jump, for what is
   // measured; empty: the clocks. For tests.
   std::function<double()> clock = {}, steady = {};
@@ -53,13 +56,17 @@ std::string text_of(const Error& error);
 class JobTable : public Jobs {
  public:
   // Checks a job whose files are in the spool, by the thread of a connection; throws HttpError.
+  // `loras`: those of a job that survived, with their files; null: those that it asks for.
   using Prepare =
-      std::function<PreparedJob(const std::string& id, const Asked&, const SpooledFiles&)>;
+      std::function<PreparedJob(const std::string& id, const Asked&, const SpooledFiles&,
+                                const std::vector<lora::LoraRef>* loras)>;
   // What is given by reference outlives the table.
   JobTable(TableOptions options, const Spool& spool, Prepare prepare, Bell& bell, Metrics& metrics);
   ~JobTable() override;
 
   std::string submit(Asked asked) override;
+  bool join(std::string_view id) override;
+  void leave(std::string_view id) override;
   std::optional<JobView> find(std::string_view id) const override;
   std::optional<JobView> wait(std::string_view id, uint64_t seen,
                               std::chrono::milliseconds most) const override;
@@ -68,7 +75,8 @@ class JobTable : public Jobs {
   bool remove(std::string_view id) override;
 
   // Takes in the jobs that survived: before others come, on the thread of inference. Those that
-  // are not over are prepared again, and fail where that fails.
+  // are not over are prepared again, and fail where that fails. One that ran when the program died
+  // twice is not tried once more.
   void restore(const std::function<void(const std::string&)>& warn);
 
   // Jobs are taken in from here on.
@@ -111,6 +119,10 @@ class JobTable : public Jobs {
   void renumber();
   int64_t retry_after() const;
   void end(const JobPtr& job, JobState state, const std::string& error = {}, int status = 0);
+  void end_soon(const JobPtr& job);
+  void save(const Job& job);
+  void free_key(const Job& job);
+  std::string told_of(const Job& job, const Error& error) const;
   void keep(const JobPtr& job);
   void forget(const JobPtr& job, bool with_results);
   template <typename F>
@@ -128,9 +140,9 @@ class JobTable : public Jobs {
   mutable std::mutex mutex_;
   mutable std::condition_variable has_changed_;
   std::map<std::string, JobPtr, std::less<>> jobs_;
-  std::vector<JobPtr> line_;  // in the order in which they run
-  std::deque<JobPtr> over_;   // the one that ended first is first
-  std::set<std::string> cancelled_;
+  std::vector<JobPtr> line_;           // in the order in which they run
+  std::deque<JobPtr> over_;            // the one that ended first is first
+  std::set<std::string> cancelled_;    // that run, and end with the next turn
   std::map<std::string, Claim> keys_;  // of Idempotency-Key
   int64_t entering_ = 0;               // jobs that are being checked
   int64_t running_ = 0;

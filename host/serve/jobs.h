@@ -9,13 +9,17 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace atelier::serve {
 
-// A file that a client sent along: the bytes of a picture, a clip or a sound.
+// A file that a client sent along: the bytes of a picture, a clip or a sound. Copies share them.
 struct Upload {
-  std::string bytes;
+  explicit Upload(std::string all) : shared(std::make_shared<const std::string>(std::move(all))) {}
+  const std::string& bytes() const { return *shared; }
+
+  std::shared_ptr<const std::string> shared;
 };
 
 // What a client asks for, whichever API it speaks.
@@ -33,8 +37,8 @@ struct Asked {
   std::string api = "jobs";               // for metrics: "openai", "sdapi", "videos", "jobs"
   bool survives = false;     // is kept on disk, so that a server that is started again makes it
   nlohmann::json note = {};  // the API's own, given back in JobView: "size" as it was written, …
-  // What the client sent as Idempotency-Key: a job of the same key and content is made once. Empty:
-  // none.
+  // What the client sent as Idempotency-Key: a job of the same key and content is made once, until
+  // it is cancelled or fails. Empty: none.
   std::string idempotency_key = {};
 };
 
@@ -72,7 +76,12 @@ class Jobs {
 
   // Checks what is asked for and puts it into the line. Throws http::HttpError: 400 names what is
   // wrong and the nearest name, 413 what is too large, 429 with Retry-After where the line is full.
+  // Who asks waits for the job: see leave().
   virtual std::string submit(Asked asked) = 0;
+  // One more request waits for a job. False: there is none, or it was cancelled.
+  virtual bool join(std::string_view id) = 0;
+  // A request waits for a job no more; it ends as by cancel() when none is left that does.
+  virtual void leave(std::string_view id) = 0;
   // nullopt: there is none of that id (any more).
   virtual std::optional<JobView> find(std::string_view id) const = 0;
   // Waits until the job has another version than `seen`, or for so long; the job as it stands then.
@@ -126,6 +135,7 @@ struct ModelFacts {
   std::vector<std::string> solvers;
   std::vector<std::string> denoisers = {};  // components; that of the noisiest levels first
   double started_s = 0;
+  int64_t max_images = 16;  // of one request
 };
 
 // All that the APIs are written over.

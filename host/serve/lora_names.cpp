@@ -12,6 +12,7 @@
 #include "host/http/server.h"
 #include "host/lora/lora_file.h"
 #include "host/report/problems.h"
+#include "host/serve/hidden_paths.h"
 #include "host/serve/job_table.h"
 
 namespace atelier::serve {
@@ -99,12 +100,8 @@ void check_name(const std::string& name) {
 
 }  // namespace
 
-std::string without_folder(std::string message, const lora::LoraRef& lora) {
-  const std::string folder = fs::path(lora.path).parent_path().string() + "/";
-  for (size_t at = message.find(folder); folder.size() > 1 && at != std::string::npos;
-       at = message.find(folder, at))
-    message.erase(at, folder.size());
-  return message;
+std::string without_folder_of(const lora::LoraRef& lora, std::string message) {
+  return without_folder(std::move(message), fs::path(lora.path).parent_path().string());
 }
 
 LoraNames::LoraNames(std::string folder, const std::vector<lora::LoraRef>& loaded, Check check)
@@ -143,14 +140,13 @@ void LoraNames::add(const std::string& name, const std::string& file,
   try {
     lora.path = lora::find_in_folder(folder_, file);
   } catch (const Error& error) {
-    throw HttpError(
-        error.code() == ErrorCode::kNotFound ? 404 : 400,
-        "file: " + without_folder(text_of(error), {.name = name, .path = folder_ + "/x"}));
+    throw HttpError(error.code() == ErrorCode::kNotFound ? 404 : 400,
+                    "file: " + without_folder(text_of(error), folder_));
   }
   try {
     check_(lora);
   } catch (const Error& error) {
-    throw HttpError(refusal_of(error.code()), "file: " + without_folder(text_of(error), lora));
+    throw HttpError(refusal_of(error.code()), "file: " + without_folder_of(lora, text_of(error)));
   }
   const std::lock_guard lock(mutex_);
   std::erase(loaded_, name);
@@ -186,7 +182,7 @@ void LoraNames::set_loaded(const std::string& name, bool is_loaded, double stren
     try {
       check_(lora);
     } catch (const Error& error) {
-      throw HttpError(refusal_of(error.code()), "name: " + without_folder(text_of(error), lora));
+      throw HttpError(refusal_of(error.code()), "name: " + without_folder_of(lora, text_of(error)));
     }
   }
   const std::lock_guard lock(mutex_);

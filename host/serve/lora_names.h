@@ -14,8 +14,8 @@
 
 namespace atelier::serve {
 
-// A message without the folder of a LoRA's file: clients are told no paths.
-std::string without_folder(std::string message, const lora::LoraRef& lora);
+// A message without the folder of a LoRA's file.
+std::string without_folder_of(const lora::LoraRef& lora, std::string message);
 
 class LoraNames : public Loras {
  public:

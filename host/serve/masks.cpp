@@ -16,8 +16,9 @@ constexpr int64_t kMostMaskPixels = int64_t{1} << 25;
 template <typename F>
 auto decoded(const Upload& mask, F&& decode) {
   try {
-    return decode(std::span(reinterpret_cast<const uint8_t*>(mask.bytes.data()), mask.bytes.size()),
-                  "mask", media::DecodeOptions{.max_pixels = kMostMaskPixels});
+    const std::string& bytes = mask.bytes();
+    return decode(std::span(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()), "mask",
+                  media::DecodeOptions{.max_pixels = kMostMaskPixels});
   } catch (const Error& error) {
     throw http::HttpError(400, error.what());
   }
@@ -25,7 +26,7 @@ auto decoded(const Upload& mask, F&& decode) {
 
 Upload inverted(media::Image image) {
   for (uint8_t& value : image.rgb) value = static_cast<uint8_t>(255 - value);
-  return {media::encode_png(image)};
+  return Upload(media::encode_png(image));
 }
 
 }  // namespace

@@ -87,7 +87,7 @@ void add_range(json& row, const order::Serving& order, const LatentSpec& spec) {
   if (name == "num_frames") bound(row, 1, static_cast<double>(limits.max_frames));
   if (name == "num_inference_steps") bound(row, 1, static_cast<double>(limits.max_steps));
   if (name == "num_images") bound(row, 1, static_cast<double>(limits.max_images));
-  if (name == "batch_size") bound(row, 1, static_cast<double>(order.max_batch));
+  if (name == "batch_size") bound(row, 1, static_cast<double>(order.max_batch.value_or(1)));
   if (name == "denoising_strength") bound(row, 0, 1);
 }
 
@@ -191,6 +191,7 @@ ModelFacts facts_of(const model::LoadedModel& model, const order::Serving& order
   facts.width = target.width;
   facts.frames = target.frames;
   facts.frame_step = spec.temporal_stride;
+  facts.max_images = order.limits.max_images;
   facts.fps = base.fps.value_or(0.0);
   for (const model::RangedDenoiser& denoiser : model.stages().denoisers)
     facts.denoisers.push_back(denoiser.name());

@@ -1,5 +1,6 @@
 #include "host/serve/openai.h"
 
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -73,11 +74,11 @@ class OpenAi {
   std::shared_ptr<Work> work_of(const Request& request, const Form& form, ImagesRequest& images);
   Response stream_of(std::shared_ptr<Work> work, ImagesRequest images) const;
   JobView find_video(const Request& request) const;
+  static Response thumbnail(const JobFile& file);
   json model_object() const;
 
   Service& service_;
   Retries retries_;
-  Waiting waiting_;
 };
 
 std::shared_ptr<Work> OpenAi::work_of(const Request& request, const Form& form,
@@ -91,10 +92,10 @@ std::shared_ptr<Work> OpenAi::work_of(const Request& request, const Form& form,
     return true;
   };
   const Retries::Ids ids = retries_.submit(request, form, are_done, [&] {
-    work = std::make_shared<Work>(service_.jobs, waiting_, std::move(images.jobs));
+    work = std::make_shared<Work>(service_.jobs, std::move(images.jobs));
     return work->ids();
   });
-  return work != nullptr ? work : std::make_shared<Work>(service_.jobs, waiting_, ids);
+  return work != nullptr ? work : std::make_shared<Work>(service_.jobs, ids);
 }
 
 Response OpenAi::images(const Request& request, Client& client, bool is_edit) {
@@ -193,6 +194,18 @@ Response OpenAi::videos(const Request& request) const {
   return json_reply(videos_page(service_.jobs.list(), request.query, service_.model));
 }
 
+// Nothing is told of the file but that it is not there or cannot be read.
+Response OpenAi::thumbnail(const JobFile& file) {
+  if (!std::filesystem::exists(file.path))
+    throw HttpError(410, "the file is gone; results are kept for a while only");
+  try {
+    return {.content_type = "image/jpeg", .body = thumbnail_of(file.path)};
+  } catch (const Error&) {
+    throw HttpError(500, "the clip cannot be read, so it has no thumbnail",
+                    {{"x-should-retry", "false"}});
+  }
+}
+
 Response OpenAi::content(const Request& request) const {
   const JobView view = find_video(request);
   const auto asked = request.query.find("variant");
@@ -205,8 +218,7 @@ Response OpenAi::content(const Request& request) const {
                     "the video is not there: its status is " + said["status"].get<std::string>());
   }
   const JobFile& file = view.files.front();
-  if (variant == "thumbnail")
-    return {.content_type = "image/jpeg", .body = thumbnail_of(file.path)};
+  if (variant == "thumbnail") return thumbnail(file);
   return {.content_type = file.content_type, .file = file.path};
 }
 

@@ -13,7 +13,6 @@ using nlohmann::json;
 namespace {
 
 constexpr int64_t kMostPixels = 65'536;  // of a side; what a model makes is checked later
-constexpr size_t kMostSeeds = 100;
 
 constexpr OpenAiField kIgnoredOpenAi[] = {
     {"user", "nobody is told who asked"},
@@ -134,14 +133,17 @@ void put_rest(Asked& asked, Form form, const Service& service, std::span<const s
   }
 }
 
-std::vector<Asked> by_seeds(Asked asked, const json& seeds) {
+std::vector<Asked> by_seeds(Asked asked, const json& seeds, const ModelFacts& model) {
   std::vector<Asked> all;
   if (!seeds.is_array()) {
     all.push_back(std::move(asked));
     return all;
   }
-  if (seeds.empty() || seeds.size() > kMostSeeds)
-    throw wrong("seed", "a list has 1 to " + std::to_string(kMostSeeds) + " seeds");
+  if (seeds.empty()) throw wrong("seed", "a list has one seed or more");
+  if (std::ssize(seeds) > model.max_images)
+    throw HttpError(413, "seed: " + std::to_string(seeds.size()) + " pictures are more than " +
+                             std::to_string(model.max_images) +
+                             ", the most that this server makes");
   const json images = asked.fields.value("num_images", json(1));
   if (images != 1 && images != seeds.size())
     throw wrong("seed", std::to_string(seeds.size()) + " seeds for " + images.dump() +

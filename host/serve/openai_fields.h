@@ -40,6 +40,6 @@ std::string size_of(const nlohmann::json& settings, const ModelFacts& model);
 void put_rest(Asked& asked, Form form, const Service& service, std::span<const std::string> own);
 
 // One job for each of a list of seeds; else the one.
-std::vector<Asked> by_seeds(Asked asked, const nlohmann::json& seeds);
+std::vector<Asked> by_seeds(Asked asked, const nlohmann::json& seeds, const ModelFacts& model);
 
 }  // namespace atelier::serve

@@ -55,9 +55,9 @@ bool put_edited(Asked& asked, Form& form, const Service& service) {
   std::vector<FormFile> rest;
   for (FormFile& file : form.files) {
     if (file.name == "image" || file.name == "image[]") {
-      pictures.push_back({std::move(file.bytes)});
+      pictures.emplace_back(std::move(file.bytes));
     } else if (file.name == "mask") {
-      mask = mask_of_transparent({std::move(file.bytes)});
+      mask = mask_of_transparent(Upload(std::move(file.bytes)));
     } else {
       rest.push_back(std::move(file));
     }
@@ -97,7 +97,8 @@ void make_still(Asked& asked, const ModelFacts& model) {
   asked.fields["num_frames"] = 1;
 }
 
-// Tokens of OpenAI's prices; none are counted here, and strict clients want the numbers.
+// Tokens of OpenAI's prices: none are counted here. The events of a stream have to have them, by
+// the types of OpenAI's clients, and replies do not.
 json usage() {
   return {{"input_tokens", 0},
           {"input_tokens_details", {{"image_tokens", 0}, {"text_tokens", 0}}},
@@ -158,7 +159,7 @@ ImagesRequest read_images(Form form, const Service& service, bool is_edit) {
   // Nothing is left of what stood where the mask is, as at OpenAI's.
   if (has_mask && !asked.fields.contains("denoising_strength"))
     asked.fields["denoising_strength"] = 1.0;
-  images.jobs = by_seeds(std::move(asked), seed);
+  images.jobs = by_seeds(std::move(asked), seed, service.model);
   for (const Asked& job : images.jobs) {
     const json count = job.fields.value("num_images", json(1));
     images.most_partials += job.previews * (count.is_number_integer() ? count.get<int64_t>() : 1);
@@ -185,8 +186,7 @@ json images_reply(const ImagesRequest& request, const std::vector<JobView>& view
                 {"data", std::move(data)},
                 {"background", background_of(model)},
                 {"output_format", request.output_format},
-                {"size", size_of(views.front().settings, model)},
-                {"usage", usage()}};
+                {"size", size_of(views.front().settings, model)}};
   if (!request.quality.is_null()) reply["quality"] = request.quality;
   if (!request.safety_identifier.is_null()) reply["safety_identifier"] = request.safety_identifier;
   return reply;

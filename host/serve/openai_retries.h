@@ -6,9 +6,11 @@
 // refused. A key that a client does send is Asked::idempotency_key.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -23,7 +25,8 @@ class Retries {
  public:
   using Ids = std::vector<std::string>;
   // The jobs of an earlier try, where there is one and `is_usable` says that they will do; else
-  // those that `submit` makes. Throws as `submit`.
+  // those that `submit` makes. A try waits for an earlier one that is submitting; other requests do
+  // not. Throws as `submit`.
   Ids submit(const http::Request& request, const Form& form,
              const std::function<bool(const Ids&)>& is_usable, const std::function<Ids()>& submit);
 
@@ -31,11 +34,15 @@ class Retries {
   struct Known {
     std::string key;
     Ids ids = {};
-    int64_t refused = 0;  // tries that made no job
+    int64_t refused = 0;     // tries that made no job
+    int64_t submitting = 0;  // tries that are making jobs
   };
+  using KnownPtr = std::shared_ptr<Known>;
+  KnownPtr find(const std::string& key);
 
   std::mutex mutex_;
-  std::deque<Known> known_;  // the newest last
+  std::condition_variable has_submitted_;
+  std::deque<KnownPtr> known_;  // the newest last
 };
 
 }  // namespace atelier::serve

@@ -52,7 +52,7 @@ void put_reference(Asked& asked, Form& form, const Service& service) {
       std::stable_partition(form.files.begin(), form.files.end(),
                             [](const FormFile& file) { return file.name != kReference; });
   for (auto file = end; file != form.files.end(); ++file)
-    pictures.push_back({std::move(file->bytes)});
+    pictures.emplace_back(std::move(file->bytes));
   form.files.erase(end, form.files.end());
   json value = form.take(kReference);
   if (value.is_object() && value.contains("image_url")) value = value["image_url"];

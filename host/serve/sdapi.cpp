@@ -47,12 +47,11 @@ class Sdapi {
 
  private:
   Service& service_;
-  Waiting waiting_;
 };
 
 Response Sdapi::make(const Request& request, Client& client, bool is_img2img) {
   SdRequest asked = read_sd(read_form(request).fields, service_, is_img2img);
-  Work work(service_.jobs, waiting_, {asked.asked});
+  Work work(service_.jobs, std::vector<Asked>{asked.asked});
   asked.asked.uploads.clear();
   // One that was interrupted gives what was finished.
   return json_reply(sd_reply(asked, work.wait(client).front(), service_.model));

@@ -142,7 +142,7 @@ SpooledFiles Spool::write(std::string_view id,
       for (const Upload& upload : sent) {
         std::vector<std::string>& paths = files[name];
         paths.push_back(run::path_in(folder, name + "." + std::to_string(paths.size())));
-        write_new(paths.back(), upload.bytes, is_durable);
+        write_new(paths.back(), upload.bytes(), is_durable);
       }
     }
     if (is_durable) {

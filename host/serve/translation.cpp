@@ -69,7 +69,7 @@ void throw_if_any(const report::Problems& problems, const Spool& spool,
     problems.throw_if_any();
   } catch (const Error& error) {
     std::string message = spool.without_folder(text_of(error));
-    for (const lora::LoraRef& lora : loras) message = without_folder(std::move(message), lora);
+    for (const lora::LoraRef& lora : loras) message = without_folder_of(lora, std::move(message));
     throw HttpError(refusal_of(error.code()), message);
   }
 }
@@ -87,8 +87,10 @@ int64_t steps_of(const Settings& s, const ModelFamily& family, std::string_view 
 }  // namespace
 
 PreparedJob Translation::prepare(const std::string& id, const Asked& asked,
-                                 const SpooledFiles& files) const {
+                                 const SpooledFiles& files,
+                                 const std::vector<lora::LoraRef>* loras) const {
   PreparedJob work = {.id = id, .settings = read(asked, files)};
+  work.settings.loras = loras != nullptr ? *loras : loras_.find(asked.loras);
   hold_limits(work.settings);
   errands_.run([&] { check(work, asked); });
   return work;
@@ -100,7 +102,6 @@ Settings Translation::read(const Asked& asked, const SpooledFiles& files) const 
   Settings settings = order::settings_of(line_of(asked, files, inputs), order_.generation.base,
                                          inputs, kRequest, problems);
   throw_if_any(problems, spool_);
-  settings.loras = loras_.find(asked.loras);
   return settings;
 }
 
@@ -108,7 +109,7 @@ void Translation::hold_limits(const Settings& s) const {
   const order::RequestLimits& limits = order_.limits;
   at_most("num_images", s.num_images, limits.max_images);
   at_most("batch_size", s.batch_size,
-          std::max(order_.max_batch, order_.generation.base.batch_size));
+          std::max(order_.max_batch.value_or(1), order_.generation.base.batch_size));
   at_most("num_inference_steps", s.num_inference_steps.value_or(1), limits.max_steps);
   at_most("sigmas", std::ssize(s.sigmas), limits.max_steps, " levels");
   at_most("num_frames", s.num_frames.value_or(1), limits.max_frames);

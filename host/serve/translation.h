@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "host/check/generation.h"
 #include "host/order/serving.h"
@@ -22,7 +23,8 @@ class Translation {
       : opened_(opened), order_(order), loras_(loras), spool_(spool), errands_(errands) {}
 
   // As JobTable::Prepare.
-  PreparedJob prepare(const std::string& id, const Asked& asked, const SpooledFiles& files) const;
+  PreparedJob prepare(const std::string& id, const Asked& asked, const SpooledFiles& files,
+                      const std::vector<lora::LoraRef>* loras) const;
 
  private:
   order::Settings read(const Asked& asked, const SpooledFiles& files) const;

@@ -30,35 +30,23 @@ HttpError failure_of(const JobView& view) {
 
 }  // namespace
 
-void Waiting::join(const std::string& id) {
-  const std::lock_guard lock(mutex_);
-  ++counts_[id];
-}
-
-bool Waiting::leave(const std::string& id) {
-  const std::lock_guard lock(mutex_);
-  const auto count = counts_.find(id);
-  if (--count->second > 0) return false;
-  counts_.erase(count);
-  return true;
-}
-
-Work::Work(Jobs& jobs, Waiting& waiting, std::vector<Asked> asked)
-    : jobs_(jobs), waiting_(waiting) {
+Work::Work(Jobs& jobs, std::vector<Asked> asked) : jobs_(jobs) {
   try {
-    for (Asked& one : asked) {
-      ids_.push_back(jobs_.submit(std::move(one)));
-      waiting_.join(ids_.back());
-    }
+    for (Asked& one : asked) ids_.push_back(jobs_.submit(std::move(one)));
   } catch (...) {
     leave();
     throw;
   }
 }
 
-Work::Work(Jobs& jobs, Waiting& waiting, std::vector<std::string> ids)
-    : jobs_(jobs), waiting_(waiting), ids_(std::move(ids)) {
-  for (const std::string& id : ids_) waiting_.join(id);
+Work::Work(Jobs& jobs, const std::vector<std::string>& ids) : jobs_(jobs) {
+  for (const std::string& id : ids) {
+    if (!jobs_.join(id)) {
+      leave();
+      throw HttpError(410, "the job was removed");
+    }
+    ids_.push_back(id);
+  }
 }
 
 Work::~Work() {
@@ -66,9 +54,7 @@ Work::~Work() {
 }
 
 void Work::leave() {
-  for (const std::string& id : ids_) {
-    if (waiting_.leave(id)) jobs_.cancel(id);
-  }
+  for (const std::string& id : ids_) jobs_.leave(id);
 }
 
 std::vector<JobView> Work::wait(http::Client& client, const OnChange& on_change) {

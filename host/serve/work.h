@@ -3,10 +3,7 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
-#include <mutex>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "host/http/message.h"
@@ -14,27 +11,14 @@
 
 namespace atelier::serve {
 
-// How many requests wait for each job: one that a client sent twice has two. Safe to use from
-// several threads.
-class Waiting {
- public:
-  void join(const std::string& id);
-  // Whether nobody waits for it any more.
-  bool leave(const std::string& id);
-
- private:
-  std::mutex mutex_;
-  std::map<std::string, int64_t> counts_;
-};
-
-// When it goes, those of its jobs end that are not over and that no other waits for. Not
+// When it goes, those of its jobs end that are not over and that no other request waits for. Not
 // thread-safe.
 class Work {
  public:
   // Puts them into the line, all or none. Throws as Jobs::submit().
-  Work(Jobs& jobs, Waiting& waiting, std::vector<Asked> asked);
-  // Waits for jobs that are known already.
-  Work(Jobs& jobs, Waiting& waiting, std::vector<std::string> ids);
+  Work(Jobs& jobs, std::vector<Asked> asked);
+  // Waits for jobs that are known already. Throws HttpError 410 where one is no longer.
+  Work(Jobs& jobs, const std::vector<std::string>& ids);
   ~Work();
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
@@ -49,11 +33,9 @@ class Work {
 
  private:
   JobView wait_for(size_t index, http::Client& client, const OnChange& on_change);
-
   void leave();
 
   Jobs& jobs_;
-  Waiting& waiting_;
   std::vector<std::string> ids_;
 };
 

@@ -73,7 +73,7 @@ CameraAdapter::~CameraAdapter() = default;
 Tensors CameraAdapter::forward(const Tensors& in) {
   const at::Tensor &cameras = in[0], &x_W = in[1], &y_H = in[2];
   const at::ScalarType dtype = in_.weight->draw().scalar_type();
-  const int64_t B = cameras.size(0), T = (cameras.size(1) - 1) / kFrameStride + 1;
+  const int64_t B = cameras.size(0), T = latent_frames_of(cameras.size(1));
   Tensors cells;  // of each latent frame, in turn: rays of all pixels of a clip need not fit
   for (int64_t t = 0; t < T; ++t) {
     // The first frame counts as many as a latent frame has.
@@ -97,7 +97,7 @@ CameraControl::~CameraControl() = default;
 
 void CameraControl::begin(Pass& pass) {
   const at::Tensor& latents = pass.in.x_BCTHW;
-  const int64_t frames = kFrameStride * (pass.frames - 1) + 1;
+  const int64_t frames = frames_of(pass.frames);
   Tensors cameras;
   for (const atelier::Conditioning* cond : pass.in.cond) {
     cameras.push_back(atelier::named_tensor(*cond, kCamera, 2).to(at::kFloat));

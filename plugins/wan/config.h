@@ -60,6 +60,13 @@ inline constexpr const char* kSpeech = "wan2.2-s2v-14b";
 
 // Frames a latent frame after the first; a mask of frames has as many channels beside the latents.
 inline constexpr int64_t kFrameStride = 4;
+// How many of one make how many of the other.
+constexpr int64_t latent_frames_of(int64_t frames) {
+  return (frames - 1) / kFrameStride + 1;
+}
+constexpr int64_t frames_of(int64_t latent_frames) {
+  return kFrameStride * (latent_frames - 1) + 1;
+}
 
 struct DitConfig {
   int64_t layers, width, heads, mlp_width, text_width;

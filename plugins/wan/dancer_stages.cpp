@@ -32,11 +32,6 @@ constexpr int64_t kPublishedPictures = 38;
 constexpr int64_t kPublishedFrames = 149;  // that music is spread over, at the rate of the pictures
 constexpr int64_t kTokenPixels = 16;
 
-// Frames of the clip of key frames, of which `latent_frames` are made.
-int64_t keyed_frames(int64_t latent_frames) {
-  return kFrameStride * (latent_frames - 1) + 1;
-}
-
 void check_beats(const atelier::MediaTarget& target) {
   const int64_t tokens = target.height / kTokenPixels * (target.width / kTokenPixels);
   if (tokens % kBeatsAFrame == 0) return;
@@ -141,7 +136,7 @@ atelier::MediaTarget DancerInputs::target(const Inputs& inputs,
   }
   atelier::MediaTarget whole = asked;
   if (whole.frames == 0) whole.frames = makes_pictures() ? kPublishedPictures : kPublishedFrames;
-  check_keys(inputs, makes_pictures() ? keyed_frames(whole.frames) : whole.frames);
+  check_keys(inputs, makes_pictures() ? frames_of(whole.frames) : whole.frames);
   return asked;
 }
 
@@ -173,7 +168,7 @@ Conditioning DancerInputs::encode_music(const EncodeInputs& in) const {
 // Which frames are known, and the latents of a clip of them that is black elsewhere. Without key
 // frames the reference image is the first one, and the only one.
 Conditioning DancerInputs::encode_keyframes(const EncodeInputs& in, atelier::BlockRunner& runner) {
-  const int64_t T = latent_frames(in.target), frames = keyed_frames(T);
+  const int64_t T = latent_frames(in.target), frames = frames_of(T);
   if (!in.piece) check_keys(in.values, frames);
   const bool has_clip = in.values.contains(kKeyframes);
   Keys keys = {.shown = atelier::clip_input(in.values, has_clip ? kKeyframes : kReferenceInput),

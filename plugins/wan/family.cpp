@@ -353,7 +353,7 @@ class Family final : public atelier::ComponentFamily {
                                     .include = {},
                                     .exclude = {},
                                     .file_prefix = "transformer."};
-    if (is_longcat(denoiser)) {
+    if (is_longcat(denoiser) || denoiser.variant == kLongCat) {
       targets.include = longcat_targets();
       return targets;
     }

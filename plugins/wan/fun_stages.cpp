@@ -78,7 +78,7 @@ std::optional<Conditioning> FunInputs::encode(const atelier::EncodeInputs& in,
   if (in.stage == kReferenceStage)
     return Conditioning{{kReference, latents(kReferenceImage).squeeze(1)}};
   if (in.stage == kStartStage) {
-    const int64_t T = (in.target.frames - 1) / kFrameStride + 1;
+    const int64_t T = latent_frames_of(in.target.frames);
     return Conditioning{{kGivenClip, given_clip(latents(kStartImage), T)}};
   }
   if (in.stage == kCameraStage) return Conditioning{{kCamera, camera_of(in)}};

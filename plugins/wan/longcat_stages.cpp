@@ -34,7 +34,7 @@ void check_known_clip(const atelier::Inputs& inputs, int64_t frames) {
   if (!follows && !inputs.contains(kBeginningImage)) return;
   const int64_t known = follows ? atelier::clip_input(inputs, kBeginning).size(1) : int64_t{1};
   if (known % kFrameStride != 1) {
-    const int64_t fewer = (known - 1) / kFrameStride * kFrameStride + 1;
+    const int64_t fewer = frames_of(latent_frames_of(known));
     refuse(std::to_string(known) + " frames, a multiple of 4 and one are read",
            "cut it to " + std::to_string(fewer) + " frames");
   }

@@ -31,10 +31,6 @@ namespace {
 constexpr const char *kFirstImage = "input_image", *kLastImage = "end_image";
 constexpr const char* kMotionInput = "motion_bucket_id";
 
-int64_t latent_frames(const atelier::MediaTarget& target) {
-  return (target.frames - 1) / kFrameStride + 1;
-}
-
 constexpr std::string_view kNegativePrompt =
     "色调艳丽，过曝，静态，细节模糊不清，字幕，风格，作品，画作，画面，静止，整体发灰，最差质量，低"
     "质量，"
@@ -110,7 +106,7 @@ at::Tensor Wan::latents_of(const at::Tensor& clip_CFHW, atelier::BlockRunner& ru
 at::Tensor Wan::known_clip(const at::Tensor& first, const at::Tensor& last,
                            const atelier::MediaTarget& target, atelier::BlockRunner& runner) {
   const at::Tensor& some = first.defined() ? first : last;
-  const int64_t frames = target.frames, T = latent_frames(target);
+  const int64_t frames = target.frames, T = latent_frames_of(frames);
   at::Tensor clip = at::zeros({3, frames, some.size(2), some.size(3)}, some.options());
   // Whether a frame is known; the first one counts as many as a latent frame has.
   at::Tensor known = at::zeros({T * kFrameStride}, some.options());

@@ -51,7 +51,7 @@ at::Tensor within(const at::Tensor& picture, int64_t height, int64_t width) {
 // Of the frames that a latent frame is made of the one in the middle counts, of all frames laid out
 // evenly, as published.
 at::Tensor mask_channels(const at::Tensor& mask_1FHW) {
-  const int64_t F = mask_1FHW.size(1), T = (F - 1) / kFrameStride + 1;
+  const int64_t F = mask_1FHW.size(1), T = latent_frames_of(F);
   std::vector<int64_t> frames;
   for (int64_t i = 0; i < T; ++i) frames.push_back((2 * i + 1) * F / (2 * T));
   return mask_1FHW[0]
@@ -94,7 +94,7 @@ MediaTarget VaceInputs::target(const Inputs& inputs, const MediaTarget& asked) c
   const at::Tensor clip = atelier::clip_input(inputs, kVideo);
   MediaTarget target = asked;
   if (target.frames == 0)
-    target.frames = (std::min(clip.size(1), kMostFrames) - 1) / kFrameStride * kFrameStride + 1;
+    target.frames = frames_of(latent_frames_of(std::min(clip.size(1), kMostFrames)));
   if (target.height != 0 || target.width != 0) return target;
   const int64_t height = clip.size(2), width = clip.size(3);
   const double scale = std::min(1.0, std::sqrt(kMostPixels / static_cast<double>(height * width)));

@@ -55,6 +55,10 @@ const lora::AddedWeight* WeightStore::added() const {
   return nullptr;
 }
 
+bool WeightStore::draw_pieces(const UsePiece&) const {
+  return false;
+}
+
 GradientSink::~GradientSink() = default;
 
 WeightState::WeightState(std::string name, std::vector<int64_t> shape, WeightOptions options)
@@ -77,6 +81,10 @@ void WeightState::set_store(std::shared_ptr<const WeightStore> store) {
 std::optional<RowCodes> WeightState::draw_codes() const {
   if (store_ == nullptr || leaf_.defined()) return std::nullopt;
   return store_->draw_codes();
+}
+
+bool WeightState::draw_pieces(const WeightStore::UsePiece& use) const {
+  return store_ != nullptr && !leaf_.defined() && store_->draw_pieces(use);
 }
 
 void WeightState::set_trainable(bool trainable) {

@@ -60,6 +60,25 @@ def load(comfy):
     return module
 
 
+class Unanswered(unittest.TestCase):
+
+    def test_a_request_that_gets_no_answer_is_sent_again_under_one_key(self):
+        node, keys, errors = load(Comfy()), [], [TimeoutError("slow"), ConnectionResetError("gone")]
+
+        def urlopen(request, timeout):
+            keys.append(request.headers["Idempotency-key"])
+            if errors:
+                raise errors.pop(0)
+            return io.BytesIO(b'{"id": "job_a"}')
+        with mock.patch("urllib.request.urlopen", urlopen):
+            self.assertEqual({"id": "job_a"}, node.Server("http://a").ask("POST", "/v1/jobs", {}))
+            self.assertEqual((3, 1), (len(keys), len(set(keys))))
+            errors += [TimeoutError("slow")] * 3
+            with self.assertRaisesRegex(RuntimeError, "http://a: no server answers .slow.; start atelier serve"):
+                node.Server("http://a").ask("POST", "/v1/jobs", {})
+            self.assertEqual(2, len(set(keys)))
+
+
 class Node(unittest.TestCase):
 
     @classmethod

@@ -173,6 +173,31 @@ TEST_CASE("What convolutions work in on the CPU is known before they are made", 
   }
 }
 
+TEST_CASE("What convolutions of groups and of kernels with gaps work in on the CPU is known",
+          "[dry_run]") {
+  const at::NoGradGuard no_grad;
+  struct Shape {
+    int64_t length, groups, dilation;
+  };
+  for (const Shape& shape : {Shape{400, 4, 1}, Shape{400, 64, 1}, Shape{400, 1, 3},
+                             Shape{9000, 4, 1}, Shape{9000, 4, 2}}) {
+    const at::Tensor x = at::zeros({1, 64, shape.length});
+    const at::Tensor kernel = at::zeros({64, 64 / shape.groups, 33});
+    const int64_t found = convolution_scratch({.x = x.sizes().vec(),
+                                               .kernel = kernel.sizes().vec(),
+                                               .stride = {1},
+                                               .padding = {16},
+                                               .dilation = {shape.dilation},
+                                               .groups = shape.groups,
+                                               .dtype = at::kFloat});
+    const LiveBytes live(at::kCPU);
+    const at::Tensor made = at::conv1d(x, kernel, {}, 1, 16, shape.dilation, shape.groups);
+    const auto given = static_cast<int64_t>(made.nbytes());
+    INFO(shape.groups << " groups, " << shape.dilation << " apart, of " << shape.length);
+    CHECK(std::abs(given + found - live.peak()) <= live.peak() / 50);
+  }
+}
+
 TEST_CASE("What convolutions along a line work in on the CPU is known before they are made",
           "[dry_run]") {
   const at::NoGradGuard no_grad;

@@ -175,3 +175,41 @@ TEST_CASE("A layer over codes multiplies by their values, and passes gradients o
                     {value.index_select(0, at::tensor({4, 1}))}));
   }
 }
+
+TEST_CASE("A product in pieces has the bits of the product over the whole weight", "[packed]") {
+  for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{2500, 1280}, {400, 8192}}) {
+    for (const Packing packing : {Packing::kNf4, Packing::kQ4_K, Packing::kQ8_0}) {
+      INFO(memory::packing_name(packing) << " " << rows << " x " << columns);
+      const bool is_gguf = packing != Packing::kNf4;
+      const Packed packed = is_gguf ? gguf_matrix(packing, rows, columns)
+                                    : memory::quantize_4bit(seeded({rows, columns}), packing);
+      const WeightPtr weight = std::make_shared<Weight>("weight", packed.shape);
+      const auto store = std::make_shared<PackedStore>(packed, at::kBFloat16);
+      weight->state().set_store(store);
+      std::vector<int64_t> begins;
+      const at::Tensor whole = memory::unpack(packed, at::kBFloat16);
+      const bool has_pieces = store->draw_pieces([&](int64_t begin, const at::Tensor& piece) {
+        begins.push_back(begin);
+        CHECK(same_bits({piece}, {whole.narrow(0, begin, piece.size(0))}));
+      });
+      CHECK(has_pieces);
+      CHECK(begins.size() > 1);
+      const WeightPtr bias = std::make_shared<Weight>("bias", std::vector<int64_t>{rows});
+      bias->set(seeded({rows}).to(at::kBFloat16));
+      for (const int64_t tokens : {1, 3, 77, 512}) {
+        INFO(tokens << " tokens");
+        const at::Tensor x = seeded({tokens, columns}).to(at::kBFloat16);
+        CHECK(same_bits({ops::linear(x, weight, nullptr, {})}, {at::mm(x, whole.t())}));
+        CHECK(
+            same_bits({ops::linear(x, weight, bias, {})}, {at::addmm(bias->draw(), x, whole.t())}));
+      }
+    }
+  }
+}
+
+TEST_CASE("What pieces win nothing for is drawn whole", "[packed]") {
+  const Packed packed = memory::quantize_4bit(seeded({2500, 1280}), Packing::kNf4);
+  const auto never = [](int64_t, const at::Tensor&) { FAIL("a piece is drawn"); };
+  CHECK_FALSE(PackedStore(packed, at::kFloat).draw_pieces(never));
+  CHECK_FALSE(PackedStore(memory::rows_of(packed, 0, 64), at::kBFloat16).draw_pieces(never));
+}

@@ -8,6 +8,7 @@ import tempfile
 import unittest
 
 import program
+import published_sizes
 from published_scripts import write_published
 
 # Keys of what is run, with what it is taken as.
@@ -79,6 +80,25 @@ class WanInspect(unittest.TestCase):
     def test_the_motion_controller_is_taken(self):
         (told, component), = self.inspect({"wan_speed_controller": "motion_controller"}, code=0)
         self.assertEqual(("wan", component), (told["taken_by"]["family"], told["taken_by"]["component"]))
+
+    def test_loras_of_all_denoisers_are_known(self):
+        """Those of LongCat-Video have layers that no other denoiser has, and are published with other separators."""
+        longcat = [f"blocks.{block}.{layer}" for block in (0, 1)
+                   for layer in ("adaLN_modulation.1", "attn.qkv", "attn.proj", "cross_attn.q_linear", "cross_attn.kv_linear",
+                                 "cross_attn.proj", "ffn.w1", "ffn.w2", "ffn.w3")]
+        others = [f"blocks.{block}.{layer}" for block in (0, 1) for layer in ("self_attn.q", "cross_attn.v", "ffn.2")]
+        hears = ["audio_injector.injector.0.q", "blocks.0.self_attn.q"]
+        with tempfile.TemporaryDirectory() as folder:
+            for name, layers, separator in (("longcat", longcat, "."), ("published", longcat, "___lorahyphen___"),
+                                            ("others", others, "."), ("hears", hears, ".")):
+                path = pathlib.Path(folder) / f"{name}.safetensors"
+                before = "lora" + separator if separator != "." else "diffusion_model."
+                published_sizes.write_holes(path, {
+                    before + layer.replace(".", separator) + f".lora_{way}.weight": shape for layer in layers
+                    for way, shape in (("down", [4, 8]), ("up", [8, 4]))})
+                told = json.loads(program.run("inspect", path, "--json", code=0).stdout)["lora"]
+                with self.subTest(name):
+                    self.assertEqual(("wan", "dit", len(layers)), (told["family"], told["component"], told["known_layers"]))
 
     def test_every_table_of_keys_is_looked_at(self):
         told = {name.removesuffix("_original") for name in TAKEN}

@@ -95,6 +95,8 @@ DryRun::Convolution described(const ConvCall& call, const Tensor& x, const Tenso
           .kernel = kernel.sizes().vec(),
           .stride = call.stride,
           .padding = call.padding,
+          .dilation = call.dilation,
+          .groups = call.groups,
           .dtype = x.scalar_type()};
 }
 

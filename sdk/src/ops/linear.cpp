@@ -99,10 +99,26 @@ void count_product(const Tensor& t, int64_t n, int passes = 1) {
     dry->add_product(2.0 * passes * static_cast<double>(t.numel()) * static_cast<double>(n));
 }
 
+// x Wᵀ + bias of a weight that is drawn in pieces; undefined where it is not.
+Tensor product_by_pieces(const Layer& layer, const Tensor& rows) {
+  Tensor y;
+  layer.weight->state().draw_pieces([&](int64_t begin, const Tensor& piece) {
+    if (!y.defined()) y = at::empty({rows.size(0), layer.weight->sizes()[0]}, rows.options());
+    Tensor own = y.narrow(1, begin, piece.size(0));
+    if (layer.bias) {
+      at::addmm_out(own, layer.bias->draw().narrow(0, begin, piece.size(0)), rows, piece.t());
+    } else {
+      at::mm_out(own, rows, piece.t());
+    }
+  });
+  return y;
+}
+
 // x Wᵀ + bias, in 8 bits where the weight is to be multiplied so.
 Tensor base_product(const Layer& layer, const Tensor& rows) {
   const std::optional<RowCodes> codes = layer.weight->state().draw_codes();
   if (codes) return eight_bit_product(rows, *codes, layer.bias ? layer.bias->draw() : Tensor());
+  if (const Tensor y = product_by_pieces(layer, rows); y.defined()) return y;
   const Tensor weight = layer.weight->draw();
   return layer.bias ? at::addmm(layer.bias->draw(), rows, weight.t()) : at::mm(rows, weight.t());
 }

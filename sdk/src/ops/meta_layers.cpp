@@ -82,16 +82,17 @@ Sizes ConvolutionCall::output_sizes(const Tensor& x, const Tensor& kernel) const
 
 std::optional<DryRun::Convolution> ConvolutionCall::described(const Tensor& x,
                                                               const Tensor& kernel) const {
-  const bool is_dense = std::ranges::all_of(dilation, [](int64_t d) { return d == 1; });
   const size_t axes = static_cast<size_t>(x.dim()) - 2;
-  if (transposed || groups != 1 || !is_dense || axes < 2) return std::nullopt;
+  if (transposed) return std::nullopt;
   DryRun::Convolution made;
   made.x = x.sizes().vec();
   made.kernel = kernel.sizes().vec();
   for (size_t i = 0; i < axes; ++i) {
     made.stride.push_back(at(stride, i));
     made.padding.push_back(at(padding, i));
+    made.dilation.push_back(at(dilation, i));
   }
+  made.groups = groups;
   made.dtype = x.scalar_type();
   return made;
 }

@@ -6,7 +6,7 @@ import shlex
 import unittest
 
 import program
-from tiny_run import FolderTest
+from tiny_run import FolderTest, write_dataset
 
 QWEN = ("Qwen/Qwen-Image:transformer/diffusion_pytorch_model*.safetensors,"
         "Qwen/Qwen-Image:text_encoder/model*.safetensors,"
@@ -37,6 +37,27 @@ accelerate launch examples/qwen_image/model_training/train.py --dataset_base_pat
   --learning_rate 1e-4 --num_epochs 5 --remove_prefix_in_ckpt "pipe.dit." --output_path ./models/train/lora \
   --lora_base_model dit --lora_target_modules "{TARGETS}" --lora_rank 32 --use_gradient_checkpointing \
   --dataset_num_workers 8 --find_unused_parameters
+"""
+
+# As its script for training on 4-bit weights has it.
+FOUR_BITS = r"""
+accelerate launch examples/qwen_image/model_training/train.py \
+  --dataset_base_path data/diffsynth_example_dataset/qwen_image/Qwen-Image-2512 \
+  --dataset_metadata_path data/diffsynth_example_dataset/qwen_image/Qwen-Image-2512/metadata.csv \
+  --max_pixels 1048576 \
+  --dataset_repeat 50 \
+  --model_id_with_origin_paths "Qwen/Qwen-Image-2512:transformer/diffusion_pytorch_model*.safetensors,Qwen/Qwen-Image:text_encoder/model*.safetensors,Qwen/Qwen-Image:vae/diffusion_pytorch_model.safetensors" \
+  --quant_options "Qwen/Qwen-Image-2512:transformer/diffusion_pytorch_model*.safetensors:bitsandbytes_nf4/img_mod.1,txt_mod.1,norm_out.linear,img_in,txt_in,proj_out,timestep_embedder.linear_1,timestep_embedder.linear_2" \
+  --learning_rate 1e-4 \
+  --num_epochs 5 \
+  --remove_prefix_in_ckpt "pipe.dit." \
+  --output_path "./models/train/Qwen-Image-2512_quant_lora" \
+  --lora_base_model "dit" \
+  --lora_target_modules "to_q,to_k,to_v,add_q_proj,add_k_proj,add_v_proj,to_out.0,to_add_out,img_mlp.net.2,img_mod.1,txt_mlp.net.2,txt_mod.1" \
+  --lora_rank 32 \
+  --use_gradient_checkpointing \
+  --dataset_num_workers 8 \
+  --find_unused_parameters
 """
 
 KOHYA = r"""
@@ -219,6 +240,21 @@ class CompatLine(FolderTest):
                            "--dataset_base_path data --trainable_models dit")
         self.assertEqual([["t-1.safetensors", "t-2.safetensors"], "vae.safetensors"],
                          json.loads(flags["--model_paths"]))
+
+    def test_the_script_for_four_bits_is_taken_and_planned(self):
+        flags = self.paste(FOUR_BITS)
+        self.assertTrue(flags["--quant_options"].endswith("timestep_embedder.linear_2"))
+        self.assertNotIn("--remove_prefix_in_ckpt", flags)
+        data = self.dir / flags["--dataset_base_path"]
+        data.parent.mkdir(parents=True)
+        write_dataset(data, count=2)
+        for model in ("Qwen-Image", "Qwen-Image-2512"):
+            program.write_tiny_model(self.dir / "models/Qwen" / model)
+        words = [word for pair in flags.items() for word in pair if word is not True]
+        out = self.dir / "plan.json"
+        program.run("plan", "train", *words, "--json", str(out), "--device_profile", "h200", code=0, cwd=self.dir)
+        parts = {part["name"]: part["storage"] for part in json.loads(out.read_text())["components"]}
+        self.assertEqual(("nf4", "plain"), (parts["dit"], parts["text_encoder"]))
 
     def test_what_would_be_another_run_is_refused_and_the_rest_is_there(self):
         flags = self.paste(LORA.replace("launch", "launch --hostfile hosts").strip() +
@@ -411,14 +447,14 @@ num_repeats = 2
 
     def test_what_generate_does_not_have_is_refused_by_name(self):
         self.answer("python wan_generate_video.py --prompt p --save_path o.mp4 --from_file x.txt --slg_layers 9 "
-                    "--control_path c.mp4 --frobnicate 3 --video_size 832 --control_image_path a.png", code=2)
-        self.told("--from_file x.txt is left out", "--slg_layers 9 is left out", "--control_path c.mp4 is left out",
+                    "--frobnicate 3 --video_size 832 --control_image_path a.png", code=2)
+        self.told("--from_file x.txt is left out", "--slg_layers 9 is left out",
                   "--frobnicate is not known to generate", "--video_size 832: two numbers are expected",
-                  "the family has no input of pictures", "6 mistakes")
+                  "the family has no input of pictures", "5 mistakes")
         self.answer("python qwen_image_generate_image.py --prompt p --save_path o --model_version layers "
-                    "--end_image_path a.png --dit_high_noise h.st", code=2)
+                    "--end_image_path a.png --control_path c.mp4 --dit_high_noise h.st", code=2)
         self.told("--model_version layers is left out: the family has no such variant",
-                  "the family has no input end_image", "the family has one denoiser")
+                  "the family has no input end_image", "the family has no input control_video", "the family has one denoiser")
         for script in ("examples/wanvideo/model_inference/Wan2.1-T2V-1.3B.py",
                        "examples/qwen_image/model_inference_low_vram/Qwen-Image.py",
                        "examples/qwen_image/model_training/validate_lora/Qwen-Image.py"):

@@ -1,6 +1,12 @@
 #include "host/device/cpu_memory.h"
 
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <unistd.h>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -18,6 +24,25 @@ struct ReusedMemory {
   ReusedMemory() { keep_freed_memory(); }
   ~ReusedMemory() { at::SetCPUAllocator(before); }
 };
+
+constexpr size_t kBlockBytes = size_t{1} << 20;
+
+int64_t own_bytes() {
+  int64_t size = 0, resident = 0, shared = 0;
+  std::ifstream("/proc/self/statm") >> size >> resident >> shared;
+  return (resident - shared) * sysconf(_SC_PAGESIZE);
+}
+
+// Leaves so many blocks behind, none of which the next larger one fits into.
+void leave_holes(int count, std::vector<std::unique_ptr<char[]>>& kept) {
+  std::vector<std::unique_ptr<char[]>> blocks;
+  for (int i = 0; i < count; ++i) {
+    for (auto* const list : {&blocks, &kept}) {
+      list->push_back(std::make_unique<char[]>(list == &kept ? 64 : kBlockBytes));
+      std::memset(list->back().get(), 1, list == &kept ? 64 : kBlockBytes);
+    }
+  }
+}
 
 uintptr_t address(const at::Tensor& tensor) {
   return reinterpret_cast<uintptr_t>(tensor.data_ptr());
@@ -73,6 +98,28 @@ TEST_CASE("Tensors may outlive the allocator's use", "[cpu_memory]") {
   }
   CHECK(tensor.sum().item<float>() == static_cast<float>(1 << 20));
   tensor.reset();
+}
+
+TEST_CASE("What is freed stays for the next work, but for more than is allowed", "[cpu_memory]") {
+  const ReusedMemory reused;
+  std::vector<std::unique_ptr<char[]>> kept;
+  const int64_t before = own_bytes();
+  leave_holes(96, kept);
+  const int64_t most = int64_t{64} << 20;
+  CHECK(own_bytes() - before > most);
+  bound_freed_memory(2 * most);
+  CHECK(own_bytes() - before > most);
+  bound_freed_memory(most);
+  CHECK(own_bytes() - before < most / 2);
+}
+
+TEST_CASE("The user's number of kernels is kept", "[cpu_memory]") {
+  constexpr const char* kName = "ONEDNN_PRIMITIVE_CACHE_CAPACITY";
+  unsetenv(kName);
+  keep_kernels(3);
+  CHECK(std::string(std::getenv(kName)) == "3");
+  keep_kernels(4);
+  CHECK(std::string(std::getenv(kName)) == "3");
 }
 
 }  // namespace atelier::device

@@ -77,6 +77,8 @@ TEST_CASE("A denoiser's levels are computed once, and again where LoRAs change",
    public:
     uint64_t now = 0;
     void use(const generate::Loras&) override { ++now; }
+    void read(const generate::Loras&) override {}
+    bool changes_others(const generate::Loras&) override { return true; }
     bool can_share(std::span<const generate::Loras>) override { return true; }
     std::optional<ops::SampleStrengths> use_each(std::span<const generate::Loras>) override {
       return std::nullopt;
@@ -109,6 +111,24 @@ TEST_CASE("A denoiser's levels are computed once, and again where LoRAs change",
   CHECK(parts.model.levels.empty());
 }
 
+TEST_CASE("Two denoisers that stay keep the levels of each", "[generate]") {
+  Parts parts;
+  EngineModel two = two_denoisers(parts.model, parts.log);
+  const bool stay = GENERATE(true, false);
+  if (stay) two.stays = {"dit", "dit_low"};
+  EngineContext context(two, parts.progress, {});
+  Denoisers denoisers(context);
+  const Request request = parts.request({1.0F, 0.75F, 0.25F, 0.0F});
+  const std::vector<Denoisers::Step> high = {{&request, 0}}, low = {{&request, 2}};
+  for (int turn = 0; turn < 3; ++turn) {
+    denoisers.use(high);
+    CHECK(denoisers.level_of(request, 0) == 0);
+    denoisers.use(low);
+    CHECK(denoisers.level_of(request, 2) == 0);
+  }
+  CHECK(parts.model.times_prepared == (stay ? 2 : 6));
+}
+
 TEST_CASE("Controls are there for whichever request is given their input", "[generate]") {
   static constexpr InputSpec kInputs[] = {
       {.name = "pose", .kind = InputKind::kImage, .per_instance_of = "control"}};
@@ -133,14 +153,17 @@ TEST_CASE("The same LoRAs are used once, and again where their files may have ch
           "[generate]") {
   class Counted final : public RequestLoras {
    public:
-    int64_t calls = 0;
+    int64_t calls = 0, of_each = 0;
     bool fails = false;
     void use(const Loras&) override {
       ++calls;
       if (fails) throw Error(ErrorCode::kDataLoss, "cut off");
     }
+    void read(const Loras&) override {}
+    bool changes_others(const Loras&) override { return true; }
     bool can_share(std::span<const Loras>) override { return true; }
     std::optional<ops::SampleStrengths> use_each(std::span<const Loras> sets) override {
+      ++of_each;
       return ops::SampleStrengths(sets.size(), std::vector<double>{1.0});
     }
     uint64_t version() const override { return 0; }
@@ -169,11 +192,16 @@ TEST_CASE("The same LoRAs are used once, and again where their files may have ch
   const Trajectory a = Parts::begin(one, parts.of, 0, 1), b = Parts::begin(other, parts.of, 0, 1);
   const std::vector<const Trajectory*> same = {&a, &a}, mixed = {&a, &b};
   CHECK(loras.use_each(same) == nullptr);
-  const ops::SampleStrengths* const strengths = loras.use_each(mixed);
-  REQUIRE(strengths != nullptr);
-  CHECK(strengths->size() == 2);
+  for (int step = 0; step < 3; ++step) {
+    const ops::SampleStrengths* const strengths = loras.use_each(mixed);
+    REQUIRE(strengths != nullptr);
+    CHECK(strengths->size() == 2);
+  }
+  CHECK(counted.of_each == 1);
   loras.use(style);
   CHECK(counted.calls == 5);
+  loras.use_each(mixed);
+  CHECK(counted.of_each == 2);
 }
 
 TEST_CASE("Frames of a piece become those of its clip, and its last ones go to the next",

@@ -30,7 +30,7 @@ class FakeModel final : public Model {
   std::vector<float> sigmas_seen, next_sigmas_seen;  // the first of each denoise call
   std::vector<std::string> prompts_encoded;
   double input_mean_at_first = 0;
-  std::vector<float> levels;  // that are prepared
+  std::map<std::string, std::vector<float>, std::less<>> levels;  // that are prepared, by denoiser
   int64_t times_prepared = 0;
   std::vector<BlockRunner*> runners;        // of every call that gets one
   std::vector<std::string> denoisers_seen;  // of each denoise call
@@ -47,10 +47,10 @@ class FakeModel final : public Model {
   LatentSpec latent_spec() const override {
     return {.channels = 4, .spatial_stride = 8, .pixel_multiple = 16, .token_stride = 16};
   }
-  void prepare_levels(std::string_view, std::span<const float> sigmas,
+  void prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
                       BlockRunner& runner) override {
     runners.push_back(&runner);
-    levels.assign(sigmas.begin(), sigmas.end());
+    levels[std::string(denoiser)].assign(sigmas.begin(), sigmas.end());
     ++times_prepared;
   }
   void forget_levels() override { levels.clear(); }
@@ -70,8 +70,10 @@ class FakeModel final : public Model {
   at::Tensor denoise(const DenoiseInputs& in, BlockRunner& runner) override {
     runners.push_back(&runner);
     if (before_denoise) before_denoise(in);
-    if (in.level)
-      TORCH_CHECK(levels.at(static_cast<size_t>(*in.level)) == in.sigma_B[0].item<float>());
+    if (in.level) {
+      const std::vector<float>& own = levels.at(std::string(in.denoiser));
+      TORCH_CHECK(own.at(static_cast<size_t>(*in.level)) == in.sigma_B[0].item<float>());
+    }
     calls_with_fast_sums += ops::FastSums::are_allowed();
     denoisers_seen.emplace_back(in.denoiser);
     latents_seen.push_back(in.x_BCTHW.clone());

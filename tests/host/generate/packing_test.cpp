@@ -204,6 +204,34 @@ TEST_CASE("A request may be cancelled by what is told of it", "[generate]") {
   CHECK(steps == 2);
 }
 
+TEST_CASE("Nothing more is told of a request that was cancelled by what is told of it",
+          "[generate]") {
+  Studio studio;
+  studio.of.is_resident = [](std::string_view) { return true; };
+  studio.open({.max_batch = 4});
+  const std::string where = GENERATE("preview", "frames", "last frames");
+  Words told;
+  uint64_t id = 0;
+  const auto tell = [&](const std::string& what) {
+    told.push_back(what);
+    const bool is_last = std::ranges::count(told, what) == 2;
+    if (what == where || (where == "last frames" && what == "frames" && is_last))
+      studio.engine->cancel(id);
+  };
+  Request two = request_of("a", 1, {1, 2});
+  two.batch_size = 2;
+  id = studio.engine->add(two, {.on_frames = [&](auto...) { tell("frames"); },
+                                .on_step = [&](auto...) { tell("step"); },
+                                .preview_every = 1,
+                                .on_preview = [&](auto...) { tell("preview"); },
+                                .on_done = [&] { tell("done"); },
+                                .on_failed = [&](auto) { tell("failed"); }});
+  studio.finish();
+  const Words all = {"preview", "step", "frames", "frames"};
+  const ptrdiff_t count = where == "preview" ? 1 : where == "frames" ? 3 : 4;
+  CHECK(told == Words(all.begin(), all.begin() + count));
+}
+
 TEST_CASE("A request that fails fails alone", "[generate]") {
   Studio studio;
   const Request fine = request_of("fine", 3, {1});
@@ -318,11 +346,14 @@ class FakeLoras final : public RequestLoras {
  public:
   Words used;
   uint64_t changes = 0;
+  bool changes_all = true;
   static std::string name(const Loras& set) { return set.empty() ? "none" : set[0].name; }
   void use(const Loras& set) override {
     if (used.empty() || used.back() != name(set)) ++changes;
     used.push_back(name(set));
   }
+  void read(const Loras& set) override { used.push_back("read " + name(set)); }
+  bool changes_others(const Loras&) override { return changes_all; }
   bool can_share(std::span<const Loras> sets) override {
     return std::ranges::none_of(sets, [](const Loras& set) { return name(set)[0] == 'w'; });
   }
@@ -358,7 +389,7 @@ TEST_CASE("Samples of one call have the LoRAs of their requests", "[generate]") 
     studio.advance(1);
     studio.add(other);
     studio.finish();
-    CHECK(std::ranges::count(loras.used, "each") == 2);
+    CHECK(std::ranges::count(loras.used, "each") == 1);
     const std::vector<double> rows = {0.5, 0.5, 2.0, 0.5, 0.5, 2.0};
     CHECK(seen == std::vector<std::vector<double>>{rows, rows});
   }
@@ -379,6 +410,24 @@ TEST_CASE("Samples of one call have the LoRAs of their requests", "[generate]") 
     CHECK(seen.empty());
     CHECK(loras.changes == 1);
   }
+}
+
+TEST_CASE("What is encoded and decoded beside others leaves LoRAs of denoisers in use",
+          "[generate]") {
+  Studio studio;
+  FakeLoras loras;
+  loras.changes_all = GENERATE(false, true);
+  studio.of.loras = &loras;
+  studio.open({.max_batch = 4});
+  Request slow = request_of("slow", 6, {1}), quick = request_of("quick", 2, {2});
+  slow.loras = {{.name = "a"}};
+  quick.loras = {{.name = "b"}};
+  studio.add(slow);
+  studio.advance(3);  // encoded, and two steps
+  studio.add(quick);
+  studio.finish();
+  CHECK(loras.used == (loras.changes_all ? Words{"a", "b", "each", "b", "a"}
+                                         : Words{"a", "read b", "each", "a"}));
 }
 
 TEST_CASE("A small picture shows what a step says of the end", "[generate]") {
@@ -402,6 +451,17 @@ TEST_CASE("A small picture shows what a step says of the end", "[generate]") {
     const at::Tensor wanted =
         clean[0].narrow(0, 0, 3).repeat_interleave(8, 1).repeat_interleave(8, 2);
     CHECK(at::allclose(previews[1].second, wanted / 4, 0, 1e-6));
+  }
+  SECTION("also where several pictures of one request make their steps together") {
+    studio.of.is_resident = [](std::string_view) { return true; };
+    studio.open({.max_batch = 2});
+    request.seeds = {7, 8};
+    const uint64_t id = studio.add(request, /*preview_every=*/3);
+    studio.finish();
+    Rows steps;
+    for (const auto& [step, pixels] : studio.told[id].previews) steps.push_back(step);
+    CHECK(steps == Rows{3, 6});
+    CHECK(studio.told[id].steps.size() == 8);
   }
   SECTION("and nothing is loaded for it") {
     studio.of.is_resident = [](std::string_view) { return false; };

@@ -357,6 +357,20 @@ TEST_CASE("Weights that rest leave the device, and wake without their files", "[
   CHECK_NOTHROW(session.run(settings, result));
 }
 
+TEST_CASE("A component that left and came back rests no more", "[session]") {
+  Studio studio({{"dit", memory::Place::kHost}});
+  model::RestingComponents resting(*studio.model);
+  model::load_shown(*studio.model, "vae", studio.progress);
+  resting.rest();
+  CHECK(resting.is_resting("vae"));
+  studio.model->unload_component("vae");
+  CHECK_FALSE(resting.is_resting("vae"));
+  model::load_shown(*studio.model, "vae", studio.progress);
+  CHECK_FALSE(resting.is_resting("vae"));
+  resting.rest();
+  CHECK(resting.is_resting("vae"));
+}
+
 TEST_CASE("What is left open is what the model's folder says that it is for", "[session]") {
   const auto filled = [](const std::string& index, Settings settings = {}) {
     Studio studio;

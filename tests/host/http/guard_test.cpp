@@ -112,7 +112,7 @@ TEST_CASE("Browsers get what a reply is, and no more", "[http]") {
   const char* const policy = "Content-Security-Policy: default-src 'none'; frame-ancestors 'none'";
   CHECK(has({}, "X-Content-Type-Options: nosniff"));
   CHECK(has({}, "Cross-Origin-Resource-Policy: same-origin"));
-  CHECK_FALSE(has({}, "Cross-Origin-Resource-Policy: same-origin", {.is_for_one_origin = false}));
+  CHECK(has({}, "Cross-Origin-Resource-Policy: same-origin", {.allowed_origin = "http://a"}));
   CHECK(has({.content_type = "text/HTML; charset=utf-8"}, policy));
   CHECK_FALSE(has(
       {.content_type = "text/html", .headers = {{"content-security-policy", "default-src 'self'"}}},

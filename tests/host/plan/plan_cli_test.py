@@ -72,6 +72,14 @@ class GenerationPlanTest(PlanTest):
                                  storage="dit=plain")
         self.assertEqual(self.component(said, "dit")["storage"], "plain")
 
+    def test_four_bits_are_taken_where_neither_sixteen_nor_eight_fit(self):
+        for limit, storage in ((80, "plain"), (40, "fp8"), (24, "nf4")):
+            plan, _ = self.published(vram=f"{limit}GiB", cfg_scale=1, allow_storage="fp8,nf4")
+            dit = self.component(plan, "dit")
+            self.assertEqual(storage, dit["storage"])
+            self.assertEqual(60, dit["resident_blocks"])
+            self.assertLessEqual(plan["device_bytes"], limit * GIB)
+
     def test_what_was_said_stays(self):
         plan, _ = self.published(vram="40GiB", offload="dit=host", resident_blocks=7, prefetch=1)
         self.assertEqual(self.component(plan, "dit")["resident_blocks"], 7)
@@ -134,6 +142,12 @@ class TrainingPlanTest(PlanTest):
         return self.plan("train", model_paths=json.dumps([str(self.big)]), device_profile="h200",
                          dataset_base_path=self.root / "data", dataset_metadata_path=self.root / "data/metadata.csv",
                          height=1328, width=1328, output_path=self.root / "run", **flags)
+
+    def test_a_lora_is_planned_on_four_bits_where_they_are_allowed(self):
+        for allowed, storage in (("fp8", "fp8"), ("fp8,nf4", "nf4")):
+            plan, _ = self.published_training(vram="16GiB", allow_storage=allowed)
+            self.assertEqual(storage, self.component(plan, "dit")["storage"])
+            self.assertLessEqual(plan["device_bytes"], 16 * GIB)
 
     def test_full_training_is_not_refused_for_what_may_rest_on_the_host(self):
         # Values, gradients, master weights and two moments of 20 billion numbers are more than the device has.

@@ -28,7 +28,19 @@ class FakeJobs final : public Jobs {
     const std::string id = "job" + std::to_string(asked.size());
     views_[id] = {.id = id, .created_s = 100.0 + asked.size(), .note = job.note, .api = job.api};
     asked.push_back(std::move(job));
+    ++waiting_[id];
     return id;
+  }
+
+  bool join(std::string_view id) override {
+    const auto found = views_.find(id);
+    if (found == views_.end() || found->second.state == JobState::kCancelled) return false;
+    ++waiting_[found->first];
+    return true;
+  }
+
+  void leave(std::string_view id) override {
+    if (--waiting_[std::string(id)] == 0) cancel(id);
   }
 
   JobView& view(const std::string& id) { return views_.at(id); }
@@ -74,6 +86,7 @@ class FakeJobs final : public Jobs {
 
  private:
   std::map<std::string, JobView, std::less<>> views_;
+  std::map<std::string, int64_t> waiting_;  // requests, by job
 };
 
 class FakeLoras final : public Loras {

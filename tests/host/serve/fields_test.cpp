@@ -112,7 +112,7 @@ TEST_CASE("Files come as data: URLs, as base64 and as results of jobs", "[serve]
              {{"job", id}, {"file", 0}}},
             fake.service);
   std::vector<std::string> bytes;
-  for (const Upload& upload : asked.uploads.at("edit_image")) bytes.push_back(upload.bytes);
+  for (const Upload& upload : asked.uploads.at("edit_image")) bytes.push_back(upload.bytes());
   CHECK(bytes == std::vector<std::string>{"one", "two", "made"});
   CHECK(asked.fields.empty());
 }
@@ -180,8 +180,8 @@ TEST_CASE("Pictures go where the model takes them", "[serve]") {
   const auto put = [](const ModelFacts& model, size_t count, bool has_mask) {
     Asked asked;
     std::optional<Upload> mask;
-    if (has_mask) mask = Upload{"mask"};
-    const bool starts = put_pictures(asked, "image", std::vector<Upload>(count, {"picture"}),
+    if (has_mask) mask = Upload("mask");
+    const bool starts = put_pictures(asked, "image", std::vector<Upload>(count, Upload("picture")),
                                      std::move(mask), model);
     std::string where = starts ? "starts:" : ":";
     for (const auto& [name, files] : asked.uploads)

@@ -1,11 +1,14 @@
 // The line of jobs and the thread that makes them, with what makes images replaced.
 #include "host/serve/job_table.h"
 
+#include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "host/http/server.h"
+#include "host/serve/hidden_paths.h"
 #include "host/serve/inference.h"
 #include "support/catch.h"
 #include "support/files.h"
@@ -23,6 +26,7 @@ class FakeMaker : public Maker {
     if (settings.prompt == "refused") throw Error(ErrorCode::kOutOfMemory, "no room", "make less");
     jobs_[++count_] = {settings, std::move(hooks)};
     begun.push_back(settings.prompt.value());
+    loras = settings.loras;
     return count_;
   }
 
@@ -39,7 +43,7 @@ class FakeMaker : public Maker {
     generate::JobResult result;
     result.seed = ended.settings.seed.value_or(7);
     if (ended.settings.prompt == "broken") {
-      result.error = "it broke";
+      result.error = "/models/dit.safetensors and /loras/style.safetensors broke";
       result.code = ErrorCode::kInternal;
     } else {
       test::write_bytes(ended.settings.output, "picture of " + ended.settings.prompt.value());
@@ -57,6 +61,7 @@ class FakeMaker : public Maker {
   bool holds(size_t count) const { return jobs_.size() == count; }
 
   std::vector<std::string> begun;
+  std::vector<lora::LoraRef> loras;  // of the job that began last
   int rests = 0;
   bool is_dead = false;
 
@@ -76,8 +81,9 @@ struct Parts {
       : spool(folder),
         jobs(
             with_clock(options), spool,
-            [this](const std::string& id, const Asked& asked, const SpooledFiles& files) {
-              return prepare(id, asked, files);
+            [this](const std::string& id, const Asked& asked, const SpooledFiles& files,
+                   const std::vector<lora::LoraRef>* loras) {
+              return prepare(id, asked, files, loras);
             },
             bell, metrics),
         inference(jobs, errands, bell, maker, metrics,
@@ -94,7 +100,9 @@ struct Parts {
     return options;
   }
 
-  PreparedJob prepare(const std::string& id, const Asked& asked, const SpooledFiles& files) {
+  PreparedJob prepare(const std::string& id, const Asked& asked, const SpooledFiles& files,
+                      const std::vector<lora::LoraRef>* loras) {
+    if (while_checked) while_checked();
     if (asked.fields.contains("typo")) throw http::HttpError(400, "typo: is not known");
     PreparedJob job = {.id = id};
     job.settings.prompt = asked.fields.at("prompt").get<std::string>();
@@ -102,6 +110,7 @@ struct Parts {
       job.settings.num_inference_steps = asked.fields["steps"].get<int64_t>();
     job.settings.output = spool.output_of(id, "png");
     job.shown = {{"prompt", *job.settings.prompt}};
+    job.settings.loras = loras != nullptr ? *loras : registered;
     for (const auto& [name, paths] : files)
       for (const std::string& path : paths) seen[name].push_back(test::read_bytes(path));
     return job;
@@ -121,8 +130,10 @@ struct Parts {
 
   Folder folder;
   double now = 100;
+  std::function<void()> while_checked = {};
   bool is_stopped = false;
   std::map<std::string, std::vector<std::string>> seen;  // uploads, by input
+  std::vector<lora::LoraRef> registered;                 // LoRAs that all jobs have
   Spool spool;
   Bell bell;
   Errands errands{bell};
@@ -185,7 +196,7 @@ TEST_CASE("A full line refuses jobs and says when to come again", "[serve]") {
 TEST_CASE("A refused job leaves neither a place in the line nor files", "[serve]") {
   Parts parts({}, {.max_queue = 0});
   Asked wrong = {.fields = {{"typo", 1}}};
-  wrong.uploads["image"].push_back({"bytes"});
+  wrong.uploads["image"].emplace_back("bytes");
   CHECK(status_of_submit(parts, "a", wrong) == 400);
   std::vector<std::string> left;
   for (const auto& entry :
@@ -200,7 +211,7 @@ TEST_CASE("Uploads are there while a job runs, for this user alone, and gone aft
           "[serve]") {
   Parts parts;
   Asked asked;
-  asked.uploads["image"] = {{"one"}, {"two"}};
+  asked.uploads["image"] = {Upload("one"), Upload("two")};
   const std::string id = parts.submit("a", asked);
   CHECK(parts.seen["image"] == std::vector<std::string>{"one", "two"});
   const SpooledFiles files = parts.spool.find(id);
@@ -265,10 +276,20 @@ TEST_CASE("A job's failure ends that job alone, and says what would help", "[ser
   const std::string fine = parts.submit("fine");
   parts.work();
   CHECK(parts.state_of(refused) == JobState::kFailed);
-  CHECK(parts.jobs.find(refused)->error_status == 500);
+  CHECK(parts.jobs.find(refused)->error_status == 507);
   CHECK(parts.jobs.find(refused)->error.find("make less") != std::string::npos);
   CHECK(parts.state_of(broken) == JobState::kFailed);
   CHECK(parts.state_of(fine) == JobState::kDone);
+}
+
+TEST_CASE("A job's failure names no folder of the machine", "[serve]") {
+  TableOptions options;
+  options.told = [](std::string message) { return without_folder(std::move(message), "/models"); };
+  Parts parts({}, options);
+  parts.registered = {{.name = "style", .path = "/loras/style.safetensors"}};
+  const std::string broken = parts.submit("broken");
+  parts.work();
+  CHECK(parts.jobs.find(broken)->error == "dit.safetensors and style.safetensors broke");
 }
 
 TEST_CASE("The server ends where the device computes no more", "[serve]") {
@@ -303,6 +324,64 @@ TEST_CASE("A request that is sent again makes no second job", "[serve]") {
   parts.work();
   CHECK(parts.submit("a", {.idempotency_key = "k"}) == id);  // it is over and known
   CHECK(parts.maker.begun.size() == 3);
+}
+
+TEST_CASE("The key of a job that was cancelled or has failed makes another one", "[serve]") {
+  Parts parts;
+  const auto send = [&](const char* prompt) {
+    return parts.submit(prompt, {.fields = {{"steps", 5}}, .idempotency_key = "k"});
+  };
+  const std::string running = send("a");
+  parts.inference.turn();
+  CHECK(parts.jobs.cancel(running));
+  const std::string again = send("a");  // before the first one has ended
+  CHECK(again != running);
+  parts.inference.turn();
+  CHECK(send("a") == again);
+  CHECK(parts.jobs.cancel(again));
+  const std::string broken = send("broken");
+  CHECK(send("broken") == broken);
+  parts.work();
+  CHECK(parts.state_of(broken) == JobState::kFailed);
+  CHECK(send("fine") != broken);
+  parts.work();
+}
+
+TEST_CASE("A job ends when the last request that waits for it leaves", "[serve]") {
+  Parts parts;
+  const auto send = [&] {
+    return parts.submit("a", {.fields = {{"steps", 5}}, .idempotency_key = "k"});
+  };
+  const std::string job = send();
+  CHECK(send() == job);
+  CHECK(parts.jobs.join(job));
+  parts.jobs.leave(job);
+  parts.jobs.leave(job);
+  CHECK(parts.state_of(job) == JobState::kQueued);
+  parts.inference.turn();
+  parts.jobs.leave(job);
+  CHECK_FALSE(parts.jobs.join(job));
+  CHECK(send() != job);
+  parts.inference.turn();
+  CHECK(parts.state_of(job) == JobState::kCancelled);
+  parts.jobs.leave("job_none");
+}
+
+TEST_CASE("Requests that wait for a key are answered when the server is ended", "[serve]") {
+  Parts parts;
+  std::promise<void> checks, ends;
+  parts.while_checked = [&] {
+    checks.set_value();
+    ends.get_future().wait();
+  };
+  const auto send = [&] { return status_of_submit(parts, "a", {.idempotency_key = "k"}); };
+  auto first = std::async(std::launch::async, send);
+  checks.get_future().wait();
+  auto second = std::async(std::launch::async, send);
+  parts.jobs.close();
+  CHECK(second.get() == 503);  // also one that comes afterwards
+  ends.set_value();
+  CHECK(first.get() == 503);
 }
 
 TEST_CASE("The oldest jobs are forgotten, with the files of a temporary folder", "[serve]") {
@@ -349,7 +428,7 @@ TEST_CASE("Jobs that survive are there when the server is started again", "[serv
   {
     Parts parts(folder / "results");
     Asked asked = {.survives = true, .note = {{"size", "64x64"}}, .idempotency_key = "k"};
-    asked.uploads["image"].push_back({"start"});
+    asked.uploads["image"].emplace_back("start");
     done = parts.submit("done", {.survives = true});
     parts.work();
     running = parts.submit("running", asked);
@@ -368,7 +447,7 @@ TEST_CASE("Jobs that survive are there when the server is started again", "[serv
   CHECK_FALSE(parts.jobs.find(plain));
   CHECK(parts.seen["image"] == std::vector<std::string>{"start", "start"});
   Asked again = {.survives = true, .note = {{"size", "64x64"}}, .idempotency_key = "k"};
-  again.uploads["image"].push_back({"start"});
+  again.uploads["image"].emplace_back("start");
   CHECK(parts.submit("running", again) == running);
   parts.work();
   CHECK(parts.maker.begun == std::vector<std::string>{"running", "waiting"});
@@ -409,6 +488,78 @@ TEST_CASE("A job that survives and was cancelled is not made again", "[serve]") 
   Parts parts(folder / "results");
   parts.jobs.restore([](const std::string& text) { FAIL(text); });
   CHECK(parts.state_of(cancelled) == JobState::kCancelled);
+}
+
+TEST_CASE("A kill before the turn that ends a cancelled job does not bring it back", "[serve]") {
+  const Folder folder;
+  std::string cancelled, removed;
+  {
+    Parts parts(folder / "results", {}, /*max_batch=*/2);
+    const Asked asked = {.fields = {{"steps", 5}}, .survives = true, .idempotency_key = "k"};
+    cancelled = parts.submit("a", asked);
+    removed = parts.submit("b", {.fields = {{"steps", 5}}, .survives = true});
+    parts.inference.turn();
+    CHECK(parts.jobs.cancel(cancelled));
+    CHECK(parts.jobs.remove(removed));
+  }  // the server is gone without a word
+  Parts parts(folder / "results");
+  parts.jobs.restore([](const std::string& text) { FAIL(text); });
+  CHECK(parts.state_of(cancelled) == JobState::kCancelled);
+  CHECK_FALSE(parts.jobs.find(removed));
+  const Asked again = {.fields = {{"steps", 5}}, .survives = true, .idempotency_key = "k"};
+  CHECK(parts.submit("a", again) != cancelled);
+}
+
+TEST_CASE("A job that survives keeps its LoRAs and its deadline", "[serve]") {
+  const Folder folder;
+  const std::vector<lora::LoraRef> loras = {
+      {.name = "look", .path = "/loras/style.safetensors", .strength = 0.5, .component = "dit"}};
+  std::string patient, late;
+  {
+    Parts parts(folder / "results");
+    parts.registered = loras;
+    patient = parts.submit("a", {.deadline_s = 50, .survives = true});
+    late = parts.submit("b", {.deadline_s = 5, .survives = true});
+  }
+  Parts parts(folder / "results");
+  parts.now += 6;
+  parts.jobs.restore([](const std::string& text) { FAIL(text); });
+  parts.work();
+  CHECK((parts.maker.loras == loras));
+  CHECK(parts.state_of(patient) == JobState::kDone);
+  CHECK(parts.state_of(late) == JobState::kFailed);
+  CHECK(parts.jobs.find(late)->error_status == 504);
+}
+
+TEST_CASE("A job during which the server died twice is not made a third time", "[serve]") {
+  const Folder folder;
+  std::string deadly;
+  for (int time = 0; time < 2; ++time) {
+    Parts parts(folder / "results");
+    if (time == 0) deadly = parts.submit("a", {.fields = {{"steps", 5}}, .survives = true});
+    if (time > 0) parts.jobs.restore([](const std::string& text) { FAIL(text); });
+    parts.inference.turn();
+    CHECK(parts.state_of(deadly) == JobState::kRunning);
+  }
+  Parts parts(folder / "results");
+  parts.jobs.restore([](const std::string& text) { FAIL(text); });
+  const JobView view = parts.jobs.find(deadly).value();
+  CHECK(view.state == JobState::kFailed);
+  CHECK(view.error_status == 500);
+  CHECK(view.error.find("died twice") != std::string::npos);
+}
+
+TEST_CASE("A server that is ended as it should be counts for nothing", "[serve]") {
+  const Folder folder;
+  std::string job;
+  for (int time = 0; time < 4; ++time) {
+    Parts parts(folder / "results");
+    if (time == 0) job = parts.submit("a", {.fields = {{"steps", 5}}, .survives = true});
+    if (time > 0) parts.jobs.restore([](const std::string& text) { FAIL(text); });
+    parts.inference.turn();
+    CHECK(parts.state_of(job) == JobState::kRunning);
+    parts.jobs.close();
+  }
 }
 
 TEST_CASE("A record that cannot be read is told and left", "[serve]") {

@@ -147,14 +147,14 @@ TEST_CASE("Pictures and masks of the web UI are where sampling begins", "[serve]
   SdRequest request = read_sd(fields, fake.service, true);
   CHECK(request.asked.fields ==
         json{{"prompt", "a"}, {"num_images", 1}, {"denoising_strength", 0.75}});
-  CHECK(request.asked.uploads.at("input_image").front().bytes == "a");
-  CHECK(request.asked.uploads.at("inpaint_mask").front().bytes == mask);
+  CHECK(request.asked.uploads.at("input_image").front().bytes() == "a");
+  CHECK(request.asked.uploads.at("inpaint_mask").front().bytes() == mask);
   CHECK_FALSE(request.parameters.contains("init_images"));
   CHECK_FALSE(request.parameters.contains("mask"));
 
   fields["inpainting_mask_invert"] = 1;
   const std::string turned =
-      read_sd(fields, fake.service, true).asked.uploads.at("inpaint_mask").front().bytes;
+      read_sd(fields, fake.service, true).asked.uploads.at("inpaint_mask").front().bytes();
   CHECK(
       media::decode_image({reinterpret_cast<const uint8_t*>(turned.data()), turned.size()}, "mask")
           .rgb == std::vector<uint8_t>{255, 255, 255, 0, 0, 0});

@@ -2,6 +2,7 @@
 import base64
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -214,6 +215,9 @@ class ServeTest(FolderTest):
         self.assertNotEqual(changed, self.pixels_of(self.make(**JOB)[1]))
         self.server.ask("POST", "/v1/merge_lora_weights", {})
         self.assertEqual(changed, self.pixels_of(self.make(**JOB)[1]))
+        self.refusal(404, "POST", "/v1/set_lora", {"lora_nickname": ["mine", "nobody"]})
+        [active] = self.server.ask("GET", "/v1/list_loras")["active"]["transformer"]
+        self.assertEqual(("mine", 0.5), (active["nickname"], active["strength"]))
         self.server.ask("POST", "/v1/unmerge_lora_weights", {})
         self.assertIn("target", self.refusal(400, "POST", "/v1/set_lora", {"lora_nickname": "mine", "target": "transformer_2"}))
 
@@ -228,6 +232,43 @@ class ServeTest(FolderTest):
         metrics = self.server.bytes("/metrics").decode()
         self.assertIn("sglang:diffusion_num_queue_reqs", metrics)
         self.assertEqual({"status": "ok"}, self.server.ask("GET", "/health"))
+
+
+class PlanTest(FolderTest):
+
+    def predicted_and_measured(self, count):
+        """The bytes that so many jobs were planned for, and those that they took together."""
+        device = "simulated:256MiB:4GB/s"
+        flags = dict(device=device, dtype="float32", threads=1, max_batch=count, num_inference_steps=60)
+        with serving.Served(SHAPES / "model", **flags) as server:
+            jobs = [server.ask("POST", "/v1/jobs", {"prompt": JOB["prompt"], "seed": seed})["id"] for seed in range(count)]
+            server.wait_for(lambda: all(server.ask("GET", f"/v1/jobs/{job}")["step"] > 0 for job in jobs))
+            self.assertEqual(["running"] * count, [server.ask("GET", f"/v1/jobs/{job}")["state"] for job in jobs])
+            for job in jobs[1:]:
+                server.ask("POST", f"/v1/jobs/{job}/cancel")
+            self.assertEqual("done", server.finished(jobs[0])["state"])
+            server.process.terminate()
+            server.process.wait(60)
+        said = "".join(server.said)
+        found = re.search(r"memory: predicted ([0-9.]+) (\w+), measured ([0-9.]+) (\w+)", said)
+        self.assertIsNotNone(found, said)
+        units = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+        return [float(found[i]) * units[found[i + 1]] for i in (1, 3)]
+
+    def test_what_is_denoised_together_takes_what_was_planned(self):
+        for count in (1, 2, 4):
+            with self.subTest(count):
+                predicted, measured = self.predicted_and_measured(count)
+                self.assertLess(abs(predicted - measured), 0.05 * measured, f"predicted {predicted}, measured {measured}")
+
+    def test_a_plan_says_what_is_admitted(self):
+        line = program.command("plan", "serve", model_paths=json.dumps([str(SHAPES / "model")]), device_profile="4090")
+        admitted = [re.search(r"admits (\d+) images? of 128x128 at once\n", program.run_line(line + more, code=0).stdout)
+                    for more in ([], ["--max_batch", "3"], ["--vram", "798MiB"])]
+        self.assertTrue(all(admitted))
+        most, asked, least = (int(found[1]) for found in admitted)
+        self.assertEqual(3, asked)
+        self.assertLess(least, most)
 
 
 class EndsTest(FolderTest):

@@ -13,8 +13,7 @@ using test::refusal_of;
 
 TEST_CASE("A request waits for its jobs, and is told of what changes", "[serve]") {
   FakeJobs jobs;
-  Waiting waiting;
-  Work work(jobs, waiting, std::vector<Asked>(2));
+  Work work(jobs, std::vector<Asked>(2));
   jobs.next["job0"] = {{.state = JobState::kRunning, .step = 1}, {.state = JobState::kDone}};
   jobs.next["job1"] = {{.state = JobState::kDone}};
   FakeClient client;
@@ -28,11 +27,10 @@ TEST_CASE("A request waits for its jobs, and is told of what changes", "[serve]"
 
 TEST_CASE("Jobs of a client that hangs up are cancelled", "[serve]") {
   FakeJobs jobs;
-  Waiting waiting;
   FakeClient client;
   client.looks = 3;
   {
-    Work work(jobs, waiting, std::vector<Asked>(2));
+    Work work(jobs, std::vector<Asked>(2));
     CHECK(refusal_of([&] { work.wait(client); }).status == 499);
     CHECK(jobs.cancelled.empty());
   }
@@ -41,25 +39,24 @@ TEST_CASE("Jobs of a client that hangs up are cancelled", "[serve]") {
 
 TEST_CASE("A job that two requests wait for goes on when one leaves", "[serve]") {
   FakeJobs jobs;
-  Waiting waiting;
-  Work first(jobs, waiting, std::vector<Asked>(1));
-  { const Work second(jobs, waiting, Names{"job0"}); }
+  Work first(jobs, std::vector<Asked>(1));
+  { const Work second(jobs, Names{"job0"}); }
   CHECK(jobs.cancelled.empty());
+  jobs.cancel("job0");
+  CHECK(refusal_of([&] { Work(jobs, Names{"job0"}); }).status == 410);
 }
 
 TEST_CASE("A line that takes a part of a request takes none of it", "[serve]") {
   FakeJobs jobs;
   jobs.most = 2;
-  Waiting waiting;
-  CHECK(refusal_of([&] { Work(jobs, waiting, std::vector<Asked>(3)); }).status == 429);
+  CHECK(refusal_of([&] { Work(jobs, std::vector<Asked>(3)); }).status == 429);
   CHECK(jobs.cancelled == Names{"job0", "job1"});
 }
 
 TEST_CASE("A job that fails says so with its status, and a removed one is gone", "[serve]") {
   FakeJobs jobs;
-  Waiting waiting;
   FakeClient client;
-  Work work(jobs, waiting, std::vector<Asked>(1));
+  Work work(jobs, std::vector<Asked>(1));
   jobs.next["job0"] = {{.state = JobState::kFailed, .error = "does not fit", .error_status = 507}};
   const auto failed = refusal_of([&] { work.wait(client); });
   CHECK(failed.status == 507);

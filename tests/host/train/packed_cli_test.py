@@ -23,6 +23,7 @@ MODEL = program.REPOSITORY / "examples/shapes/model"
 DATA = program.REPOSITORY / "examples/shapes/hatched"
 PROFILE = {"name": "elsewhere", "memory_gib": 1, "tflops_16": 100, "tflops_32": 20, "attention_tflops": 80,
            "memory_gb_per_s": 500, "copy_gb_per_s": 12}
+TRAINING_LIMIT = "32MiB"  # of which bfloat16 weights leave too little to train on
 KINDS = gguf.GGMLQuantizationType
 
 
@@ -109,6 +110,22 @@ class PackedTest(FolderTest):
         self.assertEqual({"dit": "nf4"}, record["storage"])
         of_file, _ = self.picture("of_file", self.files["nf4"])
         self.assertTrue((made == of_file).all())
+
+    def test_the_plan_takes_four_bits_where_neither_sixteen_nor_eight_fit(self):
+        made, _ = self.picture("made", storage="dit=nf4")
+        for limit, storage in (("64MiB", None), ("8MiB", {"dit": "fp8"}), ("5MiB", {"dit": "nf4"})):
+            planned, record = self.picture(f"planned_{limit}", vram=limit, allow_storage="fp8,nf4")
+            self.assertEqual(storage, record.get("storage"))
+        self.assertTrue((made == planned).all())
+        said = self.train("planned", max_train_steps=2, save_steps=2, storage="dit=nf4") / "step-2.safetensors"
+        for limit in ("64MiB", TRAINING_LIMIT):
+            out = self.train(f"planned_{limit}", max_train_steps=2, save_steps=2, vram=limit, allow_storage="nf4")
+            self.assertEqual(limit == TRAINING_LIMIT, self.same_weights(said, out / "step-2.safetensors"), limit)
+
+    @staticmethod
+    def same_weights(one, other):
+        a, b = load_file(one), load_file(other)
+        return a.keys() == b.keys() and all(torch.equal(value, b[name]) for name, value in a.items())
 
     def test_inspect_tells_the_kinds_and_the_plan_counts_them(self):
         described = json.loads(program.run("inspect", "--json", str(self.files["Q4_0"]), code=0).stdout)

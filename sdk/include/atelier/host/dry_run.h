@@ -22,6 +22,8 @@ class ATELIER_API DryRun {
   // tensors, and how they meet along each axis.
   struct Convolution {
     std::vector<int64_t> x, kernel, stride, padding;
+    std::vector<int64_t> dilation = {};  // empty: 1 along each axis
+    int64_t groups = 1;
     at::ScalarType dtype = at::kFloat;
     bool has_bias = false, needs_x = false, needs_kernel = false;
   };
