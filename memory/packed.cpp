@@ -58,9 +58,9 @@ bool is_4_bit(Packing packing) {
 // Values that one task of the CPU makes, and those that are float32 at once on a device.
 constexpr int64_t kTaskValues = 32'768, kDeviceValues = int64_t{1} << 24;
 
-// Bytes of a piece of a matrix for each thread: fewer, and the product reads its other factor too
+// Rows of a piece of a matrix for each thread: fewer, and the product reads its other factor too
 // often; more, and the piece leaves the cache.
-constexpr int64_t kPieceBytes = int64_t{3} << 20;
+constexpr int64_t kPieceRows = 512;
 
 // Instruction sets.
 
@@ -473,12 +473,8 @@ Tensor PackedStore::draw() const {
 }
 
 bool PackedStore::draw_pieces(const UsePiece& use) const {
-  const int64_t row_bytes = value_.shape.size() == 2 ? 2 * value_.shape[1] : 0;
-  if (dtype_ != at::kBFloat16 || row_bytes == 0 || !has_loops(value_, dtype_) ||
-      !can_be_cut(value_))
-    return false;
-  const int64_t rows = value_.shape[0];
-  const int64_t step = std::max<int64_t>(1, kPieceBytes * at::get_num_threads() / row_bytes);
+  if (dtype_ != at::kBFloat16 || !has_loops(value_, dtype_) || !can_be_cut(value_)) return false;
+  const int64_t rows = value_.shape[0], step = kPieceRows * at::get_num_threads();
   if (step >= rows) return false;
   const at::NoGradGuard no_grad;
   const Packed plain = with_plain_scales(value_);

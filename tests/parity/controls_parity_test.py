@@ -11,12 +11,14 @@ from diffusers import QwenImageControlNetInpaintPipeline, QwenImageControlNetMod
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_controlnet
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import atelier
 import compare
 import references
 import tiny_models
+import train_parity_test as steps
+import training
 from pipeline_parity_test import NEGATIVE, PROMPT, levels, noise, smooth_picture
 from tiny_run import FolderTest
 
@@ -235,6 +237,84 @@ class ControlsParityTest(FolderTest):
         got = self.ours([], context_image=self.root / "context.png")
         compare.assert_images("context image", got, expected, tolerance=0.01)
         self.assert_matters(got)
+
+    # ---- Training ----
+
+    def assert_step(self, net, denoiser, paths, component, column):
+        """A step of training `net` alone is that of PyTorch: loss and the gradient of every parameter."""
+        data = self.dir / component
+        data.mkdir()
+        Image.fromarray(self.picture).save(data / "followed.png")
+        Image.fromarray(self.other).save(data / "image.png")
+        (data / "metadata.csv").write_text(f'image,prompt,{column}\nimage.png,"{PROMPT}",followed.png\n')
+        sample = training.encode(self.tiny, self.other, PROMPT)
+        self.transformer.requires_grad_(False)
+        self.addCleanup(self.transformer.requires_grad_)
+        parameters = dict(net.named_parameters())
+        losses, first = training.train(denoiser, steps.adamw(parameters.values()), lambda: [sample], seed=9)
+        flags = dict(trainable_models=component, extra_inputs=column, data_file_keys=f"image,{column}",
+                     dataset_base_path=data, dataset_metadata_path=data / "metadata.csv", max_train_steps=1, seed=9,
+                     learning_rate=steps.RATE)
+        with atelier.train(paths, [(self.other, PROMPT)], **flags) as run:
+            compare.assert_close(f"{component}, loss", torch.tensor(run.losses()), torch.tensor(losses), 1e-5)
+            wanted = {f"{component}.{name}": torch.zeros_like(parameter) if gradient is None else gradient
+                      for (name, parameter), gradient in zip(parameters.items(), first)}
+            compare.assert_all_close(f"{component}, gradients", steps.gradients(run), wanted, 1e-5, steps.FLOOR)
+
+    def test_gradients_of_a_controlnet_of_diffusers_are_its_own(self):
+        net = self.instantx(75, layers=2)
+        rows = self.rows(self.picture)
+
+        class Controlled:
+            dtype = torch.float32
+
+            def __call__(_, hidden_states, **inputs):
+                samples = net(hidden_states=hidden_states, controlnet_cond=rows, **inputs)
+                return self.transformer(hidden_states=hidden_states, controlnet_block_samples=samples, **inputs)
+
+        self.assert_step(net, Controlled(), [self.tiny.model, self.root / "net75"], "controlnet", "control_image")
+
+    def test_gradients_of_a_blockwise_controlnet_are_its_own(self):
+        net, path = self.blockwise(85)
+        rows = self.rows(self.picture)
+
+        class Controlled:
+            dtype = torch.float32
+
+            def __call__(_, **inputs):
+                picture = net.img_in(rows)
+
+                def behind(number, output):
+                    return output[0], output[1] + net.residual(number, output[1], picture)
+
+                hooks = [block.register_forward_hook(lambda *call, number=number: behind(number, call[2]))
+                         for number, block in enumerate(self.transformer.transformer_blocks)]
+                try:
+                    return self.transformer(**inputs)
+                finally:
+                    for hook in hooks:
+                        hook.remove()
+
+        self.assert_step(net, Controlled(), [self.tiny.model, path], "blockwise_controlnet",
+                         "blockwise_controlnet_image")
+
+    def test_a_controlnet_that_never_counts_is_never_run(self):
+        """Weights that are no numbers would be seen in any image of theirs."""
+        self.instantx(76)
+        _, blockwise = self.blockwise(86)
+        net = self.root / "net76"
+        for file in (blockwise, *net.glob("*.safetensors")):
+            save_file({name: torch.full_like(value, torch.nan) for name, value in load_file(file).items()}, file)
+        followed = self.root / "picture.png"
+        for path, flags in (
+            (net, dict(control_image=followed, controlnet_conditioning_scale=0)),
+            (net, dict(control_image=followed, control_guidance_start=0.99, control_guidance_end=0.99)),
+            (blockwise, dict(blockwise_controlnet_image=followed, blockwise_controlnet_scale=0)),
+            (blockwise, dict(blockwise_controlnet_image=followed, blockwise_controlnet_start=0.5,
+                             blockwise_controlnet_end=0.5)),
+        ):
+            with self.subTest(**flags):
+                self.assertTrue(np.array_equal(self.ours([path], **flags), self.plain()))
 
     def test_without_a_picture_nothing_changes(self):
         _, path = self.blockwise(84)
