@@ -91,7 +91,8 @@ int64_t measured_scratch(const Convolution& made) {
 int64_t found_scratch(const Convolution& made) {
   const double flops = 2.0 * outputs_of(made) *
                        static_cast<double>(c10::multiply_integers(made.kernel) / made.kernel[0]);
-  // Those of groups and of kernels with gaps are few, and made in ways that change with the size.
+  // Convolutions of groups and of spaced kernels are few, and made in ways that change with the
+  // size.
   const bool is_dense =
       made.groups == 1 &&
       std::ranges::all_of(dilation_of(made), [](int64_t dilation) { return dilation == 1; });
