@@ -9,6 +9,7 @@
 
 #include "host/device/simulated_device.h"
 #include "host/generate/input_files.h"
+#include "host/inputs/parse.h"
 #include "host/model/stages.h"
 #include "host/plan/dry_model.h"
 #include "host/plan/phases.h"
@@ -75,6 +76,50 @@ order::Training least_config(const order::Training& config, bool on_host) {
   least.offloads_activations = on_host;
   least.order.batch_size = 1;
   return least;
+}
+
+// The images and clips, without values, that the model cannot do without and that come to the size
+// of what is made: a denoiser may need what is made of them.
+Inputs needed_pictures(const LoadedModel& model, DryModel& dry, int64_t side) {
+  Inputs pictures;
+  const model::Stages& stages = model.stages();
+  for (const InputSpec& input : stages.inputs) {
+    const bool is_clip = input.kind == InputKind::kVideo;
+    const bool follows = input.fit != InputFit::kAsIs && input.fit_height == 0;
+    if (!(is_clip || input.kind == InputKind::kImage) || input.role != InputRole::kCondition ||
+        !follows || input.max_count > 1 || !inputs::is_required(input, stages.variant))
+      continue;
+    std::vector<int64_t> shape = {input.channels, side, side};
+    if (is_clip) shape.insert(shape.begin() + 1, 1);
+    pictures.emplace(input.name, dry.tensor(shape, at::kFloat));
+  }
+  return pictures;
+}
+
+// What a denoiser is given of them and of a text; empty: nothing of them. What cannot be made of
+// them alone is left out.
+Conditioning encoded_pictures(const LoadedModel& model, DryModel& dry, int64_t side) {
+  const at::NoGradGuard no_grad;
+  Conditioning all;
+  const Inputs pictures = needed_pictures(model, dry, side);
+  for (const EncodeStage& stage : model.stages().encoding) {
+    const Inputs values = model::inputs_of(stage, pictures);
+    if (values.empty() || model.stages().is_target(stage) || model::is_prompted(stage)) continue;
+    try {
+      dry.measure([&](BlockRunner& runner) {
+        all.merge(model::encode(dry.model(),
+                                {.stage = stage.name,
+                                 .values = values,
+                                 .target = {1, side, side},
+                                 .fps = model.stages().fps},
+                                runner, at::kMeta));
+      });
+    } catch (const Error&) {  // the denoiser says what it lacks
+    }
+  }
+  if (const auto* denoiser = model.stages().first(); denoiser != nullptr && !all.empty())
+    all.merge(plan::example_text(dry, model, denoiser->part, kTokens));
+  return all;
 }
 
 }  // namespace
@@ -151,8 +196,8 @@ void SizeGuard::measure() {
       work_[name].add(area_of(side), static_cast<double>(pass.peak_bytes));
     }
   };
-  const auto latents = [&](int64_t side, at::ScalarType dtype) {
-    std::vector<int64_t> shape = dry.model().latent_shape({1, side, side}, {});
+  const auto latents = [&](int64_t side, at::ScalarType dtype, const Conditioning& cond = {}) {
+    std::vector<int64_t> shape = dry.model().latent_shape({1, side, side}, cond);
     shape.insert(shape.begin(), 1);
     return dry.tensor(shape, dtype);
   };
@@ -168,15 +213,22 @@ void SizeGuard::measure() {
   }
   if (const model::RangedDenoiser* denoiser = stages.first()) {
     const Conditioning text = plan::example_text(dry, model_, denoiser->part, kTokens);
-    const Conditioning* const cond = &text;
-    add("denoise", [&](int64_t side, BlockRunner& runner) {
-      const at::Tensor x = latents(side, dry.dtype());
+    Conditioning given;
+    const Conditioning* const cond = &given;
+    const auto denoise = [&](int64_t side, BlockRunner& runner) {
+      const at::Tensor x = latents(side, dry.dtype(), given);
       dry.model().denoise({.x_BCTHW = x,
                            .sigma_B = dry.tensor({1}, at::kFloat),
                            .cond = std::span(&cond, 1),
                            .denoiser = denoiser->name()},
                           runner);
-    });
+    };
+    for (const int64_t side : sides_of(model_)) {
+      given = encoded_pictures(model_, dry, side);
+      if (given.empty()) given = text;
+      const DryPass pass = dry.measure([&](BlockRunner& runner) { denoise(side, runner); });
+      work_["denoise"].add(area_of(side), static_cast<double>(pass.peak_bytes));
+    }
   }
   const auto decodes = [](const ComponentSpec& spec) { return spec.role == Role::kVae; };
   if (!plan::components_where(model_, decodes).empty()) {
@@ -307,11 +359,16 @@ void SizeGuard::check(const data::Dataset& dataset, const order::Training& confi
   const order::Training least = least_config(config, on_host);
   BytesOfSize step;
   const auto measure_steps = [&] {
+    const auto encoded = [&](int64_t side) {
+      DryModel dry(model_, basis_.like, basis_.counts_scratch);
+      return encoded_pictures(model_, dry, side);
+    };
     for (const int64_t side : sides_of(model_)) {
       const SizedRun sized = size_training(model_,
                                            {.config = &least,
                                             .selection = &selection,
                                             .target = {1, side, side},
+                                            .encoded = encoded(side),
                                             .on_host = on_host},
                                            basis_);
       const auto& strategies = sized.run.phases.back().strategies;

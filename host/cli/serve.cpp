@@ -48,7 +48,7 @@ using order::Serving;
 using progress::Progress;
 using run::StopSignals;
 
-// Enough for about three sizes of images, each with and without LoRAs.
+// Kernels of the few sizes of images that clients ask for at one time.
 constexpr int64_t kMostKernels = 256;
 // Images together beyond which each one's request waits long for the others.
 constexpr int64_t kMostChosen = 8;

@@ -193,19 +193,24 @@ class GenerateLine final : public LineWords {
                               : "latents are not written");
   }
 
-  // The family's input of pictures, of which there may be several: the one that it needs, or the
-  // only one that it is shown.
+  // The family's input of pictures, of which there may be several: the one that it needs, of
+  // several the one that takes a list, or the only one that it is shown.
   void take_pictures(const Given& flag) {
-    std::vector<const InputSpec*> shown, needed;
+    std::vector<const InputSpec*> shown, needed, lists;
     for (const InputSpec& spec :
          family_ == nullptr ? std::span<const InputSpec>() : family_->inputs()) {
       if (spec.kind != InputKind::kImage || spec.role != InputRole::kCondition) continue;
-      if (spec.max_count == 1) continue;
+      if (!may_take(spec)) continue;
       shown.push_back(&spec);
       if (spec.required) needed.push_back(&spec);
+      if (spec.required && spec.max_count > 1) lists.push_back(&spec);
     }
-    const std::vector<const InputSpec*>& from = needed.empty() ? shown : needed;
-    if (from.size() != 1) return lose(flag.shown, "the family has no input of pictures");
+    const std::vector<const InputSpec*>& from = needed.empty()      ? shown
+                                                : needed.size() > 1 ? lists
+                                                                    : needed;
+    const bool fits = from.size() == 1 && std::ssize(flag.values) <= from.front()->max_count &&
+                      (from.front()->max_count > 1 || from.front()->required);
+    if (!fits) return lose(flag.shown, "the family has no input of pictures");
     const InputSpec* const input = from.front();
     const std::string name(input->name);
     for (const std::string& value : flag.values) flags_.emplace_back(name, value);

@@ -72,6 +72,10 @@ bool LineWords::makes_clips() const {
          });
 }
 
+bool LineWords::may_take(const InputSpec& input) const {
+  return variant_.empty() || formats::any_glob_matches(input.variants, variant_);
+}
+
 void LineWords::check_plugin() {
   if (family_ == nullptr && find("plugin") == nullptr)
     problems_.add("--plugin is missing", "name the model family; atelier plugins lists them");

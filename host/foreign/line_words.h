@@ -109,6 +109,8 @@ class LineWords {
   // Names of the family's denoisers, that of more noise first.
   std::vector<std::string> denoisers() const;
   bool makes_clips() const;
+  // Whether the variant that the line has said so far takes an input; without one: any may.
+  bool may_take(const InputSpec& input) const;
   void check_plugin();
 
   std::vector<std::string> words_of_flags() const;

@@ -185,14 +185,15 @@ std::vector<at::Tensor> to_latents(const at::Tensor& rows,
 
 // The images of all samples in tokens, and their texts.
 std::vector<SampleRows> images_of(std::span<const atelier::DenoiseInputs> calls,
-                                  const std::vector<int64_t>& texts) {
+                                  const Texts& texts) {
   std::vector<SampleRows> samples;
   for (const atelier::DenoiseInputs& in : calls) {
     for (int64_t b = 0; b < in.x_BCTHW.size(0); ++b)
       samples.push_back({.height = in.x_BCTHW.size(3) / kPatch,
                          .width = in.x_BCTHW.size(4) / kPatch,
-                         .text = texts[samples.size()],
-                         .pictures = in.x_BCTHW.size(2)});
+                         .text = texts.prompts[samples.size()],
+                         .pictures = in.x_BCTHW.size(2),
+                         .entities = texts.entities[samples.size()]});
   }
   return samples;
 }
@@ -277,15 +278,12 @@ std::vector<at::Tensor> Dit::denoise_all(std::span<const atelier::DenoiseInputs>
   const atelier::CallSamples all = atelier::samples_of(calls);
   const at::TensorOptions options = calls.front().x_BCTHW.options();
   const at::ScalarType dtype = calls.front().x_BCTHW.scalar_type();
-  const atelier::PackedRows prompts = atelier::pack_entry(all.cond, atelier::kPromptEmbeds);
-  std::vector<SampleRows> samples = images_of(calls, prompts.lengths);
+  const Texts texts = texts_of(all.cond);
+  std::vector<SampleRows> samples = images_of(calls, texts);
   const References references = references_of(all.cond, samples, options);
-  const Entities entities = entities_of(all.cond);
-  for (size_t s = 0; s < samples.size(); ++s) samples[s].entities = entities.lengths[s];
-  const SharedRows prompt_rows(prompts.rows), entity_rows(entities.rows),
-      own_rows(image_segments(samples)), reference_rows(Segments(references.lengths));
-  const bool has_references = !references.rows.empty(), has_entities = entities.rows.total() > 0;
-  const SharedRows text_rows = has_entities ? join(entity_rows, prompt_rows) : prompt_rows;
+  const SharedRows& text_rows = texts.rows;
+  const SharedRows own_rows(image_segments(samples)), reference_rows(Segments(references.lengths));
+  const bool has_references = !references.rows.empty();
   const SharedRows image_rows = has_references ? join(own_rows, reference_rows) : own_rows;
   const Rope table = rope_of(samples, options.device());
   const auto level = levels_.step(all.sigma_B, dtype, all.levels);
@@ -301,12 +299,7 @@ std::vector<at::Tensor> Dit::denoise_all(std::span<const atelier::DenoiseInputs>
                               reference_rows.rows());
   }
   at::Tensor image = img_in_.forward(rows);
-  at::Tensor words = prompts.values.to(dtype);
-  if (has_entities) {
-    words = atelier::join_rows(at::cat(entities.embeddings).to(words.options()), entities.rows,
-                               words, prompts.rows);
-  }
-  at::Tensor text = txt_in_.forward(txt_norm_.forward(text_rows.take(words)));
+  at::Tensor text = txt_in_.forward(txt_norm_.forward(text_rows.take(texts.values.to(dtype))));
   Tensors context(DitBlock::kInputs);
   context[DitBlock::kImageCos] = image_rows.take(table.image_cos);
   context[DitBlock::kImageSin] = image_rows.take(table.image_sin);
@@ -315,13 +308,13 @@ std::vector<at::Tensor> Dit::denoise_all(std::span<const atelier::DenoiseInputs>
   context[DitBlock::kImageRows] = image_rows.rows().tensor();
   context[DitBlock::kTextRows] = text_rows.rows().tensor();
   if (clean) context[DitBlock::kHalves] = halves(own_rows.rows(), reference_rows.rows()).tensor();
-  if (has_entities) {
-    context[DitBlock::kEntityRows] = entity_rows.rows().tensor();
-    context[DitBlock::kPromptRows] = prompt_rows.rows().tensor();
+  if (texts.has_entities) {
+    context[DitBlock::kEntityRows] = texts.entity_rows.rows().tensor();
+    context[DitBlock::kPromptRows] = texts.prompt_rows.rows().tensor();
     context[DitBlock::kGroups] =
         join(text_rows, image_rows).take(groups_of(all.cond, samples, options.device()));
   }
-  if (!clean && !has_entities) context.resize(DitBlock::kCleanLevel);
+  if (!clean && !texts.has_entities) context.resize(DitBlock::kCleanLevel);
   Pass pass{.samples = pass_samples(calls),
             .lengths = samples,
             .dit = *this,

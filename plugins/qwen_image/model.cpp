@@ -178,6 +178,7 @@ atelier::Conditioning QwenImage::encode_layer_input(const atelier::Inputs& value
 
 void QwenImage::decode(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner,
                        const atelier::FrameSink& sink) {
+  if (!is_layered_) return ComponentModel::decode(latents_BCTHW, runner, sink);
   for (const at::Tensor& frame : latents_BCTHW.split(1, 2))
     ComponentModel::decode(frame, runner, sink);
 }

@@ -30,7 +30,7 @@ class QwenImage final : public atelier::ComponentModel {
   atelier::MediaTarget target(const atelier::Inputs& inputs,
                               const atelier::MediaTarget& asked) const override;
 
-  // Each frame is a picture of its own.
+  // Decodes layers one by one: each frame is a picture of its own.
   void decode(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner,
               const atelier::FrameSink& sink) override;
 

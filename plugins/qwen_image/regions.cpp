@@ -15,6 +15,7 @@ using atelier::Conditioning;
 using atelier::Error;
 using atelier::ErrorCode;
 using atelier::Segments;
+using atelier::SharedRows;
 using atelier::Tensors;
 namespace ops = atelier::ops;
 
@@ -86,7 +87,8 @@ at::Tensor regions_of(std::span<const at::Tensor> masks, int64_t height, int64_t
   return regions;
 }
 
-Entities entities_of(std::span<const Conditioning* const> cond) {
+Texts texts_of(std::span<const Conditioning* const> cond) {
+  const atelier::PackedRows prompts = atelier::pack_entry(cond, atelier::kPromptEmbeds);
   std::vector<std::vector<int64_t>> lengths;
   Tensors embeddings;
   std::vector<int64_t> totals;
@@ -94,12 +96,25 @@ Entities entities_of(std::span<const Conditioning* const> cond) {
     auto& own = lengths.emplace_back();
     int64_t& total = totals.emplace_back(0);
     for (int64_t i = 0, count = count_of(*one); i < count; ++i) {
-      embeddings.push_back(embeddings_of(*one, i));
+      embeddings.push_back(embeddings_of(*one, i).to(prompts.values.options()));
       own.push_back(embeddings.back().size(0));
       total += own.back();
     }
   }
-  return {std::move(lengths), std::move(embeddings), Segments(totals)};
+  const Segments entities(totals);
+  const SharedRows prompt_rows(prompts.rows);
+  Texts texts = {.entities = std::move(lengths),
+                 .prompts = prompts.lengths,
+                 .values = prompts.values,
+                 .entity_rows = SharedRows(entities),
+                 .prompt_rows = prompt_rows,
+                 .rows = prompt_rows,
+                 .has_entities = !embeddings.empty()};
+  if (texts.has_entities) {
+    texts.values = atelier::join_rows(at::cat(embeddings), entities, prompts.values, prompts.rows);
+    texts.rows = join(texts.entity_rows, prompt_rows);
+  }
+  return texts;
 }
 
 at::Tensor groups_of(std::span<const Conditioning* const> cond,

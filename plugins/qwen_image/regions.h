@@ -11,6 +11,7 @@
 #include "atelier/conditioning.h"
 #include "atelier/input.h"
 #include "atelier/segments.h"
+#include "atelier/shared_rows.h"
 
 namespace qwen_image {
 
@@ -41,13 +42,16 @@ void check_entities(const atelier::Inputs& values);
 // 0.
 at::Tensor regions_of(std::span<const at::Tensor> masks, int64_t height, int64_t width);
 
-// What packed samples have of entities.
-struct Entities {
-  std::vector<std::vector<int64_t>> lengths;  // rows of each sample's entities
-  std::vector<at::Tensor> embeddings;         // of all samples, one after the other
-  atelier::Segments rows;
+// The texts of packed samples: of each its entities, and its prompt behind them.
+struct Texts {
+  std::vector<std::vector<int64_t>> entities;  // rows of each sample's entities
+  std::vector<int64_t> prompts;                // rows of each sample's prompt
+  at::Tensor values;                           // embeddings, [N, text_width], on all ranks together
+  atelier::SharedRows entity_rows, prompt_rows;
+  atelier::SharedRows rows;  // both
+  bool has_entities;         // whether any sample has some
 };
-Entities entities_of(std::span<const atelier::Conditioning* const> cond);
+Texts texts_of(std::span<const atelier::Conditioning* const> cond);
 
 // The groups of all rows, int64 [N]: of each sample its entities, its prompt, its image and its
 // references. A row of an entity has its bit, one of the image those of the entities that are seen

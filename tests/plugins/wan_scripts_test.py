@@ -381,7 +381,10 @@ class WanScripts(ScriptTest):
             (self.root / name).symlink_to(self.root / "rows" / source)
         models = {model for line in lines for path in json.loads(line[line.index("--model_paths") + 1])
                   for model in [path.split("/")[1]]}
+        # The 36 scripts that make clips are of these models, two of them of S2V, and of both forms of Animate-2.
         self.assertLessEqual({name.removesuffix("-global").removesuffix("-local") for name in MODELS}, models)
+        for file in ("global_model", "local_model", "wan_animate_2_bf16", "wan_animate_2_bf16_distillation"):
+            self.assertTrue(any(f"/{file}.safetensors" in line for line in block.splitlines()), file)
         for line in lines:
             with self.subTest(" ".join(line)):
                 said = self.run_program("plan", *line[1:], "--vram", "4000GiB", "--host_memory", "4000GiB",

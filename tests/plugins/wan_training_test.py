@@ -190,6 +190,12 @@ class WanTraining(unittest.TestCase):
             file = f"step-2.lora.{name}.safetensors"
             self.assertEqual(tensors(straight / file), tensors(second / file))
 
+    def test_sizes_of_what_is_shown_images_are_checked_beforehand(self):
+        """What is known of a clip, and is as large as that, stands beside it there."""
+        said = self.run_program("train", *self.flags("sized", *self.LORA, "--max_train_steps", 1, "--vram", "32GiB",
+                                                     model="i2v")).stderr
+        self.assertNotIn("beforehand", said)
+
     def test_a_last_image_is_read_where_it_is_asked_for(self):
         """Among what is known of a clip of 5 frames it is the last of the second four."""
         clips = []

@@ -429,6 +429,11 @@ num_repeats = 2
             "--model_hints": ['{"*":{"variant":"qwen-image-edit-2511"}}'], "--prompt": ["p"],
             "--output": ["o/out.png"], "--inpaint_mask": ["m.png"], "--height": ["256"], "--width": ["256"],
             "--num_inference_steps": ["25"]})
+        layered, flags = self.answer(
+            "python src/musubi_tuner/qwen_image_generate_image.py --dit d --vae v --text_encoder t "
+            "--model_version layered --control_image_path a.png --prompt p --save_path o")
+        self.assertEqual((["a.png"], ['{"*":{"variant":"qwen-image-layered"}}']),
+                         (flags["--layer_input_image"], flags["--model_hints"]))
         self.told("presets of qwen_image_generate_image.py that are others here")
         command, flags = self.answer(
             "python lumina_minimal_inference.py --pretrained_model_name_or_path l.st --gemma2_path g.st "
