@@ -7,40 +7,49 @@
 namespace atelier::parts {
 namespace {
 
+// A block's weight as each of its spellings calls it.
 struct BlockWeight {
-  const char *original, *transformers;
+  const char *original, *transformers, *llama_cpp;
 };
 constexpr BlockWeight kInEveryBlock[] = {
-    {"norm1.weight", "layer.0.layer_norm.weight"},
-    {"attn.q.weight", "layer.0.SelfAttention.q.weight"},
-    {"attn.k.weight", "layer.0.SelfAttention.k.weight"},
-    {"attn.v.weight", "layer.0.SelfAttention.v.weight"},
-    {"attn.o.weight", "layer.0.SelfAttention.o.weight"},
-    {"norm2.weight", "layer.1.layer_norm.weight"},
-    {"ffn.fc2.weight", "layer.1.DenseReluDense.wo.weight"},
+    {"norm1.weight", "layer.0.layer_norm.weight", "attn_norm.weight"},
+    {"attn.q.weight", "layer.0.SelfAttention.q.weight", "attn_q.weight"},
+    {"attn.k.weight", "layer.0.SelfAttention.k.weight", "attn_k.weight"},
+    {"attn.v.weight", "layer.0.SelfAttention.v.weight", "attn_v.weight"},
+    {"attn.o.weight", "layer.0.SelfAttention.o.weight", "attn_o.weight"},
+    {"norm2.weight", "layer.1.layer_norm.weight", "ffn_norm.weight"},
+    {"ffn.fc2.weight", "layer.1.DenseReluDense.wo.weight", "ffn_down.weight"},
 };
 constexpr const BlockWeight& kQueries = kInEveryBlock[1];
 constexpr BlockWeight kDistances = {"pos_embedding.embedding.weight",
-                                    "layer.0.SelfAttention.relative_attention_bias.weight"};
-constexpr BlockWeight kGate = {"ffn.gate.0.weight", "layer.1.DenseReluDense.wi_0.weight"};
-constexpr BlockWeight kGated = {"ffn.fc1.weight", "layer.1.DenseReluDense.wi_1.weight"};
-constexpr BlockWeight kPlain = {"ffn.fc1.weight", "layer.1.DenseReluDense.wi.weight"};
+                                    "layer.0.SelfAttention.relative_attention_bias.weight",
+                                    "attn_rel_b.weight"};
+constexpr BlockWeight kGate = {"ffn.gate.0.weight", "layer.1.DenseReluDense.wi_0.weight",
+                               "ffn_gate.weight"};
+constexpr BlockWeight kGated = {"ffn.fc1.weight", "layer.1.DenseReluDense.wi_1.weight",
+                                "ffn_up.weight"};
+constexpr BlockWeight kPlain = {"ffn.fc1.weight", "layer.1.DenseReluDense.wi.weight",
+                                "ffn_up.weight"};
 
 // How a checkpoint spells the encoder.
 struct Spelling {
-  const char *name, *tokens, *block;
-  bool is_original;
+  const char *name, *tokens, *block, *norm;
+  const char* BlockWeight::*weights;
 
   std::string in_block(const BlockWeight& weight, const std::string& number) const {
-    return block + number + "." + (is_original ? weight.original : weight.transformers);
+    return block + number + "." + weight.*weights;
   }
+  bool is_original() const { return weights == &BlockWeight::original; }
 };
 constexpr const char* kShared = "shared.weight";
 constexpr const char* kEmbedTokens = "encoder.embed_tokens.weight";
+constexpr const char* kFinalNorm = "encoder.final_layer_norm.weight";
 constexpr Spelling kSpellings[] = {
-    {"original", "token_embedding.weight", "blocks.", true},
-    {"transformers", kShared, "encoder.block.", false},
-    {"transformers_embed", kEmbedTokens, "encoder.block.", false},
+    {"original", "token_embedding.weight", "blocks.", "norm.weight", &BlockWeight::original},
+    {"transformers", kShared, "encoder.block.", kFinalNorm, &BlockWeight::transformers},
+    {"transformers_embed", kEmbedTokens, "encoder.block.", kFinalNorm, &BlockWeight::transformers},
+    {"llama_cpp", "token_embd.weight", "enc.blk.", "enc.output_norm.weight",
+     &BlockWeight::llama_cpp},
 };
 
 // The kinds that a checkpoint's tensors may be of; empty: no such encoder's.
@@ -48,7 +57,7 @@ std::vector<std::string_view> kinds_of(const PartView& view, const Spelling& spe
   const int64_t layers = view.block_count(spelling.in_block(kQueries, "{}"));
   const int64_t tables = view.block_count(spelling.in_block(kDistances, "{}"));
   std::vector<std::string_view> kinds;
-  if (tables == 1 && !spelling.is_original) kinds.emplace_back("t5");
+  if (tables == 1 && !spelling.is_original()) kinds.emplace_back("t5");
   if (tables > 0 && tables == layers) kinds.emplace_back("umt5");
   return kinds;
 }
@@ -143,8 +152,7 @@ WeightMap t5_map(const Detection& part) {
   for (const Spelling& row : kSpellings) {
     if (part.spelling == row.name) spelling = &row;
   }
-  const char* norm = spelling->is_original ? "norm.weight" : "encoder.final_layer_norm.weight";
-  WeightMap map = {{spelling->tokens, "token_embedding.weight"}, {norm, "norm.weight"}};
+  WeightMap map = {{spelling->tokens, "token_embedding.weight"}, {spelling->norm, "norm.weight"}};
   const auto add = [&](const BlockWeight& weight) {
     map.push_back({spelling->in_block(weight, "{}"), std::string("blocks.{}.") + weight.original});
   };
@@ -156,10 +164,11 @@ WeightMap t5_map(const Detection& part) {
   } else {
     add(kDistances);
   }
-  if (spelling->is_original) return map;
+  if (spelling->is_original()) return map;
   // The table of tokens once more, the decoder, and the tokenizer that single files bring along.
   if (std::string_view(spelling->tokens) == kShared) map.push_back({kEmbedTokens});
-  for (const char* unused : {"decoder.*", "lm_head.weight", "spiece_model"})
+  for (const char* unused :
+       {"decoder.*", "dec.*", "lm_head.weight", "output.weight", "spiece_model"})
     map.push_back({unused});
   return map;
 }

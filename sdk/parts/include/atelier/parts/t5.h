@@ -50,9 +50,10 @@ struct T5Use {
 // Error{kUnsupported} for quantised files.
 //
 // Spellings: "original" (blocks.0.attn.q.weight; umT5's authors'), "transformers"
-// (encoder.block.0.… and shared.weight; ComfyUI's file too) and "transformers_embed", the same with
-// the table of tokens below encoder. alone; behind no prefix, the component's name, or that of the
-// encoder in a single file of all components.
+// (encoder.block.0.… and shared.weight; ComfyUI's file too), "transformers_embed", the same with
+// the table of tokens below encoder. alone, and "llama_cpp" (enc.blk.0.attn_q.weight; GGUF files);
+// behind no prefix, the component's name, or that of the encoder in a single file of all
+// components.
 std::optional<Detection> detect_t5(const TensorIndex& checkpoint, const T5Use& use);
 
 // See ModelFamily.
