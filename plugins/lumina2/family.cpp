@@ -58,7 +58,8 @@ constexpr ComponentRow kRows[] = {
               .help = "folder tokenizer/: tokenizer.json or tokenizer.model, of Gemma 2"}},
     {.spec = {.name = "text_encoder",
               .role = Role::kTextEncoder,
-              .help = "Gemma 2 2B: text_encoder/*.safetensors or gemma_2_2b_fp16.safetensors"},
+              .help =
+                  "Gemma 2 2B: text_encoder/*.safetensors, gemma_2_2b_fp16.safetensors or GGUF"},
      .detect = detect_gemma2,
      .config_fields = gemma2_fields,
      .weight_map = gemma2_map,

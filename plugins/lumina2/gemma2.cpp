@@ -17,6 +17,9 @@ using atelier::parts::LanguageModelConfig;
 
 namespace {
 
+// The spelling of GGUF files, whose norms hold 1 + weight.
+constexpr const char* kLlamaCpp = "llama_cpp";
+
 // Where the names of a file begin, and what stands before those of the language model behind it.
 struct GemmaSpelling {
   const char* prefix;
@@ -29,8 +32,9 @@ constexpr GemmaSpelling kGemmaSpellings[] = {
     {"", "model.", "causal_lm"},
     {"text_encoder.", "model.", "causal_lm"},
     {"text_encoders.gemma2_2b.", "transformer.model.", "bundle"},
+    {"", "", kLlamaCpp},
 };
-constexpr const char* kMarker = "layers.0.pre_feedforward_layernorm.weight";
+constexpr const char* kMarker = "layers.0.post_feedforward_layernorm.weight";
 
 constexpr std::string_view kLayerBiases[] = {
     "self_attn.q_proj.bias",
@@ -52,7 +56,13 @@ constexpr std::string_view kLayerWeights[] = {
     "post_feedforward_layernorm.weight",
 };
 
-Gemma2Config read_config(const PartView& view) {
+// What a file calls a weight behind its stem.
+std::string spelled(std::string_view spelling, const std::string& weight) {
+  if (spelling != kLlamaCpp) return weight;
+  return atelier::parts::llama_cpp_name(weight, /*has_outer_norms=*/true);
+}
+
+Gemma2Config read_config(const PartView& view, std::string_view spelling) {
   const TensorIndex& index = view.index();
   const auto integer = [&](const char* key, int64_t otherwise) {
     return index.config_integer(key).value_or(otherwise);
@@ -60,15 +70,16 @@ Gemma2Config read_config(const PartView& view) {
   const auto real = [&](const char* key, double otherwise) {
     return index.config_real(key).value_or(otherwise);
   };
-  const std::string layer = "layers.0.";
+  const auto name = [&](const char* weight) { return spelled(spelling, weight); };
+  const std::string tokens = name("embed_tokens.weight"),
+                    queries = name("layers.0.self_attn.q_proj.weight"),
+                    keys = name("layers.0.self_attn.k_proj.weight");
   Gemma2Config c;
-  const int64_t there = view.block_count("layers.{}.self_attn.q_proj.weight");
+  const int64_t there = view.block_count(name("layers.{}.self_attn.q_proj.weight"));
   c.layers = integer("num_hidden_layers", there);
-  c.vocabulary = view.dim("embed_tokens.weight", 0);
-  c.width = view.dim("embed_tokens.weight", 1);
-  c.mlp_width = view.dim(layer + "mlp.gate_proj.weight", 0);
-  const std::string queries = layer + "self_attn.q_proj.weight",
-                    keys = layer + "self_attn.k_proj.weight";
+  c.vocabulary = view.dim(tokens, 0);
+  c.width = view.dim(tokens, 1);
+  c.mlp_width = view.dim(name("layers.0.mlp.gate_proj.weight"), 0);
   view.require_config(c.width == 2304 && c.mlp_width == 9216 && view.dim(queries, 0) == 2048 &&
                           view.dim(keys, 0) == 1024,
                       "head_dim, query_pre_attn_scalar, attn_logit_softcapping, sliding_window and "
@@ -83,7 +94,7 @@ Gemma2Config read_config(const PartView& view) {
                     std::to_string(c.layers),
                 kOwnConfig);
   }
-  c.attention_bias = view.contains(layer + "self_attn.q_proj.bias");
+  c.attention_bias = view.contains(name("layers.0.self_attn.q_proj.bias"));
   c.query_scalar = real("query_pre_attn_scalar", c.query_scalar);
   const bool is_capped = !index.has_null("attn_logit_softcapping");
   c.softcap = is_capped ? real("attn_logit_softcapping", c.softcap) : 0;
@@ -109,11 +120,14 @@ std::vector<bool> every_second(int64_t layers) {
 std::optional<Detection> detect_gemma2(const TensorIndex& checkpoint) {
   for (const GemmaSpelling& spelling : kGemmaSpellings) {
     const std::string stem = std::string(spelling.prefix) + spelling.stem;
-    if (!checkpoint.contains(stem + kMarker)) continue;
+    const auto has = [&](const char* weight) {
+      return checkpoint.contains(stem + spelled(spelling.name, weight));
+    };
     // Gemma 3 has norms of queries and keys.
-    if (checkpoint.contains(stem + "layers.0.self_attn.q_norm.weight")) continue;
+    if (!has(kMarker) || has("layers.0.self_attn.q_norm.weight")) continue;
     const PartView view(checkpoint, stem, "text encoder");
-    return atelier::detection_of("text_encoder", spelling.name, read_config(view), spelling.prefix);
+    return atelier::detection_of("text_encoder", spelling.name, read_config(view, spelling.name),
+                                 spelling.prefix);
   }
   return std::nullopt;
 }
@@ -123,15 +137,17 @@ atelier::WeightMap gemma2_map(const Detection& part) {
   for (const GemmaSpelling& spelling : kGemmaSpellings) {
     if (part.spelling == spelling.name) stem = spelling.stem;
   }
+  const auto from = [&](const std::string& weight) {
+    return stem + spelled(part.spelling, weight);
+  };
   const std::string last = "layers." + std::to_string(part.integer("layers") - 1) + ".*";
   atelier::WeightMap map = {
-      {stem + last},      {stem + "norm.weight"},
-      {"lm_head.weight"}, {"logit_scale"},
-      {"spiece_model"},   {stem + "embed_tokens.weight", "embed_tokens.weight"}};
+      {from(last)},    {from("norm.weight")}, {"lm_head.weight"},
+      {"logit_scale"}, {"spiece_model"},      {from("embed_tokens.weight"), "embed_tokens.weight"}};
   const auto add = [&](std::span<const std::string_view> weights) {
     for (const std::string_view weight : weights) {
       const std::string name = "layers.{}." + std::string(weight);
-      map.push_back({stem + name, name});
+      map.push_back({from(name), name});
     }
   };
   add(kLayerWeights);
@@ -141,27 +157,29 @@ atelier::WeightMap gemma2_map(const Detection& part) {
 
 std::unique_ptr<atelier::nn::Module> make_gemma2(const Detection& part) {
   const auto c = atelier::config_of<Gemma2Config>(part);
-  return std::make_unique<LanguageModel>(LanguageModelConfig{.layers = c.layers,
-                                                             .width = c.width,
-                                                             .heads = c.heads,
-                                                             .kv_heads = c.kv_heads,
-                                                             .head_dim = c.head_dim,
-                                                             .mlp_width = c.mlp_width,
-                                                             .vocabulary = c.vocabulary,
-                                                             .qkv_bias = c.attention_bias,
-                                                             .head_norms = false,
-                                                             .window = c.window,
-                                                             .windowed = c.windowed,
-                                                             .rope_theta = c.rope_theta,
-                                                             .eps = c.eps,
-                                                             .states = {-2},
-                                                             .norms_add_one = true,
-                                                             .has_outer_norms = true,
-                                                             .has_gelu_gate = true,
-                                                             .scales_embeddings = true,
-                                                             .out_bias = c.attention_bias,
-                                                             .query_scalar = c.query_scalar,
-                                                             .softcap = c.softcap});
+  return std::make_unique<LanguageModel>(
+      LanguageModelConfig{.layers = c.layers,
+                          .width = c.width,
+                          .heads = c.heads,
+                          .kv_heads = c.kv_heads,
+                          .head_dim = c.head_dim,
+                          .mlp_width = c.mlp_width,
+                          .vocabulary = c.vocabulary,
+                          .qkv_bias = c.attention_bias,
+                          .head_norms = false,
+                          .window = c.window,
+                          .windowed = c.windowed,
+                          .rope_theta = c.rope_theta,
+                          .eps = c.eps,
+                          .states = {-2},
+                          .norms_add_one = true,
+                          .has_outer_norms = true,
+                          .has_gelu_gate = true,
+                          .scales_embeddings = true,
+                          .out_bias = c.attention_bias,
+                          .query_scalar = c.query_scalar,
+                          .softcap = c.softcap,
+                          .norms_hold_one = part.spelling == kLlamaCpp});
 }
 
 std::vector<int64_t> prompt_ids(const atelier::text::Tokenizer& tokenizer, std::string_view text) {

@@ -41,8 +41,9 @@ struct Gemma2Config {
 // Says whether a checkpoint holds a Gemma 2, as the component "text_encoder". Its variant is left
 // empty. Throws Error{kInvalidArgument} when shapes and config.json contradict each other.
 //
-// Spellings: "transformers" (layers.0.…), "causal_lm" (model.layers.0.…; ComfyUI's file too) and
-// "bundle" (transformer.model.layers.0.…, behind text_encoders.gemma2_2b. of a single file).
+// Spellings: "transformers" (layers.0.…), "causal_lm" (model.layers.0.…; ComfyUI's file too),
+// "bundle" (transformer.model.layers.0.…, behind text_encoders.gemma2_2b. of a single file) and
+// "llama_cpp" (blk.0.…; GGUF files).
 std::optional<atelier::Detection> detect_gemma2(const atelier::TensorIndex& checkpoint);
 std::vector<bool> every_second(int64_t layers);
 

@@ -5,6 +5,7 @@
 #include "atelier/error.h"
 #include "atelier/part_view.h"
 #include "atelier/parts/causal_vae.h"
+#include "atelier/parts/language_model.h"
 
 namespace qwen_image {
 
@@ -80,18 +81,20 @@ void read_sections(const PartView& view, const std::string& home, TextEncoderCon
   }
 }
 
-TextEncoderConfig read_text_encoder(const PartView& view) {
+TextEncoderConfig read_text_encoder(const PartView& view, std::string_view spelling) {
   const TensorIndex& index = view.index();
   // Newer configs have an object of its own for the language model.
   const std::string home =
       atelier::has_fields(index.config(), "text_config.") ? "text_config." : "";
-  const std::string layer = "layers.0.";
+  const auto name = [&](const char* weight) { return spelled(spelling, weight); };
+  const std::string tokens = name("embed_tokens.weight"),
+                    q = name("layers.0.self_attn.q_proj.weight"),
+                    k = name("layers.0.self_attn.k_proj.weight");
   TextEncoderConfig c;
-  c.layers = view.block_count("layers.{}.self_attn.q_proj.weight");
-  c.width = view.dim("embed_tokens.weight", 1);
-  c.vocabulary = view.dim("embed_tokens.weight", 0);
-  c.mlp_width = view.dim(layer + "mlp.gate_proj.weight", 0);
-  const std::string q = layer + "self_attn.q_proj.weight", k = layer + "self_attn.k_proj.weight";
+  c.layers = view.block_count(name("layers.{}.self_attn.q_proj.weight"));
+  c.width = view.dim(tokens, 1);
+  c.vocabulary = view.dim(tokens, 0);
+  c.mlp_width = view.dim(name("layers.0.mlp.gate_proj.weight"), 0);
   view.require_config(
       c.width == 3584 && c.mlp_width == 18944 && view.dim(q, 0) == 3584 && view.dim(k, 0) == 512,
       "num_attention_heads, rope_theta and rms_norm_eps");
@@ -187,18 +190,25 @@ std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
   return part;
 }
 
+std::string spelled(std::string_view spelling, const std::string& weight) {
+  if (spelling != kLlamaCpp) return weight;
+  return atelier::parts::llama_cpp_name(weight, /*has_outer_norms=*/false);
+}
+
 std::optional<Detection> detect_text_encoder(const TensorIndex& checkpoint) {
   static constexpr std::string_view kPrefixes[] = {"", "text_encoder."};
-  for (const auto& [spelling, stem] :
-       {std::pair("memory", "model.language_model."), std::pair("disk", "model.")}) {
-    const std::string marker = std::string(stem) + "layers.0.self_attn.q_proj.bias";
+  for (const auto& [spelling, stem] : {std::pair("memory", "model.language_model."),
+                                       std::pair("disk", "model."), std::pair(kLlamaCpp, "")}) {
+    const std::string marker = stem + spelled(spelling, "layers.0.self_attn.q_proj.bias");
     const std::string_view markers[] = {marker};
     const auto prefix = atelier::find_prefix(checkpoint, kPrefixes, markers);
     if (!prefix) continue;
     const PartView view(checkpoint, *prefix + stem, "text encoder");
     view.refuse_quantised();
-    Detection part = detection_of_text_encoder(read_text_encoder(view), spelling, *prefix);
-    part.owns = {std::string(stem) + "*", "lm_head.*"};
+    Detection part =
+        detection_of_text_encoder(read_text_encoder(view, spelling), spelling, *prefix);
+    // GGUF files of the vision tower are others.
+    if (spelling != kLlamaCpp) part.owns = {std::string(stem) + "*", "lm_head.*"};
     return part;
   }
   return std::nullopt;

@@ -80,6 +80,10 @@ struct TextEncoderConfig {
   }
 };
 
+// The spelling of GGUF files, and what the text encoder's files call a weight behind their stem.
+inline constexpr const char* kLlamaCpp = "llama_cpp";
+std::string spelled(std::string_view spelling, const std::string& weight);
+
 // What a detection holds, and back. Numbers that may differ since pictures are seen are in it only
 // where they do: checkpoints of training and caches know a model by its detection.
 atelier::Detection detection_of_dit(const DitConfig& config, std::string prefix = {});

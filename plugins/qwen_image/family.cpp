@@ -86,7 +86,8 @@ constexpr ComponentRow kRows[] = {
               .help = "folder tokenizer/: tokenizer.json, or vocab.json and merges.txt"}},
     {.spec = {.name = "text_encoder",
               .role = Role::kTextEncoder,
-              .help = "Qwen2.5-VL 7B: text_encoder/*.safetensors or qwen_2.5_vl_7b.safetensors"},
+              .help =
+                  "Qwen2.5-VL 7B: text_encoder/*.safetensors, qwen_2.5_vl_7b.safetensors or GGUF"},
      .detect = detect_text_encoder,
      .config_fields = text_encoder_fields,
      .weight_map = text_encoder_map,

@@ -79,11 +79,16 @@ WeightMap dit_map(const Detection& part) {
 }
 
 WeightMap text_encoder_map(const Detection& part) {
-  const bool disk = part.spelling == "disk";
-  const std::string stem = disk ? "model." : "model.language_model.";
+  const bool is_gguf = part.spelling == kLlamaCpp, disk = part.spelling == "disk";
+  const std::string stem = is_gguf ? "" : disk ? "model." : "model.language_model.";
   WeightMap map;
   for (const std::string_view weight : kTextWeights) {
-    map.push_back({stem + std::string(weight), std::string(weight)});
+    const std::string path(weight);
+    map.push_back({stem + spelled(part.spelling, path), path});
+  }
+  if (is_gguf) {
+    map.push_back({"output.weight"});
+    return map;
   }
   map.push_back({"lm_head.weight"});
   map.push_back({disk ? "visual.*" : "model.visual.*"});

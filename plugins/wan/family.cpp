@@ -95,8 +95,8 @@ constexpr ComponentRow kRows[] = {
               .help = "folder tokenizer/ or google/umt5-xxl/: tokenizer.json or spiece.model",
               .paths = {"umt5*", "tokenizer"}}},
     atelier::parts::t5_row<kTextEncoder>(
-        "umT5-XXL: text_encoder/*.safetensors, models_t5_umt5-xxl-enc-bf16.pth or "
-        "umt5_xxl_fp16.safetensors"),
+        "umT5-XXL: text_encoder/*.safetensors, models_t5_umt5-xxl-enc-bf16.pth, "
+        "umt5_xxl_fp16.safetensors or GGUF"),
     atelier::parts::clip_vision_row<kImageEncoder>(
         "CLIP ViT-H/14 of variants that are shown images: image_encoder/*.safetensors, "
         "models_clip_*.pth or clip_vision_h.safetensors",

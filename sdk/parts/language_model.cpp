@@ -25,15 +25,16 @@ int64_t LanguageModelConfig::layers_run() const {
 Norm::LanguageModelNorm(Module* parent, std::string name, int64_t width,
                         const LanguageModelConfig& c)
     : Module(parent, std::move(name)),
-      weight(declare("weight", {width})),
+      weight(declare("weight", {width}, {.keeps_float32 = c.norms_hold_one})),
       eps(c.eps),
-      adds_one(c.norms_add_one) {}
+      is_of_gemma(c.norms_add_one),
+      added(c.norms_hold_one ? 0 : 1) {}
 Norm::~LanguageModelNorm() = default;
 
 at::Tensor Norm::forward(const at::Tensor& x) const {
-  if (!adds_one) return ops::rms_norm(x, weight->draw(), eps);
+  if (!is_of_gemma) return ops::rms_norm(x, weight->draw(), eps);
   const at::ScalarType wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return ops::rms_norm(x.to(wide), weight->draw().to(wide) + 1, eps).to(x.scalar_type());
+  return ops::rms_norm(x.to(wide), weight->draw().to(wide) + added, eps).to(x.scalar_type());
 }
 
 // Inputs: rows [N, D], offsets of the samples, cosines and sines [N, d / 2], and where layers with
@@ -89,7 +90,7 @@ class LanguageModelLayer final : public Block {
     const auto heads = [&](const at::Tensor& t) { return t.view({t.size(0), -1, head_dim_}); };
     const auto turned = [&](const at::Tensor& t, const std::unique_ptr<Norm>& norm) {
       // The kernel's own norm multiplies by the weight as it is.
-      const bool is_apart = norm && norm->adds_one;
+      const bool is_apart = norm && norm->is_of_gemma;
       return ops::norm_rope(is_apart ? norm->forward(heads(t)) : heads(t),
                             norm && !is_apart ? norm->weight->draw() : at::Tensor(), in[waves_],
                             in[waves_ + 1], ops::RopeLayout::kHalves, input_norm_.eps);

@@ -12,6 +12,27 @@ std::string stem_of(std::string_view spelling) {
   return spelling == "causal_lm" ? "model." : "";
 }
 
+constexpr Renamed kLlamaCppNames[] = {
+    {"layers.", "blk."},
+    {"embed_tokens.", "token_embd."},
+    {"norm.", "output_norm."},
+    {"input_layernorm.", "attn_norm."},
+    {"self_attn.q_proj.", "attn_q."},
+    {"self_attn.k_proj.", "attn_k."},
+    {"self_attn.v_proj.", "attn_v."},
+    {"self_attn.o_proj.", "attn_output."},
+    {"self_attn.q_norm.", "attn_q_norm."},
+    {"self_attn.k_norm.", "attn_k_norm."},
+    {"pre_feedforward_layernorm.", "ffn_norm."},
+    {"post_feedforward_layernorm.", "post_ffw_norm."},
+    {"mlp.gate_proj.", "ffn_gate."},
+    {"mlp.up_proj.", "ffn_up."},
+    {"mlp.down_proj.", "ffn_down."},
+};
+// The norm behind attention, which stands in front of the MLP where there are no outer norms.
+constexpr Renamed kBehindAttention[] = {{"post_attention_layernorm.", "post_attention_norm."}},
+                  kBeforeMlp[] = {{"post_attention_layernorm.", "ffn_norm."}};
+
 constexpr std::string_view kGemma2 = "gemma2", kGemma3 = "gemma3_text";
 
 bool is_gemma(std::string_view model_type) {
@@ -206,6 +227,11 @@ LanguageModelConfig read_config(const PartView& view, const LanguageModelUse& us
 }
 
 }  // namespace
+
+std::string llama_cpp_name(const std::string& path, bool has_outer_norms) {
+  const std::span<const Renamed> norm = has_outer_norms ? kBehindAttention : kBeforeMlp;
+  return renamed(renamed(path, kLlamaCppNames), norm);
+}
 
 std::optional<Detection> detect_language_model(const TensorIndex& checkpoint,
                                                const LanguageModelUse& use) {

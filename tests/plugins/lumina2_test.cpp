@@ -109,6 +109,28 @@ TEST_CASE("The tables fill every weight of the published DiT, and cut q, k and v
   }
 }
 
+TEST_CASE("Gemma 2 is known in a GGUF file, whose norms keep float32", "[detect]") {
+  for (const std::string file :
+       {"lumina2_text_encoder.txt", "lumina2_text_encoder_llama_cpp.txt"}) {
+    INFO(file);
+    const bool is_gguf = file.ends_with("_llama_cpp.txt");
+    const TensorIndex index = index_of(read_keys(file));
+    const Detection part = detected(index);
+    CHECK(part.component == "text_encoder");
+    CHECK(part.spelling == (is_gguf ? "llama_cpp" : "transformers"));
+    CHECK(part.integer("layers") == 26);
+    CHECK(part.integer("vocabulary") == 256000);
+    const auto model = family().make_model({&part, 1}, {});
+    nn::Module& encoder = model->component("text_encoder");
+    const auto binding = weights::bind_weights(family().weight_map(part), "", index, encoder);
+    CHECK_NOTHROW(binding.throw_unless_complete(file, "text_encoder"));
+    CHECK(binding.unused.size() == 12);  // the last layer, and the norm behind it
+    encoder.visit_weights([&](const std::string& path, Weight& weight) {
+      CHECK(weight.keeps_float32() == (is_gguf && path.ends_with("norm.weight")));
+    });
+  }
+}
+
 TEST_CASE("Models of the same ancestry are not taken", "[detect]") {
   // Z-Image: other modulation, pads of its own.
   Keys other = read_keys("lumina2_original.txt");
@@ -122,7 +144,8 @@ TEST_CASE("Models of the same ancestry are not taken", "[detect]") {
   }
   CHECK_FALSE(family().detect(index_of(other), {}));
   for (const char* file : {"transformer.txt", "text_encoder_disk.txt", "text_encoder_memory.txt",
-                           "vae_diffusers.txt", "vae_original.txt"}) {
+                           "text_encoder_llama_cpp.txt", "umt5_llama_cpp.txt", "vae_diffusers.txt",
+                           "vae_original.txt"}) {
     INFO(file);
     CHECK_FALSE(family().detect(index_of(read_keys(file)), {}));
   }

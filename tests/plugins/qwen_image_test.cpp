@@ -188,7 +188,8 @@ TEST_CASE("Every published text encoder file is detected and each of its tensors
   const std::tuple<Keys, std::string, size_t> files[] = {
       {read_keys("text_encoder_disk.txt"), "disk", 391},
       {without_head, "disk", 390},
-      {read_keys("text_encoder_memory.txt"), "memory", 391}};
+      {read_keys("text_encoder_memory.txt"), "memory", 391},
+      {read_keys("text_encoder_llama_cpp.txt"), "llama_cpp", 1}};
   for (const auto& [keys, spelling, unused] : files) {
     const TensorIndex index = index_of(keys);
     const Detection part = detected(index);

@@ -50,7 +50,8 @@ TEST_CASE("umT5-XXL is known by its names and shapes, in every spelling", "[dete
   const std::pair<Keys, const char*> files[] = {{read_keys("umt5_original.txt"), "original"},
                                                 {read_keys("umt5.txt"), "transformers"},
                                                 {with_both(), "transformers"},
-                                                {without_shared(), "transformers_embed"}};
+                                                {without_shared(), "transformers_embed"},
+                                                {read_keys("umt5_llama_cpp.txt"), "llama_cpp"}};
   for (const auto& [keys, spelling] : files) {
     for (const char* prefix : {"", "text_encoder.", "text_encoders.umt5xxl.transformer."}) {
       INFO(spelling << " behind '" << prefix << "'");
@@ -105,7 +106,8 @@ TEST_CASE("What a umT5 is known by is what it was before T5 was read", "[detect]
 
 TEST_CASE("What is no umT5 is not taken for one", "[detect]") {
   CHECK_FALSE(detect_t5(index_of(read_keys("umt5.txt")), kT5));
-  for (const char* file : {"transformer.txt", "text_encoder_disk.txt", "lumina2_text_encoder.txt"})
+  for (const char* file : {"transformer.txt", "text_encoder_disk.txt", "lumina2_text_encoder.txt",
+                           "text_encoder_llama_cpp.txt", "lumina2_text_encoder_llama_cpp.txt"})
     CHECK_FALSE(detect_t5(index_of(read_keys(file)), kUmt5));
 }
 

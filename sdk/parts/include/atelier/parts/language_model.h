@@ -42,11 +42,14 @@ struct LanguageModelConfig {
   // `low_waves` of it in `first_positions`, those that the model was trained with at first, and not
   // at all where there are more than `high_waves`. high_waves 0: everywhere.
   double rope_factor = 1, low_waves = 0, high_waves = 0, first_positions = 0;
+  // Of norms that add one: their weights are 1 + weight already, as llama.cpp's files have them,
+  // and keep float32.
+  bool norms_hold_one = false;
 
-  static constexpr std::array kLater = {"norms_add_one",     "has_outer_norms",  "has_gelu_gate",
-                                        "scales_embeddings", "out_bias",         "query_scalar",
-                                        "softcap",           "local_rope_theta", "rope_factor",
-                                        "low_waves",         "high_waves",       "first_positions"};
+  static constexpr std::array kLater = {
+      "norms_add_one", "has_outer_norms", "has_gelu_gate",    "scales_embeddings", "out_bias",
+      "query_scalar",  "softcap",         "local_rope_theta", "rope_factor",       "low_waves",
+      "high_waves",    "first_positions", "norms_hold_one"};
 
   int64_t layers_before(int64_t state) const { return state < 0 ? layers + 1 + state : state; }
   int64_t layers_run() const;
@@ -63,7 +66,7 @@ struct LanguageModelConfig {
     fields("out_bias", out_bias), fields("query_scalar", query_scalar), fields("softcap", softcap);
     fields("local_rope_theta", local_rope_theta), fields("rope_factor", rope_factor);
     fields("low_waves", low_waves), fields("high_waves", high_waves);
-    fields("first_positions", first_positions);
+    fields("first_positions", first_positions), fields("norms_hold_one", norms_hold_one);
   }
 };
 
@@ -92,6 +95,10 @@ inline constexpr std::array<const char*, 2> kLanguageModelSpellings = {"transfor
 ConfigFields language_model_fields(const Detection& part, const LanguageModelUse& use);
 WeightMap language_model_map(const Detection& part);
 
+// What llama.cpp's files call a weight of a LanguageModel: "blk.0.attn_q.weight" is its
+// "layers.0.self_attn.q_proj.weight". has_outer_norms: see LanguageModelConfig.
+std::string llama_cpp_name(const std::string& path, bool has_outer_norms);
+
 // A small one for tests, whose numbers shapes alone tell where they are those of `use`; its width
 // is kTinyLanguageModelWidth for each state.
 inline constexpr int64_t kTinyLanguageModelWidth = 32;
@@ -109,7 +116,8 @@ class LanguageModelNorm final : public nn::Module {
 
   WeightPtr weight;
   double eps;
-  bool adds_one;  // see LanguageModelConfig::norms_add_one
+  bool is_of_gemma;  // see LanguageModelConfig::norms_add_one
+  double added;      // to the weight of such a norm
 };
 
 // Weights are called as transformers calls them. A family that shows it more than tokens derives

@@ -1,0 +1,127 @@
+"""Text encoders in GGUF files, whose tensors llama.cpp names, beside the same values in safetensors: the hidden states
+are the same to the bit. gguf-py gives the names, and quantises."""
+
+import sys
+import unittest
+
+import gguf
+import numpy as np
+import torch
+from gguf.constants import MODEL_ARCH
+from safetensors.torch import save_file
+
+import atelier
+import lumina2_encoders_parity_test
+import tiny_models
+import umt5_parity_test
+from tiny_run import FolderTest
+
+KINDS = gguf.GGMLQuantizationType
+DTYPES = ("float32", "bfloat16")
+LENGTHS = [23, 1, 9, 40]
+VOCABULARY = 300
+ADDED = ("<|endoftext|>", "<|im_end|>", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+
+
+def umt5():
+    encoder = umt5_parity_test.make_encoder(61, d_model=64, d_ff=96)
+    return encoder, {name: value for name, value in encoder.state_dict().items() if "embed_tokens" not in name}
+
+
+def qwen():
+    encoder = tiny_models.make_text_encoder(VOCABULARY, hidden=96, heads=6, kv_heads=2, sections=[2, 3, 3],
+                                            ids={text: VOCABULARY - 1 - i for i, text in enumerate(ADDED)},
+                                            seed=62, intermediate_size=128)
+    stem = "model.language_model."
+    values = {"model." + name.removeprefix(stem): value for name, value in encoder.state_dict().items()
+              if name.startswith(stem)}
+    return encoder, {**values, "lm_head.weight": encoder.lm_head.weight.detach()}
+
+
+def gemma():
+    encoder = lumina2_encoders_parity_test.make_encoder(63, hidden_size=64, intermediate_size=96, sliding_window=5)
+    return encoder, {"model." + name: value for name, value in encoder.state_dict().items()}
+
+
+ENCODERS = {
+    "wan": (umt5, MODEL_ARCH.T5ENCODER),
+    "qwen_image": (qwen, MODEL_ARCH.QWEN2VL),
+    "lumina2": (gemma, MODEL_ARCH.GEMMA2),
+}
+
+
+def kind_of(name, value, matrices):
+    """As llama.cpp chooses it: norms, biases and tables of distances stay as they are."""
+    return matrices if value.dim() == 2 and "attn_rel_b" not in name else KINDS.F32
+
+
+def write(path, arch, values, matrices):
+    """Writes a GGUF file, and returns what its values are for transformers. Norms of Gemma are written with 1 added."""
+    names = gguf.get_tensor_name_map(arch, 8)
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    kept = {}
+    for name, value in values.items():
+        new = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        kind = kind_of(new, value, matrices)
+        offset = 1 if arch == MODEL_ARCH.GEMMA2 and name.endswith("norm.weight") else 0
+        data = gguf.quants.quantize((value.float() + offset).numpy(), kind)
+        writer.add_tensor(new, data, raw_dtype=kind)
+        kept[name] = torch.from_numpy(np.array(gguf.quants.dequantize(data, kind))) - offset
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return kept
+
+
+class LlamaCppTest(FolderTest):
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        generator = torch.Generator().manual_seed(3)
+        cls.texts = {"input_ids": torch.randint(3, VOCABULARY - len(ADDED), (len(LENGTHS), max(LENGTHS)),
+                                                generator=generator),
+                     "lengths": torch.tensor(LENGTHS)}
+
+    def folders(self, family, matrices):
+        """The same encoder twice: as GGUF, and as safetensors of its values."""
+        make, arch = ENCODERS[family]
+        encoder, values = make()
+        values = {name: value.detach().bfloat16() for name, value in values.items()}  # as published
+        packed, plain = self.dir / f"{matrices.name} gguf", self.dir / f"{matrices.name} plain"
+        for folder in (packed, plain):
+            folder.mkdir()
+            encoder.config.save_pretrained(folder)
+        kept = write(packed / "encoder.gguf", arch, values, matrices)
+        for name, value in values.items():
+            if matrices == KINDS.F32:
+                self.assertTrue(torch.equal(kept[name], value.float()), f"{name} is not what it was")
+        save_file(tiny_models.contiguous(kept), plain / "model.safetensors")
+        return packed, plain
+
+    def check(self, family):
+        seen = []
+        for matrices in (KINDS.F32, KINDS.Q8_0):
+            packed, plain = self.folders(family, matrices)
+            for dtype in DTYPES:
+                with self.subTest(matrices.name, dtype=dtype):
+                    got, expected = (atelier.probe("text_encoder", path, self.texts, plugin=family, dtype=dtype)["hidden"]
+                                     for path in (packed, plain))
+                    self.assertTrue(torch.isfinite(got).all() and got.float().std() > 0.1)
+                    self.assertTrue(torch.equal(got, expected), f"differs by {(got - expected).abs().max()}")
+                    seen.append(got)
+        self.assertFalse(torch.equal(seen[0], seen[2]), "codes are not seen in the hidden states")
+
+    def test_umt5(self):
+        self.check("wan")
+
+    def test_the_text_part_of_qwen2_5_vl(self):
+        self.check("qwen_image")
+
+    def test_gemma_2(self):
+        self.check("lumina2")
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())
