@@ -47,6 +47,8 @@ LEFT_OUT = {
     "~/atelier/bin/atelier ": "the same",
     "atelier generate --plugin qwen_image --model_paths '[\"models/Qwen-Image\", \"qwen-image-Q4_K_M.gguf\"]'":
         "tests/host/train/packed_cli_test.py makes pictures of GGUF files",
+    "atelier generate --plugin qwen_image --prompt \"Make it night\" --edit_image day.png":
+        "tests/parity/llama_cpp_parity_test.py compares text encoders in GGUF files",
     "atelier plugin test my_family ": "the same, and tests/host/cli/reference_test.py compares numbers",
 }
 

@@ -14,12 +14,15 @@
 #include "atelier/ops/pointwise.h"
 #include "atelier/part_view.h"
 
+#include "config.h"
+
 namespace qwen_image {
 
 using atelier::ConfigFields;
 using atelier::Detection;
 using atelier::kOwnConfig;
 using atelier::PartView;
+using atelier::Renamed;
 using atelier::Segments;
 using atelier::TensorIndex;
 using atelier::Tensors;
@@ -32,6 +35,9 @@ namespace {
 
 constexpr int64_t kMerged = 4;
 constexpr double kRopeTheta = 10000;
+constexpr const char *kPatches = "patch_embed.proj.weight",
+                     *kSecondFrame = "patch_embed.proj.weight.1";
+using Shape = std::vector<int64_t>;
 
 // Tokens of all pictures in the order of windows, and where patches of windows and of pictures
 // begin.
@@ -135,11 +141,15 @@ class VisionBlock final : public atelier::Block {
   Linear gate_, up_, down_;
 };
 
-VisionTower::VisionTower(const VisionConfig& c)
+VisionTower::VisionTower(const VisionConfig& c, bool has_frames_apart)
     : Module(nullptr, "vision_tower"),
       config_(c),
-      patch_embed_(
-          declare("patch_embed.proj.weight", {c.width, 3, kFrames, kPatchPixels, kPatchPixels})),
+      patch_embed_(declare(kPatches, has_frames_apart
+                                         ? Shape{c.width, 3, kPatchPixels, kPatchPixels}
+                                         : Shape{c.width, 3, kFrames, kPatchPixels, kPatchPixels})),
+      second_frame_(has_frames_apart
+                        ? declare(kSecondFrame, {c.width, 3, kPatchPixels, kPatchPixels})
+                        : nullptr),
       merge_norm_(this, "merger.ln_q", c.width),
       merge_in_(this, "merger.mlp.0", kMerged * c.width, kMerged * c.width),
       merge_out_(this, "merger.mlp.2", kMerged * c.width, c.out_width) {
@@ -148,6 +158,12 @@ VisionTower::VisionTower(const VisionConfig& c)
 }
 
 VisionTower::~VisionTower() = default;
+
+at::Tensor VisionTower::patch_kernel() const {
+  const at::Tensor kernel = patch_embed_->draw();
+  return second_frame_ ? at::stack({kernel, second_frame_->draw()}, 2).flatten(1)
+                       : kernel.flatten(1);
+}
 
 at::Tensor VisionTower::forward(const at::Tensor& patches, std::span<const PatchGrid> grids,
                                 atelier::BlockRunner& runner) const {
@@ -158,7 +174,7 @@ at::Tensor VisionTower::forward(const at::Tensor& patches, std::span<const Patch
   const at::Tensor angles = angles_of(grids, cut, config_.width / config_.heads).to(device);
   const at::Tensor cos = at::cos(angles), sin = at::sin(angles);
 
-  const at::Tensor kernel = patch_embed_->draw().flatten(1);
+  const at::Tensor kernel = patch_kernel();
   at::Tensor x = at::linear(patches.to(kernel.scalar_type()), kernel)
                      .view({-1, kMerged, config_.width})
                      .index({order})
@@ -176,26 +192,49 @@ at::Tensor VisionTower::forward(const at::Tensor& patches, std::span<const Patch
 
 namespace {
 
-constexpr const char* kConfig = "vision_config.";
+constexpr const char *kConfig = "vision_config.", *kFirstGate = "blocks.0.mlp.gate_proj.weight";
 
 struct Names {
-  const char *spelling, *stem;
+  std::string_view spelling;
+  const char* stem;
 };
-constexpr Names kNames[] = {{"disk", "visual."}, {"memory", "model.visual."}};
+constexpr Names kNames[] = {{"disk", "visual."}, {"memory", "model.visual."}, {kLlamaCpp, ""}};
 
-std::string stem_of(const Detection& part) {
-  return part.spelling == kNames[0].spelling ? kNames[0].stem : kNames[1].stem;
+constexpr Renamed kLlamaCppNames[] = {
+    {"patch_embed.proj.", "v.patch_embd."},
+    {"blocks.", "v.blk."},
+    {"norm1.", "ln1."},
+    {"norm2.", "ln2."},
+    {"attn.proj.", "attn_out."},
+    {"mlp.gate_proj.", "ffn_gate."},
+    {"mlp.up_proj.", "ffn_up."},
+    {"mlp.down_proj.", "ffn_down."},
+    {"merger.ln_q.", "v.post_ln."},
+    {"merger.mlp.", "mm."},
+};
+
+bool is_gguf(const Names& names) {
+  return names.spelling == kLlamaCpp;
+}
+
+std::string vision_name(const Names& names, const std::string& path) {
+  return is_gguf(names) ? atelier::renamed(path, kLlamaCppNames) : names.stem + path;
+}
+
+const Names& names_of(const Detection& part) {
+  return *std::ranges::find(kNames, part.spelling, &Names::spelling);
 }
 
 // nullopt: the widths are not the published ones, and no config says the rest.
-std::optional<VisionConfig> read_vision(const PartView& view) {
+std::optional<VisionConfig> read_vision(const PartView& view, const Names& names) {
   const TensorIndex& index = view.index();
   const std::string home = kConfig;
+  const auto name = [&](const char* path) { return vision_name(names, path); };
   VisionConfig c;
-  c.layers = view.block_count("blocks.{}.norm1.weight");
-  c.width = view.dim("patch_embed.proj.weight", 0);
-  c.mlp_width = view.dim("blocks.0.mlp.gate_proj.weight", 0);
-  c.out_width = view.dim("merger.mlp.2.weight", 0);
+  c.layers = view.block_count(name("blocks.{}.norm1.weight"));
+  c.width = view.dim(name(kPatches), 0);
+  c.mlp_width = view.dim(name(kFirstGate), 0);
+  c.out_width = view.dim(name("merger.mlp.2.weight"), 0);
   const auto heads = index.config_integer(home + "num_heads");
   const bool is_published = c.width == 1280 && c.mlp_width == 3420 && c.layers == 32;
   if (!heads && !is_published) return std::nullopt;
@@ -222,15 +261,18 @@ std::optional<VisionConfig> read_vision(const PartView& view) {
 std::optional<Detection> detect_vision(const TensorIndex& checkpoint) {
   static constexpr std::string_view kPrefixes[] = {"", "text_encoder."};
   for (const Names& names : kNames) {
-    const std::string marker = std::string(names.stem) + "patch_embed.proj.weight";
+    const std::string marker = vision_name(names, is_gguf(names) ? kSecondFrame : kPatches);
     const std::string_view markers[] = {marker};
     const auto prefix = atelier::find_prefix(checkpoint, kPrefixes, markers);
     if (!prefix) continue;
-    const PartView view(checkpoint, *prefix + names.stem, "vision tower");
-    const auto config = read_vision(view);
+    const PartView view(checkpoint, *prefix, "vision tower");
+    // Towers of Qwen2-VL and Qwen3-VL, whose GGUF files have such names, too, have no gates.
+    if (is_gguf(names) && !view.contains(vision_name(names, kFirstGate))) continue;
+    const auto config = read_vision(view, names);
     if (!config) return std::nullopt;
-    Detection part = atelier::detection_of("vision_tower", names.spelling, *config, *prefix);
-    part.owns = {std::string(names.stem) + "*"};
+    Detection part =
+        atelier::detection_of("vision_tower", std::string(names.spelling), *config, *prefix);
+    if (!is_gguf(names)) part.owns = {std::string(names.stem) + "*"};
     return part;
   }
   return std::nullopt;
@@ -257,10 +299,30 @@ ConfigFields vision_fields(const Detection& part) {
   return fields;
 }
 
+// Queries, keys and values are apart in GGUF files.
 atelier::WeightMap vision_map(const Detection& part) {
-  VisionTower tower(atelier::config_of<VisionConfig>(part));
-  const std::string stem = stem_of(part);
-  return atelier::named_weights(tower, [&](const std::string& path) { return stem + path; });
+  constexpr std::string_view kJoined = ".attn.qkv.";
+  const Names& names = names_of(part);
+  const auto tower = make_vision(part);
+  atelier::WeightMap map;
+  tower->visit_weights([&](const std::string& path, atelier::Weight&) {
+    const size_t joined = path.find(kJoined);
+    if (!is_gguf(names) || joined == std::string::npos) {
+      map.push_back({vision_name(names, path), path});
+      return;
+    }
+    for (const char* one : {".attn_q.", ".attn_k.", ".attn_v."}) {
+      std::string apart = path;
+      apart.replace(joined, kJoined.size(), one);
+      map.push_back({vision_name(names, apart), path, /*axis=*/0});
+    }
+  });
+  return map;
+}
+
+std::unique_ptr<Module> make_vision(const Detection& part) {
+  return std::make_unique<VisionTower>(atelier::config_of<VisionConfig>(part),
+                                       is_gguf(names_of(part)));
 }
 
 }  // namespace qwen_image

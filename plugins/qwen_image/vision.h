@@ -28,16 +28,19 @@ struct VisionConfig {
   }
 };
 
-// See ComponentRow. Spellings: "disk" (visual.blocks.0.…) and "memory" (model.visual.blocks.0.…).
+// See ComponentRow. Spellings: "disk" (visual.blocks.0.…), "memory" (model.visual.blocks.0.…) and
+// "llama_cpp" (v.blk.0.…; GGUF files, called mmproj).
 std::optional<atelier::Detection> detect_vision(const atelier::TensorIndex& checkpoint);
 atelier::ConfigFields vision_fields(const atelier::Detection& part);
 atelier::WeightMap vision_map(const atelier::Detection& part);
+std::unique_ptr<atelier::nn::Module> make_vision(const atelier::Detection& part);
 
 class VisionBlock;
 
 class VisionTower final : public atelier::nn::Module {
  public:
-  explicit VisionTower(const VisionConfig& config);
+  // `has_frames_apart`: what makes patches of the two frames are two weights, as in GGUF files.
+  explicit VisionTower(const VisionConfig& config, bool has_frames_apart = false);
   ~VisionTower() override;
 
   // Rows of all pictures, see Patches. Returns their tokens, [L, out_width] in compute dtype.
@@ -47,8 +50,10 @@ class VisionTower final : public atelier::nn::Module {
   int64_t out_width() const { return config_.out_width; }
 
  private:
+  at::Tensor patch_kernel() const;
+
   VisionConfig config_;
-  atelier::WeightPtr patch_embed_;
+  atelier::WeightPtr patch_embed_, second_frame_;  // the latter null: both are in one
   std::vector<std::unique_ptr<VisionBlock>> blocks_;
   atelier::nn::RMSNorm merge_norm_;
   atelier::nn::Linear merge_in_, merge_out_;

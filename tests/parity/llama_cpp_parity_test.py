@@ -50,9 +50,38 @@ ENCODERS = {
 }
 
 
+def vision(encoder):
+    """Tensors of the vision tower as converters cut them: queries, keys and values, and the two frames of patches."""
+    values = {}
+    for name, value in encoder.model.visual.state_dict().items():
+        name = "visual." + name
+        if ".attn.qkv." in name:
+            for one, part in zip("qkv", value.chunk(3)):
+                values[name.replace(".qkv.", f".{one}.")] = part
+        elif "patch_embed" in name:
+            values[name], values[name + ".1"] = value.unbind(2)
+        else:
+            values[name] = value
+    return values
+
+
+def joined(values):
+    """The tensors of vision() as transformers has them."""
+    whole = {}
+    for name, value in values.items():
+        if ".attn.q." in name:
+            whole[name.replace(".q.", ".qkv.")] = torch.cat([values[name.replace(".q.", f".{one}.")] for one in "qkv"])
+        elif name.endswith("patch_embed.proj.weight"):
+            whole[name] = torch.stack([value, values[name + ".1"]], 2)
+        elif not name.endswith(".1") and ".attn.k." not in name and ".attn.v." not in name:
+            whole[name] = value
+    return whole
+
+
 def kind_of(name, value, matrices):
-    """As llama.cpp chooses it: norms, biases and tables of distances stay as they are."""
-    return matrices if value.dim() == 2 and "attn_rel_b" not in name else KINDS.F32
+    """As llama.cpp chooses it: norms, biases, tables of distances and rows of no whole blocks stay as they are."""
+    is_whole = value.dim() == 2 and value.shape[1] % 32 == 0
+    return matrices if is_whole and "attn_rel_b" not in name else KINDS.F32
 
 
 def write(path, arch, values, matrices):
@@ -61,7 +90,7 @@ def write(path, arch, values, matrices):
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     kept = {}
     for name, value in values.items():
-        new = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        new = names.get_name(name, try_suffixes=(".weight", ".bias", ".weight.1"))
         kind = kind_of(new, value, matrices)
         offset = 1 if arch == MODEL_ARCH.GEMMA2 and name.endswith("norm.weight") else 0
         data = gguf.quants.quantize((value.float() + offset).numpy(), kind)
@@ -100,17 +129,21 @@ class LlamaCppTest(FolderTest):
         save_file(tiny_models.contiguous(kept), plain / "model.safetensors")
         return packed, plain
 
+    def same_hidden(self, component, got, expected, inputs, output, **options):
+        """What the component gives of files in `got` and in `expected`: the same."""
+        ours, theirs = (atelier.probe(component, paths, inputs, **options)[output] for paths in (got, expected))
+        self.assertTrue(torch.isfinite(ours).all() and ours.float().std() > 0.1)
+        self.assertTrue(torch.equal(ours, theirs), f"differs by {(ours - theirs).abs().max()}")
+        return ours
+
     def check(self, family):
         seen = []
         for matrices in (KINDS.F32, KINDS.Q8_0):
             packed, plain = self.folders(family, matrices)
             for dtype in DTYPES:
                 with self.subTest(matrices.name, dtype=dtype):
-                    got, expected = (atelier.probe("text_encoder", path, self.texts, plugin=family, dtype=dtype)["hidden"]
-                                     for path in (packed, plain))
-                    self.assertTrue(torch.isfinite(got).all() and got.float().std() > 0.1)
-                    self.assertTrue(torch.equal(got, expected), f"differs by {(got - expected).abs().max()}")
-                    seen.append(got)
+                    seen.append(self.same_hidden("text_encoder", packed, plain, self.texts, "hidden", plugin=family,
+                                                 dtype=dtype))
         self.assertFalse(torch.equal(seen[0], seen[2]), "codes are not seen in the hidden states")
 
     def test_umt5(self):
@@ -121,6 +154,20 @@ class LlamaCppTest(FolderTest):
 
     def test_gemma_2(self):
         self.check("lumina2")
+
+    def test_the_vision_tower_of_qwen2_5_vl(self):
+        encoder, _ = qwen()
+        encoder.config.save_pretrained(self.dir)
+        values = {name: value.bfloat16() for name, value in vision(encoder).items()}
+        pictures = {"pixel_values": torch.randn(8 * 12, 1176, generator=torch.Generator().manual_seed(4)),
+                    "grid": torch.tensor([[1, 8, 12]])}
+        for matrices in (KINDS.F32, KINDS.Q8_0):
+            packed, plain = self.dir / f"mmproj-{matrices.name}.gguf", self.dir / f"{matrices.name}.safetensors"
+            kept = write(packed, MODEL_ARCH.MMPROJ, values, matrices)
+            save_file(tiny_models.contiguous(joined(kept)), plain)
+            for dtype in DTYPES:
+                with self.subTest(matrices.name, dtype=dtype):
+                    self.same_hidden("vision_tower", packed, plain, pictures, "picture_embeds", dtype=dtype)
 
 
 if __name__ == "__main__":

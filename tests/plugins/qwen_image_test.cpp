@@ -156,6 +156,17 @@ std::string write_tokenizer(const std::string& name, bool marks = true) {
   return folder.string();
 }
 
+// Tensors of a text encoder file that its language model does not own.
+Keys vision_keys(const std::string& spelling) {
+  const Keys keys = read_keys("text_encoder_" + spelling + ".txt");
+  const Detection text = detected(index_of(keys));
+  Keys rest;
+  for (const auto& [name, shape] : keys) {
+    if (!model::owns(text, name)) rest.emplace(name, shape);
+  }
+  return rest;
+}
+
 }  // namespace
 
 TEST_CASE("Every published DiT file is detected and each of its tensors has a place", "[detect]") {
@@ -211,12 +222,7 @@ TEST_CASE("Every published text encoder file is detected and each of its tensors
 TEST_CASE("The vision tower of a text encoder file has the rest of its tensors", "[detect]") {
   for (const std::string spelling : {"disk", "memory"}) {
     INFO(spelling);
-    const Keys keys = read_keys("text_encoder_" + spelling + ".txt");
-    const Detection text = detected(index_of(keys));
-    Keys rest;
-    for (const auto& [name, shape] : keys) {
-      if (!model::owns(text, name)) rest.emplace(name, shape);
-    }
+    const Keys rest = vision_keys(spelling);
     CHECK(rest.size() == 390);
     const TensorIndex index = index_of(rest);
     const Detection part = detected(index);
@@ -232,6 +238,30 @@ TEST_CASE("The vision tower of a text encoder file has the rest of its tensors",
     for (const size_t layer : {7, 15, 23, 31}) sees_all[layer] = 1;
     CHECK(reals(part, "sees_all") == sees_all);
     CHECK(check_coverage(index, part) == 0);
+  }
+}
+
+TEST_CASE("The vision tower is known in a GGUF file, whose queries, keys and values are apart",
+          "[detect]") {
+  const TensorIndex index = index_of(read_keys("vision_tower_llama_cpp.txt"));
+  const Detection part = detected(index);
+  CHECK(part.component == "vision_tower");
+  CHECK(part.spelling == "llama_cpp");
+  const Detection whole = detected(index_of(vision_keys("disk")));
+  const bool is_same = part.config == whole.config;
+  CHECK(is_same);
+  const auto model = family().make_model({&part, 1}, {});
+  const auto binding =
+      weights::bind_weights(family().weight_map(part), "", index, model->component("vision_tower"));
+  CHECK_NOTHROW(binding.throw_unless_complete("keys", "vision_tower"));
+  CHECK(binding.unused.empty());
+  for (const auto& bound : binding.weights)
+    CHECK(bound.slices.size() == (bound.path.find(".qkv.") == std::string::npos ? 1 : 3));
+  // Towers of other models have no gates, or are made for one frame.
+  for (const std::string other : {"ffn_gate.weight", "v.patch_embd.weight.1"}) {
+    Keys keys = read_keys("vision_tower_llama_cpp.txt");
+    std::erase_if(keys, [&](const auto& entry) { return entry.first.ends_with(other); });
+    CHECK_FALSE(family().detect(index_of(keys), {}));
   }
 }
 

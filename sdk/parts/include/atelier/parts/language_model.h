@@ -42,8 +42,8 @@ struct LanguageModelConfig {
   // `low_waves` of it in `first_positions`, those that the model was trained with at first, and not
   // at all where there are more than `high_waves`. high_waves 0: everywhere.
   double rope_factor = 1, low_waves = 0, high_waves = 0, first_positions = 0;
-  // Of norms that add one: their weights are 1 + weight already, as llama.cpp's files have them,
-  // and keep float32.
+  // Weights of norms that add one are 1 + weight already, as llama.cpp's files have them, and keep
+  // float32.
   bool norms_hold_one = false;
 
   static constexpr std::array kLater = {
