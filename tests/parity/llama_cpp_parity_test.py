@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 import torch
 from gguf.constants import MODEL_ARCH
+from PIL import Image
 from safetensors.torch import save_file
 
 import atelier
@@ -28,14 +29,19 @@ def umt5():
     return encoder, {name: value for name, value in encoder.state_dict().items() if "embed_tokens" not in name}
 
 
+def language(encoder):
+    """Tensors of Qwen2.5-VL but those of the vision tower."""
+    stem = "model.language_model."
+    values = {"model." + name.removeprefix(stem): value for name, value in encoder.state_dict().items()
+              if name.startswith(stem)}
+    return {**values, "lm_head.weight": encoder.lm_head.weight.detach()}
+
+
 def qwen():
     encoder = tiny_models.make_text_encoder(VOCABULARY, hidden=96, heads=6, kv_heads=2, sections=[2, 3, 3],
                                             ids={text: VOCABULARY - 1 - i for i, text in enumerate(ADDED)},
                                             seed=62, intermediate_size=128)
-    stem = "model.language_model."
-    values = {"model." + name.removeprefix(stem): value for name, value in encoder.state_dict().items()
-              if name.startswith(stem)}
-    return encoder, {**values, "lm_head.weight": encoder.lm_head.weight.detach()}
+    return encoder, language(encoder)
 
 
 def gemma():
@@ -168,6 +174,26 @@ class LlamaCppTest(FolderTest):
             for dtype in DTYPES:
                 with self.subTest(matrices.name, dtype=dtype):
                     self.same_hidden("vision_tower", packed, plain, pictures, "picture_embeds", dtype=dtype)
+
+    def test_a_picture_that_is_edited_needs_both_files_of_qwen2_5_vl(self):
+        tiny = tiny_models.get()
+        model = self.dir / "Qwen-Image-Edit-2509"
+        model.symlink_to(tiny.model)
+        tiny.text_encoder.config.save_pretrained(self.dir)
+        text, tower = self.dir / "Qwen2.5-VL.gguf", self.dir / "mmproj-Qwen2.5-VL.gguf"
+        write(text, MODEL_ARCH.QWEN2VL, language(tiny.text_encoder), KINDS.F32)
+        write(tower, MODEL_ARCH.MMPROJ, vision(tiny.text_encoder), KINDS.F32)
+        noise = np.random.default_rng(5).integers(0, 256, (64, 80, 3), np.uint8)
+        Image.fromarray(noise).save(self.dir / "day.png")
+
+        def edited(*encoder):
+            return atelier.generate([model / "transformer", model / "vae", *encoder],
+                                    torch.zeros(1, 16, 1, 8, 8), prompt="a cat", edit_image=self.dir / "day.png",
+                                    num_inference_steps=2, height=64, width=64, tokenizer_path=model / "tokenizer")[0]
+
+        self.assertTrue(np.array_equal(edited(text, tower), edited(model / "text_encoder")))
+        with self.assertRaisesRegex(atelier.ProgramFailed, "vision_tower, which is missing .* mmproj"):
+            edited(text)
 
 
 if __name__ == "__main__":
