@@ -44,6 +44,15 @@ Keys with_both() {
   return keys;
 }
 
+// A GGUF file of the whole model.
+Keys with_decoder() {
+  Keys keys = read_keys("umt5_llama_cpp.txt");
+  keys["dec.blk.0.attn_q.weight"] = {4096, 4096};
+  keys["dec.output_norm.weight"] = {4096};
+  keys["output.weight"] = {256384, 4096};
+  return keys;
+}
+
 }  // namespace
 
 TEST_CASE("umT5-XXL is known by its names and shapes, in every spelling", "[detect]") {
@@ -51,7 +60,8 @@ TEST_CASE("umT5-XXL is known by its names and shapes, in every spelling", "[dete
                                                 {read_keys("umt5.txt"), "transformers"},
                                                 {with_both(), "transformers"},
                                                 {without_shared(), "transformers_embed"},
-                                                {read_keys("umt5_llama_cpp.txt"), "llama_cpp"}};
+                                                {read_keys("umt5_llama_cpp.txt"), "llama_cpp"},
+                                                {with_decoder(), "llama_cpp"}};
   for (const auto& [keys, spelling] : files) {
     for (const char* prefix : {"", "text_encoder.", "text_encoders.umt5xxl.transformer."}) {
       INFO(spelling << " behind '" << prefix << "'");
