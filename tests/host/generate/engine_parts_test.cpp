@@ -232,9 +232,6 @@ TEST_CASE("Frames of a piece become those of its clip, and its last ones go to t
   CHECK(told == Told{{0, 0, 3}, {0, 3, 1}, {0, 4, 2}, {1, 0, 3}, {1, 3, 1}, {1, 4, 2}});
 }
 
-}  // namespace
-}  // namespace atelier::generate::of_parts
-
 TEST_CASE("LoRAs that are in use are not looked at again: their files may be others, or gone",
           "[generate]") {
   class OfFiles final : public RequestLoras {
@@ -264,3 +261,6 @@ TEST_CASE("LoRAs that are in use are not looked at again: their files may be oth
   loras.use_beside(none, /*anew=*/true);
   CHECK(files.used.back() == "none");
 }
+
+}  // namespace
+}  // namespace atelier::generate::of_parts
