@@ -76,13 +76,16 @@ def write_rows(folder):
     """Clips, pictures and a sound, and a table of two rows for each variant."""
     scripts.write_clips(folder, frames=(FRAMES, FRAMES))
     scripts.write_sound(folder / "sound.wav", seconds=1)
+    (folder / "three").mkdir()  # pictures of the global dancer, which FRAMES key frames lie between
+    for number in range(3):
+        (folder / f"three/{number}.png").symlink_to(folder / f"{number}.png")
     for variant in PLACES:
         script = script_of(variant)
         values = {column: value for column, value in scripts.VALUES.items() if column in {*script.asked, *script.columns}}
         if "wantodance_keyframes_mask" in values:
             values["wantodance_keyframes_mask"] = MASK
         if variant.endswith("-global"):
-            values |= dict(scripts.PICTURES, video="keys")
+            values |= dict(scripts.PICTURES, video="three")
         rows = [{"video": f"clip_{clip}", "prompt": f"clip number {clip}", **values} for clip in range(2)]
         (folder / f"{variant}.json").write_text(json.dumps(rows))
 

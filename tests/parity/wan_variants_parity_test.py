@@ -31,7 +31,7 @@ def spelt(factors, name, down, up, alpha):
     for layer, (a, b) in factors.items():
         tensors |= {f"{name(layer)}.{down}.weight": a, f"{name(layer)}.{up}.weight": b if alpha else b * (ALPHA / RANK)}
         if alpha:
-            tensors[f"{name(layer)}.alpha"] = np.float32(ALPHA)
+            tensors[f"{name(layer)}.alpha"] = np.array(ALPHA, np.float32)
     return tensors
 
 
@@ -90,7 +90,9 @@ class VariantsTest(page.PageRuns):
         # What decodes is larger than these denoisers are: the plan of what remains is told to stream them, too.
         for more in ([], ["--vram", self.least([*words, *flags])]):
             streamed, said = self.clip(words, *flags, *more)
-            self.assertEqual({name: (0, blocks[name]) for name in away}, stayed(said))
+            used = stayed(said)
+            self.assertEqual({name: (0, blocks[name]) for name in used}, used)
+            self.assertLessEqual(set(away) - used.keys(), {"image_encoder"})  # a clip of controls alone shows it nothing
             self.assertTrue(np.array_equal(resident, streamed))
 
     def test_blocks_that_come_from_the_host_make_the_same_clip(self):

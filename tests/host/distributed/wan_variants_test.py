@@ -20,24 +20,29 @@ class WanVariantsTest(SharingRuns):
         cls.on_model = dict(device="cpu")
         variants.write_rows(cls.data)
 
-    def check(self, variant, kind, flags):
+    def learn(self, ranks, variant, name, flags):
         """Two batches, one a rank, have one order of sums."""
         flags = dict(variants.learning(page.PageRuns, variant, self.data), **flags, global_batch_size=2, max_pixels=None,
                      max_train_steps=STEPS, save_steps=STEPS, caption_dropout_rate=0, cache_path=self.root / f"cache_{variant}")
-        alone = self.train(1, f"{variant}_{kind}", **flags)
-        for stage in (2, 3):
-            with self.subTest(variant, kind=kind, stage=stage):
-                self.assert_close(alone, self.train(2, f"{variant}_{kind}_{stage}", zero_stage=stage, **flags), STEPS)
+        return self.train(ranks, f"{variant}_{name}", **flags)
 
     def test_loras(self):
+        """Beside divided denoisers they are held against those beside whole ones, as in wan_test.py."""
         for variant in variants.PLACES:
             with self.subTest(variant):
-                self.check(variant, "lora", variants.lora(variant))
+                flags = variants.lora(variant)
+                alone = self.learn(1, variant, "lora", flags)
+                whole = self.learn(2, variant, "lora_2", dict(flags, zero_stage=2))
+                self.assert_close(alone, whole, STEPS)
+                self.assert_same_weights(whole, self.learn(2, variant, "lora_3", dict(flags, zero_stage=3)))
 
     def test_what_is_trained_whole(self):
         for variant in variants.PLACES:
-            with self.subTest(variant):
-                self.check(variant, "whole", variants.whole(variant))
+            alone = self.learn(1, variant, "whole", variants.whole(variant))
+            for stage in (2, 3):
+                with self.subTest(variant, stage=stage):
+                    run = self.learn(2, variant, f"whole_{stage}", dict(variants.whole(variant), zero_stage=stage))
+                    self.assert_close(alone, run, STEPS)
 
 
 if __name__ == "__main__":
