@@ -1,12 +1,22 @@
 """What the published scripts train of every variant of Wan, whole and as a LoRA, shared out between two ranks, against one."""
 import unittest
 
+from safetensors.numpy import load_file
+
 import wan_page_parity_test as page
 import wan_variants as variants
 from tiny_run import TinyRuns
 from zero_test import SharingRuns
 
 STEPS = 2
+
+
+def distance(run, other):
+    """How far saved values are apart at most, in parts of each tensor's largest."""
+    files = sorted(run.glob(f"step-{STEPS}*.safetensors"))
+    assert files
+    return max(abs(value - load_file(other / file.name)[name]).max() / (abs(value).max() or 1)
+               for file in files for name, value in load_file(file).items())
 
 
 class WanVariantsTest(SharingRuns):
@@ -27,14 +37,18 @@ class WanVariantsTest(SharingRuns):
         return self.train(ranks, f"{variant}_{name}", **flags)
 
     def test_loras(self):
-        """Beside divided denoisers they are held against those beside whole ones, as in wan_test.py."""
+        """Beside divided denoisers factors are as far from those of one process as its own rounding, as in
+        sequence_training_test.py: so far as the process comes with other kernels of attention."""
         for variant in variants.PLACES:
             with self.subTest(variant):
                 flags = variants.lora(variant)
                 alone = self.learn(1, variant, "lora", flags)
-                whole = self.learn(2, variant, "lora_2", dict(flags, zero_stage=2))
-                self.assert_close(alone, whole, STEPS)
-                self.assert_same_weights(whole, self.learn(2, variant, "lora_3", dict(flags, zero_stage=3)))
+                self.assert_close(alone, self.learn(2, variant, "lora_2", dict(flags, zero_stage=2)), STEPS)
+                own = distance(alone, self.learn(1, variant, "lora_rounded", dict(flags, attention="math")))
+                self.assertLess(own, 1e-4)
+                divided = self.learn(2, variant, "lora_3", dict(flags, zero_stage=3))
+                self.assertLessEqual(distance(alone, divided), max(1e-6, 1.5 * own))
+                self.assert_losses_near(alone, divided)
 
     def test_what_is_trained_whole(self):
         for variant in variants.PLACES:
