@@ -10,6 +10,7 @@
 #include "host/device/simulated_device.h"
 #include "host/generate/input_files.h"
 #include "host/inputs/parse.h"
+#include "host/model/media_defaults.h"
 #include "host/model/stages.h"
 #include "host/plan/dry_model.h"
 #include "host/plan/phases.h"
@@ -99,6 +100,8 @@ Inputs needed_pictures(const LoadedModel& model, DryModel& dry, int64_t side) {
 // What a denoiser is given of them and of a text; empty: nothing of them. What cannot be made of
 // them alone is left out.
 Conditioning encoded_pictures(const LoadedModel& model, DryModel& dry, int64_t side) {
+  // Where frames are pictures, those beside them would count as often: the bound leaves them out.
+  if (model::media_defaults(model).frames_are_pictures) return {};
   const at::NoGradGuard no_grad;
   Conditioning all;
   const Inputs pictures = needed_pictures(model, dry, side);

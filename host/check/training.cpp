@@ -376,9 +376,11 @@ class Preparation {
     const std::string& file = config_.previews.prompts_file;
     if (file.empty()) return;
     order::Settings base;
+    // How many pictures a result has, each line says with inputs of its own.
+    const bool are_pictures = run_.model && model::media_defaults(*run_.model).frames_are_pictures;
     problems_.collect([&] {
       if (const auto size = order::preview_target(config_, run_.dataset.get())) {
-        base.num_frames = size->frames;
+        if (!are_pictures) base.num_frames = size->frames;
         base.height = size->height;
         base.width = size->width;
       }
@@ -394,6 +396,7 @@ class Preparation {
       if (run_.model) generate::fill_target(base, *run_.model);
     });
     if (problems_.size() > before) return;
+    if (are_pictures) base.num_frames.reset();
     for (order::Job& job : order::read_sample_prompts(file, base, family_.inputs(), problems_))
       check_prompt(job);
   }

@@ -179,7 +179,13 @@ struct Admitted {
   }
 };
 
-// Where the user said nothing else: twice as many as long as they fit and each takes less time.
+// Whether encoders stay beside the denoiser: otherwise requests come in one by one.
+bool keeps_all(OpenedGeneration& opened, const plan::Outcome& outcome) {
+  return plan::layout_of(opened.order(), opened.model(), outcome.planned).keeps_all;
+}
+
+// Where the user said nothing else: twice as many as long as they fit, each takes less time, and
+// all components stay that stayed for one.
 Admitted admit(const Serving& order, OpenedGeneration& opened) {
   Admitted best = {.images = order.max_batch.value_or(1)};
   best.outcome = plan_batch(opened, best.images);
@@ -192,7 +198,9 @@ Admitted admit(const Serving& order, OpenedGeneration& opened) {
       if (error.code() != ErrorCode::kOutOfMemory) throw;
       return best;
     }
-    if (more.seconds_of_each() >= best.seconds_of_each()) return best;
+    if (more.seconds_of_each() >= best.seconds_of_each() ||
+        (keeps_all(opened, best.outcome) && !keeps_all(opened, more.outcome)))
+      return best;
     best = std::move(more);
   }
   return best;

@@ -114,7 +114,11 @@ void Columns::find_missing(const Metadata& metadata, std::vector<std::string>& u
                            Findings& problems) {
   for (const InputSpec& input : inputs_) {
     const std::string name(input.name);
-    if (contains(metadata.columns, name) || input.when_absent != WhenAbsent::kNone) continue;
+    const bool may_lack =
+        input.when_absent == WhenAbsent::kLeftOut && metadata.nulls.contains(name);
+    const bool stands_in =
+        input.when_absent != WhenAbsent::kNone && input.when_absent != WhenAbsent::kLeftOut;
+    if (contains(metadata.columns, name) || stands_in || may_lack) continue;
     absent_.insert(name);
     if (is_folder_ && inputs::is_image(input.kind) && input.role == InputRole::kCondition) {
       problems.add(kColumns, place_of(metadata, name) + "images have no file beside them for it",

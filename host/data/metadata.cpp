@@ -81,6 +81,7 @@ class Collector {
     if (!check_size(record)) return;
     for (auto value = record.values.begin(); value != record.values.end();) {
       if (value->is_null()) {
+        metadata_.nulls.insert(value.key());
         value = record.values.erase(value);
       } else {
         add_column(value.key(), record.place);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,6 +27,7 @@ struct Record {
 struct Metadata {
   std::string file;                  // or folder
   std::vector<std::string> columns;  // of all rows, in order of appearance
+  std::set<std::string> nulls;       // names that a row of JSON gives no value
   std::vector<Record> records;
 };
 

@@ -382,6 +382,11 @@ const model::RangedDenoiser* Engine::denoiser_behind(const Walks& walks) {
 
 void Engine::advance(const Walks& walks, const std::vector<at::Tensor>& velocities) {
   const model::RangedDenoiser& made_by = walks.front()->denoiser();
+  std::vector<int64_t> others;  // walks of the same request before each
+  for (auto walk = walks.begin(); walk != walks.end(); ++walk) {
+    others.push_back(std::count_if(walks.begin(), walk,
+                                   [&](const Walk* one) { return &one->run == &(*walk)->run; }));
+  }
   const auto each = [&](const auto& work) {
     for (size_t i = 0; i < walks.size(); ++i) {
       const auto is_it = [&](const Walk& walk) { return &walk == walks[i]; };
@@ -390,9 +395,7 @@ void Engine::advance(const Walks& walks, const std::vector<at::Tensor>& velociti
     }
   };
   each([&](Walk& walk, size_t i) {
-    const auto others = std::count_if(walks.begin(), walks.begin() + static_cast<ptrdiff_t>(i),
-                                      [&](const Walk* one) { return &one->run == &walk.run; });
-    if (walk.run.wants_preview(others)) preview(walk, velocities[i], others);
+    if (walk.run.wants_preview(others[i])) preview(walk, velocities[i], others[i]);
     walk.trajectory.advance(velocities[i]);
     walk.trajectory.skip(context_.of.makes_step);
   });

@@ -59,7 +59,8 @@ void fill_target(order::Settings& s, const model::LoadedModel& model) {
   MediaDefaults preset = model::media_defaults(model);
   if (!s.fps && preset.fps > 0) s.fps = preset.fps;
   const MediaTarget asked = {s.num_frames.value_or(0), s.height.value_or(0), s.width.value_or(0)};
-  const Inputs shapes = input_shapes(s, model.family());
+  Inputs shapes = input_shapes(s, model.family());
+  if (!s.prompt) shapes.erase("prompt");  // none yet, which is another thing than an empty one
   MediaTarget said = model.model().target(shapes, asked);
   if (!s.num_frames && preset.fps > 0 && has_sound(shapes, model.family().inputs()))
     said.frames = at_rate(said.frames, *s.fps, preset.fps);

@@ -16,15 +16,14 @@ void LoraUse::use(const Loras& set, bool anew) {
   in_use_.reset();
   in_use_by_sample_.clear();
   loras_->use(set);
+  changes_others_ = loras_->changes_others(set);
   in_use_ = set;
   is_stale_ = false;
 }
 
 bool LoraUse::may_stay(const Loras& set) const {
-  const auto is_of_denoisers = [&](const Loras& one) { return !loras_->changes_others(one); };
-  if (!is_of_denoisers(set)) return false;
-  if (in_use_) return is_of_denoisers(*in_use_);
-  return !in_use_by_sample_.empty() && std::ranges::all_of(in_use_by_sample_, is_of_denoisers);
+  const bool is_known = in_use_ || !in_use_by_sample_.empty();
+  return is_known && !changes_others_ && !loras_->changes_others(set);
 }
 
 void LoraUse::use_beside(const Loras& set, bool anew) {
@@ -46,6 +45,8 @@ const ops::SampleStrengths* LoraUse::use_each(std::span<const Trajectory* const>
     in_use_.reset();
     in_use_by_sample_.clear();
     strengths_ = loras_->use_each(sets);
+    changes_others_ =
+        std::ranges::any_of(sets, [&](const Loras& set) { return loras_->changes_others(set); });
     in_use_by_sample_ = std::move(sets);
     is_stale_ = false;
   }

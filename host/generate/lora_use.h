@@ -36,7 +36,10 @@ class LoraUse {
   RequestLoras* loras_;
   std::optional<Loras> in_use_;          // of all samples; nullopt: it is not known
   std::vector<Loras> in_use_by_sample_;  // of each, where in_use_ is of none; empty: not known
-  bool is_stale_ = false;                // files of what is in use may have changed
+  // Whether what is in use changes more than denoisers: as it was when it came into use, since its
+  // files may be others by now, or gone.
+  bool changes_others_ = false;
+  bool is_stale_ = false;  // files of what is in use may have changed
   std::optional<ops::SampleStrengths> strengths_;
   bool may_share_ = true;
 };

@@ -232,7 +232,8 @@ void check_frames(const order::Settings& s, const InputSpec& input, const inputs
   const auto read = std::ssize(inputs::read_frames(input, clip, {order::target_of(s), fps}));
   const bool runs_beside = input.along_clip || input.role == InputRole::kStart;
   if (!runs_beside || read >= *s.num_frames) return;
-  const double rate = input.fps > 0 ? input.fps : input.role == InputRole::kStart ? fps : 0.0;
+  const bool is_brought = input.fps > 0 || input.role == InputRole::kStart;
+  const double rate = is_brought && fps > 0 ? fps : input.fps;
   std::string text = name + " has " + std::to_string(read) + (read == 1 ? " frame" : " frames");
   if (clip.fps > 0 && rate > 0) text += " at " + report::number_text(rate) + " a second";
   const int64_t most = largest_clip(read, spec);

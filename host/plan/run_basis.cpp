@@ -27,8 +27,10 @@ double pixels_of(const MediaTarget& target) {
 }
 
 // Images that lead what is made count as much as it does: families bring them to about its size.
+// Those that say where texts hold do not.
 bool is_leading_image(const InputSpec& input) {
-  return input.kind == InputKind::kImage && input.role == InputRole::kCondition;
+  return input.kind == InputKind::kImage && input.role == InputRole::kCondition &&
+         input.paired_with.empty();
 }
 
 // Pixels that one sample stands for.
@@ -132,6 +134,14 @@ double numbers_of(const Conditioning& made) {
   return numbers;
 }
 
+// Numbers of what is made of pictures, [C, T, H, W]: texts have far more for each of their tokens.
+double numbers_of_pictures(const Conditioning& made) {
+  double numbers = 0;
+  for (const auto& [name, tensor] : made)
+    if (tensor.dim() == 4) numbers += static_cast<double>(tensor.numel());
+  return numbers;
+}
+
 // The largest of the samples that are there already, with the longest text of each stage that reads
 // one, and how many.
 void take_cache(TrainingBasis& basis, const std::string& folder, const LoadedModel& model) {
@@ -156,8 +166,8 @@ void take_cache(TrainingBasis& basis, const std::string& folder, const LoadedMod
     const double latents = item.latents_shape.empty()
                                ? pixels_of(item.target)
                                : static_cast<double>(c10::multiply_integers(item.latents_shape));
-    if (latents + numbers_of(made) <= most) continue;
-    most = latents + numbers_of(made);
+    if (latents + numbers_of_pictures(made) <= most) continue;
+    most = latents + numbers_of_pictures(made);
     basis.target = item.target;
     others = std::move(made);
   }

@@ -116,10 +116,20 @@ std::string image_content(const data::Dataset& dataset, size_t index, const Enco
   return hash.hex();
 }
 
-int64_t target_bytes(const data::Item& item) {
+int64_t pixel_bytes(const data::Dataset& dataset, const data::Item& item) {
   const MediaTarget& size = item.target;
   const int64_t bytes = item.frames.empty() ? int64_t{sizeof(float)} : 1;
-  return 3 * bytes * size.frames * size.height * size.width;
+  int64_t values = 0;  // of each pixel
+  for (const InputSpec& input : dataset.inputs()) {
+    const auto paths = item.files.find(input.name);
+    if (input.name == dataset.target_input()) {
+      values += input.channels * bytes * size.frames;
+    } else if (inputs::is_image(input.kind) && input.fit != InputFit::kAsIs &&
+               paths != item.files.end()) {
+      values += input.channels * int64_t{sizeof(float)} * std::ssize(paths->second);
+    }
+  }
+  return values * size.height * size.width;
 }
 
 std::vector<std::string> files_of(const data::Item& item) {

@@ -32,8 +32,9 @@ std::string stage_content(const data::Dataset& dataset, size_t index, const Enco
 std::string image_content(const data::Dataset& dataset, size_t index, const EncodeStage& stage,
                           const SourceFiles& files);
 
-// Bytes of a row's decoded target: clips are bytes, images float32.
-int64_t target_bytes(const data::Item& item);
+// Bytes of a row's decoded target, and of the images that come to its size: clips are bytes, images
+// float32.
+int64_t pixel_bytes(const data::Dataset& dataset, const data::Item& item);
 
 // Every file of a row.
 std::vector<std::string> files_of(const data::Item& item);

@@ -422,7 +422,8 @@ int64_t Samples::decoded_bytes() const {
                        });
   int64_t most = 0;
   if (!decodes) return most;
-  for (const data::Item& item : state.dataset->items()) most = std::max(most, target_bytes(item));
+  for (const data::Item& item : state.dataset->items())
+    most = std::max(most, pixel_bytes(*state.dataset, item));
   return most;
 }
 

@@ -122,7 +122,7 @@ bool Samples::State::encode(const EncodeStage& stage, LoadedModel& model, int wo
   Encoders encoders(model, stage, progress);
   int64_t row_bytes = 0;
   for (const Job& job : jobs)
-    row_bytes = std::max(row_bytes, target_bytes(dataset->items()[job.item]));
+    row_bytes = std::max(row_bytes, pixel_bytes(*dataset, dataset->items()[job.item]));
   data::Prefetcher<Row> rows(workers, depth_of(workers, row_bytes), 0, std::ssize(jobs),
                              [&](int64_t position) {
                                std::optional<data::Sample> decoded;

@@ -445,7 +445,7 @@ std::string JobTable::told_of(const Job& job, const Error& error) const {
 
 void JobTable::close() {
   const std::lock_guard lock(mutex_);
-  stage_ = Stage::kClosed;
+  if (std::exchange(stage_, Stage::kClosed) == Stage::kClosed) return;
   std::vector<JobPtr> open;
   for (const auto& [id, job] : jobs_)
     if (!job->is_over()) open.push_back(job);
@@ -501,6 +501,7 @@ int64_t JobTable::retry_after() const {
 // that is killed before that does not make it again.
 void JobTable::end_soon(const JobPtr& job) {
   free_key(*job);
+  job->asked.idempotency_key.clear();  // another job may have it now
   if (job->view.state == JobState::kQueued) return end(job, JobState::kCancelled);
   cancelled_.insert(job->view.id);
   if (!job->asked.survives) return;
@@ -594,13 +595,14 @@ void JobTable::collect(F&& change_files) {
 // ---- Jobs that survive
 
 json JobTable::record_of(const Job& job) const {
-  json files = json::array();
-  for (const JobFile& file : job.view.files)
+  const bool is_cancelled = cancelled_.contains(job.view.id);
+  json files = json::array();  // one that is made again writes its own
+  for (const JobFile& file :
+       job.is_over() || is_cancelled ? job.view.files : std::vector<JobFile>())
     files.push_back({{"name", fs::path(file.path).filename().string()},
                      {"content_type", file.content_type},
                      {"seed", file.seed}});
   const Asked& asked = job.asked;
-  const bool is_cancelled = cancelled_.contains(job.view.id);
   const JobState state = job.is_over()  ? job.view.state
                          : is_cancelled ? JobState::kCancelled
                                         : JobState::kQueued;
@@ -708,6 +710,7 @@ void JobTable::take_back(const JobPtr& job) {
   if (const std::string key = key_of(job->asked); has_key && !key.empty())
     keys_.emplace(key, Claim{job->view.id, job->content, /*is_entered=*/true});
   if (job->is_over()) {
+    collect([&] { spool_.remove_uploads(job->view.id); });  // of one that was being cancelled
     jobs_.emplace(job->view.id, job);
     keep(job);
   } else {

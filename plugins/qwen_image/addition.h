@@ -14,6 +14,12 @@ namespace qwen_image {
 class Dit;
 struct SampleRows;
 
+// How much something counts for each sample: float [B], undefined where it counts for none; and the
+// rows [N, 1] of those for which it does not, undefined where it counts for all.
+struct Scales {
+  at::Tensor of_samples_B, silent_N1;
+};
+
 // One pass of the denoiser over packed samples, between two of its blocks. A sample's image rows
 // are those of the image that is made, then those of its references.
 struct Pass {
@@ -34,8 +40,9 @@ struct Pass {
 
   // Rows of `image` that are of `own`.
   at::Tensor own_image() const;
-  // Adds values of rows of `own`, times each sample's scale, float [B], to `image`.
-  void add(const at::Tensor& values, const at::Tensor& scale_B);
+  // Adds values of rows of `own`, times each sample's scale, to `image`. Those of silent rows may
+  // be anything, infinite too.
+  void add(const at::Tensor& values, const Scales& scales);
 };
 
 class Addition {

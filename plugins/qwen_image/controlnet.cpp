@@ -52,14 +52,17 @@ at::Tensor Pass::own_image() const {
   return references ? atelier::split_rows(image, own.rows(), references->rows()).first : image;
 }
 
-void Pass::add(const at::Tensor& values, const at::Tensor& scale_B) {
-  const at::Tensor gate = scale_B.to(image.scalar_type()).unsqueeze(1).expand({-1, image.size(1)});
+void Pass::add(const at::Tensor& values, const Scales& scales) {
+  const at::Tensor gate =
+      scales.of_samples_B.to(image.scalar_type()).unsqueeze(1).expand({-1, image.size(1)});
+  const at::Tensor heard =
+      scales.silent_N1.defined() ? values.masked_fill(scales.silent_N1, 0) : values;
   if (references == nullptr) {
-    image = ops::gate_residual(image, values, gate, own.rows());
+    image = ops::gate_residual(image, heard, gate, own.rows());
     return;
   }
   const auto [first, rest] = atelier::split_rows(image, own.rows(), references->rows());
-  image = atelier::join_rows(ops::gate_residual(first, values, gate, own.rows()), own.rows(), rest,
+  image = atelier::join_rows(ops::gate_residual(first, heard, gate, own.rows()), own.rows(), rest,
                              references->rows());
 }
 
@@ -71,18 +74,33 @@ Segments text_segments(const std::vector<SampleRows>& samples) {
   return Segments(lengths);
 }
 
-// How much picture `number` counts for each sample; undefined where it counts for none.
-at::Tensor scales_of(const ControlKind& kind, const Pass& pass, int64_t number) {
+// The rows of samples for which something does not count.
+at::Tensor silent_rows(const std::vector<bool>& is_counted, const Pass& pass) {
+  const auto options = pass.image.options().dtype(at::kBool);
+  Tensors silent;
+  for (size_t s = 0; s < is_counted.size(); ++s) {
+    const int64_t rows = pass.own.rows().length(static_cast<int64_t>(s));
+    silent.push_back(at::full({rows, 1}, !is_counted[s], options));
+  }
+  return at::cat(silent);
+}
+
+// How much picture `number` counts.
+Scales scales_of(const ControlKind& kind, const Pass& pass, int64_t number) {
   const auto options = pass.image.options().dtype(at::kFloat);
   Tensors scales;
-  bool any = false;
+  std::vector<bool> is_counted;
   for (const Pass::Sample& sample : pass.samples) {
-    const bool is_one = counts(kind, *sample.cond, number, sample.step, sample.steps);
-    any |= is_one;
-    scales.push_back(is_one ? sample.cond->at(control_scale_name(kind, number)).to(options)
-                            : at::zeros({1}, options));
+    is_counted.push_back(counts(kind, *sample.cond, number, sample.step, sample.steps));
+    scales.push_back(is_counted.back()
+                         ? sample.cond->at(control_scale_name(kind, number)).to(options)
+                         : at::zeros({1}, options));
   }
-  return any ? at::cat(scales) : at::Tensor();
+  const auto count = std::ranges::count(is_counted, true);
+  if (count == 0) return {};
+  return {
+      .of_samples_B = at::cat(scales),
+      .silent_N1 = count == std::ssize(is_counted) ? at::Tensor() : silent_rows(is_counted, pass)};
 }
 
 // The rows of picture `number` beside those of each sample's image; zeros where it has none.
@@ -119,8 +137,8 @@ ControlNetHints::ControlNetHints(ControlNet& net, int64_t number, int64_t layers
 }
 
 void ControlNetHints::begin(Pass& pass) {
-  scale_B_ = scales_of(kControlNetKind, pass, number_);
-  if (!scale_B_.defined()) return;
+  scales_ = scales_of(kControlNetKind, pass, number_);
+  if (!scales_.of_samples_B.defined()) return;
   const at::Tensor picture = rows_of_picture(kControlNetKind, pass, number_, net_.channels());
   image_ = net_.img_in_.forward(pass.latents) + net_.control_in_.forward(picture);
   // It follows the prompt on both branches of guidance, and sees no references.
@@ -146,7 +164,7 @@ void ControlNetHints::begin(Pass& pass) {
 }
 
 void ControlNetHints::after(int64_t index, Pass& pass) {
-  if (!scale_B_.defined()) return;
+  if (!scales_.of_samples_B.defined()) return;
   if (index % interval_ == 0) {
     const auto number = static_cast<size_t>(index / interval_);
     Tensors inputs = {std::move(image_), std::move(text_), level_->of_block(number)};
@@ -156,17 +174,17 @@ void ControlNetHints::after(int64_t index, Pass& pass) {
     text_ = out.size() > 1 ? std::move(out[1]) : at::Tensor();
     hint_ = net_.outputs_[number]->forward(image_);
   }
-  pass.add(hint_, scale_B_);
+  pass.add(hint_, scales_);
 }
 
 void BlockwiseHints::begin(Pass& pass) {
   for (size_t i = 0; i < nets_.size(); ++i) {
     if (nets_[i] == nullptr) continue;
     const auto number = static_cast<int64_t>(i);
-    const at::Tensor scale_B = scales_of(kBlockwiseKind, pass, number);
-    if (!scale_B.defined()) continue;
+    const Scales scales = scales_of(kBlockwiseKind, pass, number);
+    if (!scales.of_samples_B.defined()) continue;
     const at::Tensor rows = rows_of_picture(kBlockwiseKind, pass, number, nets_[i]->channels());
-    active_.push_back({nets_[i], scale_B, nets_[i]->embed(rows)});
+    active_.push_back({nets_[i], scales, nets_[i]->embed(rows)});
   }
 }
 
@@ -174,7 +192,7 @@ void BlockwiseHints::after(int64_t index, Pass& pass) {
   const at::Tensor seen = active_.empty() ? at::Tensor() : pass.own_image();
   for (const Active& one : active_) {
     atelier::Block& block = one.net->block(static_cast<size_t>(index));
-    pass.add(pass.runner.run(block, {seen, one.picture})[0], one.scale_B);
+    pass.add(pass.runner.run(block, {seen, one.picture})[0], one.scales);
   }
 }
 

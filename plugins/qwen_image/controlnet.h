@@ -66,7 +66,7 @@ class ControlNetHints final : public Addition {
  private:
   ControlNet& net_;
   int64_t number_, interval_;
-  at::Tensor scale_B_;  // undefined: it counts for no sample in this step
+  Scales scales_;  // in this step
   std::optional<atelier::nn::NoiseLevels::Step> level_;
   at::Tensor image_, text_, hint_;
   atelier::Tensors context_;  // what its blocks read beside image, text and level
@@ -85,7 +85,8 @@ class BlockwiseHints final : public Addition {
   // One that counts for some sample in this step.
   struct Active {
     Blockwise* net;
-    at::Tensor scale_B, picture;
+    Scales scales;
+    at::Tensor picture;
   };
   std::vector<Blockwise*> nets_;  // by the numbers of pictures; null: there is none
   std::vector<Active> active_;

@@ -1,5 +1,6 @@
 """Wan2.2-Animate: its adapter's modules, whole clips in segments and training steps beside diffusers."""
 
+import copy
 import json
 import pathlib
 import sys
@@ -134,15 +135,31 @@ class WanAnimateAdapterTest(wan_checks.FolderTest):
 
     def check(self, what, inputs, output, expected):
         """`expected(floating)`: what diffusers' modules give. Compares values in both spellings and all
-        gradients."""
+        gradients, of which each may be as far off as that of diffusers is from its own in float64, twice."""
         floating = wan_checks.with_gradients(inputs)
         wanted = expected(floating)
+        found = references.gradients(wanted, floating, self.parameters)
         got = probe("animate_adapter", self.folder, inputs, gradients=True, trainable="*")
         compare.assert_close(f"wan animate, {what}", got[output], wanted, tolerance=1e-5)
-        compare.assert_gradients(f"wan animate, {what}, gradients", got,
-                                 references.gradients(wanted, floating, self.parameters))
+        compare.assert_gradients(f"wan animate, {what}, gradients", got, found, self.own_errors(inputs, expected, found))
         same = probe("animate_adapter", self.file, inputs)[output]
         compare.assert_close(f"wan animate, {what}, original", same, wanted, tolerance=1e-5)
+
+    def own_errors(self, inputs, expected, found):
+        """Of gradients of diffusers in float32, those that are further off than the tolerance: the first levels of
+        the motion encoder sum up what nearly cancels."""
+        single = type(self).transformer
+        try:
+            type(self).transformer = copy.deepcopy(single).double()
+            floating = wan_checks.with_gradients({name: value.double() for name, value in inputs.items()})
+            parameters = {name: parameter for name, parameter in self.transformer.named_parameters() if is_adapters(name)}
+            exact = references.gradients(expected(floating), floating, parameters)
+        finally:
+            type(self).transformer = single
+        floor = 1e-3 * max(float(value.abs().max()) for value in exact.values() if value is not None)
+        errors = {name: 2 * compare.relative_error(found[name].double(), value, floor)
+                  for name, value in exact.items() if value is not None}
+        return {name: error for name, error in errors.items() if error > compare.TOLERANCE}
 
     def draw(self, *shape, seed=3):
         return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
@@ -164,7 +181,7 @@ class WanAnimateAdapterTest(wan_checks.FolderTest):
         both = probe("animate_adapter", self.folder, {"faces": faces})["face_rows"]
         for sample, rows in zip(faces, both):
             alone = probe("animate_adapter", self.folder, {"faces": sample[None].contiguous()})["face_rows"][0]
-            self.assertTrue(torch.equal(alone, rows))
+            compare.assert_close("wan animate, faces of one sample", alone, rows, tolerance=1e-5)
 
     def test_rows_see_the_face_of_their_frame(self):
         def expected(given):

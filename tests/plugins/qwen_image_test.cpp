@@ -811,6 +811,38 @@ TEST_CASE("Calls with and without entities are made together as each is alone",
   });
 }
 
+TEST_CASE("A sample without a picture hears nothing of the ControlNet of another",
+          "[dit][samples][controls]") {
+  at::manual_seed(6);
+  const Detection dit = family().tiny_parts().back();
+  Detection net = detected(index_of(read_keys("controlnet_blockwise.txt")));
+  for (const char* name : {"layers", "width", "channels"}) net.config[name] = dit.config.at(name);
+  const Detection parts[] = {dit, net};
+  const auto model = family().make_model(parts, {});
+  for (const Detection& part : parts) fill(model->component(part.component));
+  const c10::NoGradGuard no_grad;
+  DirectRunner runner;
+  const Conditioning plain = family().example_conditioning(dit, 5, at::kFloat);
+  Conditioning followed = plain;
+  followed.emplace("blockwise_controlnet_0", at::randn({16, 1, 6, 8}));
+  followed.emplace("blockwise_controlnet_0_scale", at::full({1}, 0.5));
+  followed.emplace("blockwise_controlnet_0_window", at::empty({0, 1'000'000, 0}));
+  const Conditioning *alone[] = {&plain}, *both[] = {&followed, &plain};
+  const at::Tensor x = at::randn({2, 16, 1, 6, 8}), sigma = at::tensor({0.6F, 0.4F});
+  const at::Tensor expected =
+      model->denoise({x.narrow(0, 1, 1), sigma.narrow(0, 1, 1), alone}, runner);
+  const at::Tensor together = model->denoise({x, sigma, both}, runner);
+  CHECK(relative_error(together[1], expected[0]) < 1e-5);
+  const at::Tensor without =
+      model->denoise({x.narrow(0, 0, 1), sigma.narrow(0, 0, 1), alone}, runner);
+  CHECK(relative_error(together[0], without[0]) > 1e-4);
+  // What the net makes of no picture may be more than 16 bits hold.
+  model->component(net.component).visit_weights([](const std::string&, Weight& weight) {
+    weight.set(at::full(weight.sizes(), std::numeric_limits<float>::infinity()));
+  });
+  CHECK(relative_error(model->denoise({x, sigma, both}, runner)[1], expected[0]) < 1e-5);
+}
+
 TEST_CASE("Tokens know their place: a turned image is another one", "[dit]") {
   const auto model = tiny_model("dit");
   const c10::NoGradGuard no_grad;

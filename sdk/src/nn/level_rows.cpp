@@ -95,8 +95,9 @@ std::vector<WeightPtr> NoiseLevels::weights() const {
 
 NoiseLevels::Step NoiseLevels::time_rows(const at::Tensor& sigma_B, at::ScalarType dtype) const {
   const at::Tensor channels = channels_(sigma_B).to(dtype);
-  const at::Tensor added =
-      added_ ? added_->forward(at::zeros({1}, at::kLong)) : at::Tensor();  // [1, K]
+  const at::Tensor added = added_
+                               ? added_->forward(at::zeros({1}, sigma_B.options().dtype(at::kLong)))
+                               : at::Tensor();  // [1, K]
   const auto embed = [&](const at::Tensor& rows) {
     const at::Tensor time = out_.forward(at::silu(in_.forward(rows)));
     return added.defined() ? time + added : time;

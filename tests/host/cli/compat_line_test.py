@@ -450,7 +450,7 @@ num_repeats = 2
                     "--frobnicate 3 --video_size 832 --control_image_path a.png", code=2)
         self.told("--from_file x.txt is left out", "--slg_layers 9 is left out",
                   "--frobnicate is not known to generate", "--video_size 832: two numbers are expected",
-                  "4 mistakes")
+                  "the family has no input of pictures", "5 mistakes")
         self.answer("python qwen_image_generate_image.py --prompt p --save_path o --model_version layers "
                     "--end_image_path a.png --control_path c.mp4 --dit_high_noise h.st", code=2)
         self.told("--model_version layers is left out: the family has no such variant",

@@ -41,7 +41,7 @@ class Completion(FolderTest):
         self.assertLessEqual({"generate", "train", "lora", "completion", "--help"}, set(self.offers("")))
         self.assertEqual(["train"], self.offers("tr"))
         self.assertEqual(["convert"], self.offers("lora", "c"))
-        self.assertEqual({"generate", "train", "--help"}, set(self.offers("plan", "")))
+        self.assertEqual({"generate", "serve", "train", "--help"}, set(self.offers("plan", "")))
         self.assertEqual([], self.offers("nothing", "--x"))
 
     def test_flags_of_each_command(self):

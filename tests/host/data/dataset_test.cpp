@@ -301,6 +301,12 @@ TEST_CASE("Images that lie on the target have its shape, and may be left out", "
   CHECK_FALSE(dataset.load(1).inputs.contains("whole"));
   CHECK_FALSE(dataset.shapes(1).contains("whole"));
 
+  // Rows say so: a table that has no such column is another mistake.
+  set.write("c.json", R"([{"image": "a.png", "prompt": "x", "whole": null}])");
+  CHECK_FALSE(set.good(inputs).load(0).inputs.contains("whole"));
+  set.write("d.csv", "image,prompt,hole\na.png,x,small.png\n");
+  CHECK_THAT(set.problems(inputs).at(0), Contains("rename column \"hole\" to whole"));
+
   set.write("b.csv", "image,prompt,whole\na.png,x,wide.png\n");
   REQUIRE(set.problems(inputs).size() == 1);
   CHECK_THAT(set.problems(inputs).front(), Contains("wide.png is 96x32") &&

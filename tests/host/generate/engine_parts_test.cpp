@@ -232,5 +232,35 @@ TEST_CASE("Frames of a piece become those of its clip, and its last ones go to t
   CHECK(told == Told{{0, 0, 3}, {0, 3, 1}, {0, 4, 2}, {1, 0, 3}, {1, 3, 1}, {1, 4, 2}});
 }
 
+TEST_CASE("LoRAs that are in use are not looked at again: their files may be others, or gone",
+          "[generate]") {
+  class OfFiles final : public RequestLoras {
+   public:
+    std::vector<std::string> used, of_encoders = {"words"};
+    std::string gone;
+    void use(const Loras& set) override { used.push_back(set.empty() ? "none" : set[0].name); }
+    void read(const Loras&) override {}
+    bool changes_others(const Loras& set) override {
+      if (set.empty()) return false;
+      if (set[0].name == gone) throw Error(ErrorCode::kNotFound, gone + " is gone");
+      return std::ranges::find(of_encoders, set[0].name) != of_encoders.end();
+    }
+    bool can_share(std::span<const Loras>) override { return true; }
+    std::optional<ops::SampleStrengths> use_each(std::span<const Loras>) override { return {}; }
+    uint64_t version() const override { return 0; }
+  };
+  OfFiles files;
+  LoraUse loras(&files);
+  const Loras style = {{.name = "style"}}, words = {{.name = "words"}}, none;
+  loras.use(style);
+  files.gone = "style";
+  loras.use_beside(none, /*anew=*/true);  // stays: it changes denoisers alone
+  CHECK(files.used == std::vector<std::string>{"style"});
+  loras.use(words);
+  files.of_encoders.clear();  // a file that changes the denoiser alone took its place
+  loras.use_beside(none, /*anew=*/true);
+  CHECK(files.used.back() == "none");
+}
+
 }  // namespace
 }  // namespace atelier::generate::of_parts

@@ -178,9 +178,11 @@ class Reading(unittest.TestCase):
         # Longer ones are cut, and those that do not run beside are whole.
         self.assertEqual([0, 40], self.levels(self.ask_for(path, [2, 6, 8], **beside)))
         self.assertEqual([0, 40, 80], self.levels(self.ask_for(path, target, kind="video")))
-        # Four frames a second at 8 and at 2.
-        self.assertEqual([0, 40, 40, 80, 80], self.levels(self.ask_for(path, target, fps=8, **beside)))
-        self.assertEqual([0] * 5, self.levels(self.ask_for(path, target, fps=2, tail="repeat", **beside)))
+        # Four frames a second at 8 and at 2: the rate of what is made counts, where it has one.
+        for fps in (8, 2):
+            self.assertEqual([0, 40, 40, 80, 80], self.levels(self.ask_for(path, target, fps=fps, **beside)))
+        self.assertEqual([0] * 5, self.levels(
+            self.ask_for(path, target, fps=8, tail="repeat", kind="video", made_fps=2)))
 
     def test_sounds_run_beside_what_is_made(self):
         path = self.dir / "sound.wav"

@@ -559,7 +559,17 @@ TEST_CASE("A server that is ended as it should be counts for nothing", "[serve]"
     parts.inference.turn();
     CHECK(parts.state_of(job) == JobState::kRunning);
     parts.jobs.close();
+    parts.jobs.close();  // nothing more
   }
+  for (int death = 0; death < 2; ++death) {
+    Parts parts(folder / "results");
+    parts.jobs.restore([](const std::string& text) { FAIL(text); });
+    parts.inference.turn();
+    CHECK(parts.state_of(job) == JobState::kRunning);
+  }
+  Parts parts(folder / "results");
+  parts.jobs.restore([](const std::string& text) { FAIL(text); });
+  CHECK(parts.state_of(job) == JobState::kFailed);
 }
 
 TEST_CASE("A record that cannot be read is told and left", "[serve]") {
