@@ -1,10 +1,9 @@
 """What the published scripts train of every variant of Wan, whole and as a LoRA, shared out between two ranks, against one."""
 import unittest
 
-from safetensors.numpy import load_file
-
 import wan_page_parity_test as page
 import wan_variants as variants
+from safetensors.numpy import load_file
 from tiny_run import TinyRuns
 from zero_test import SharingRuns
 
