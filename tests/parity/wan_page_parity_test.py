@@ -192,7 +192,19 @@ def page_words():
     return {word for _, line in page_lines() for word in line if not word.startswith("models/")}
 
 
-class PageTest(wan_checks.FolderTest):
+def value_of(words, flag, given=None):
+    """What follows a flag among the words of a line, or None; `given`: what takes its place."""
+    if flag not in words:
+        return None
+    place = words.index(flag) + 1
+    old = words[place]
+    if given is not None:
+        words[place] = given
+    return old
+
+
+class PageRuns(wan_checks.FolderTest):
+    """Runs lines of the page on tiny weights, with small pictures."""
 
     @classmethod
     def setUpClass(cls):
@@ -202,35 +214,32 @@ class PageTest(wan_checks.FolderTest):
         for frames, folder in cls.given.items():
             write_given(folder, frames)
 
-    def run_line(self, line):
-        """Runs a line, and gives how many frames it says and those that were made."""
+    @classmethod
+    def words_of(cls, line):
+        """The words of a line with the paths of tiny weights and small sizes, and how many frames it says."""
         words = list(line)
-
-        def value(flag, given=None):
-            """That of a flag of the line, or None; `given`: what takes its place."""
-            if flag not in words:
-                return None
-            place = words.index(flag) + 1
-            old = words[place]
-            if given is not None:
-                words[place] = given
-            return old
-        named = value("--model_paths")
+        named = value_of(words, "--model_paths")
         named = json.loads(named) if named.startswith("[") else [named]
-        value("--model_paths", atelier.paths_argument([self.models.path(path) for path in named]))
-        if lora := value("--lora"):
-            value("--lora", self.models.path(lora))
+        value_of(words, "--model_paths", atelier.paths_argument([cls.models.path(path) for path in named]))
+        if lora := value_of(words, "--lora"):
+            value_of(words, "--lora", cls.models.path(lora))
         model = named[0].split("/")[1]
         for flag, small in (BEATS if model == "Wan-Dancer-14B" else SMALL).items():
-            if value("--" + flag, small) is None:
+            if value_of(words, "--" + flag, small) is None:
                 words += ["--" + flag, small]
         if model in VARIANTS:
             words += ["--model_hints", json.dumps({"*/transformer/*": {"variant": VARIANTS[model]}})]
-        frames = int(value("--num_frames") or FRAMES.get(model, LONG))
-        if "global" in named[0]:
-            frames = 38
+        frames = int(value_of(words, "--num_frames") or FRAMES.get(model, LONG))
+        return words, 38 if "global" in named[0] else frames
+
+
+class PageTest(PageRuns):
+
+    def run_line(self, line):
+        """Runs a line, and gives how many frames it says and those that were made."""
+        words, frames = self.words_of(line)
         with atelier.call_folder("page") as folder:
-            value("--output", folder / "out.webp")
+            value_of(words, "--output", folder / "out.webp")
             atelier.run(words, folder, cwd=self.given[SHORT if frames == SHORT else LONG])
             return frames, Image.open(folder / "out.webp").n_frames
 
