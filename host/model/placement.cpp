@@ -124,8 +124,9 @@ BlocksByComponent residents_of(const Placement& placement, const PlacedComponent
                    "use at most " + std::to_string(has->second));
   };
   if (placement.resident_denoiser_blocks) {
-    for (const std::string& denoiser : components.denoisers)
-      add(denoiser, *placement.resident_denoiser_blocks);
+    for (const std::string& denoiser : components.denoisers) {
+      if (components.blocks.contains(denoiser)) add(denoiser, *placement.resident_denoiser_blocks);
+    }
   }
   for (const auto& [component, count] : placement.resident_blocks) add(component, count);
   return residents;

@@ -1,8 +1,9 @@
 """OpenAI's client sends several pictures to be edited: the reply is what `generate` makes of the same files."""
 import base64
-import importlib.util
 import json
 import unittest
+
+import openai
 
 import atelier
 import edit_models
@@ -13,7 +14,6 @@ from tiny_run import FolderTest, pixels
 SETTINGS = dict(num_inference_steps=2, seed=5, cfg_scale=1, edit_image_auto_resize="false")
 
 
-@unittest.skipUnless(importlib.util.find_spec("openai"), "no openai")
 class EditServeTest(FolderTest):
 
     def test_several_pictures_are_edited_together(self):
@@ -25,7 +25,7 @@ class EditServeTest(FolderTest):
         flags = dict(plugin="qwen_image", dtype="float32", threads=1, device="cpu")
         made = []
         with serving.Served(model, **flags) as server:
-            client = importlib.import_module("openai").OpenAI(base_url=server.url + "/v1", api_key="any")
+            client = openai.OpenAI(base_url=server.url + "/v1", api_key="any")
             for count in (2, 3):
                 reply = client.images.edit(image=pictures[:count], prompt="Make them one", size="64x96", extra_body=SETTINGS)
                 path = self.dir / f"reply{count}.png"

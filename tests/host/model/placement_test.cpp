@@ -104,6 +104,15 @@ TEST_CASE("Residents lie evenly between the blocks that come and go", "[placemen
   CHECK((plans.at("dit").blocks == spread));
   CHECK(plans.at("dit").prefetch == 1);
 
+  // A second denoiser that this model does not have is not asked about.
+  PlacedComponents two = kToy;
+  two.known.emplace_back("dit2");
+  two.denoisers.emplace_back("dit2");
+  CHECK(plan_residency({.offload = {{"dit", Place::kDisk}}, .resident_denoiser_blocks = 2}, two,
+                       problems)
+            .size() == 1);
+  CHECK(problems.empty());
+
   // One that is not part of this run needs no plan.
   CHECK(plan_residency({.offload = {{"text_encoder", Place::kHost}}}, kToy, problems).empty());
   CHECK(problems.empty());
