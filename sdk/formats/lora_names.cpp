@@ -128,7 +128,7 @@ constexpr LoraSpelling kSpellings[] = {
      .down = ".lora_A.default.weight",
      .up = ".lora_B.default.weight",
      .alpha = LoraSpelling::Alpha::kFolded,
-     .layers = "diffusers",
+     .layers = "original",
      .warning = "--lora_format diffsynth: DiffSynth-Studio reads it for models that it has; most "
                 "pipelines of diffusers load such a file and change nothing (docs/lora.md says "
                 "which)"},
