@@ -116,12 +116,16 @@ class VariantsTest(page.PageRuns):
         factors = {re.sub(r"^(diffusion_model|vace2?)\.", "", layer):
                    tuple(tensors[f"{layer}.lora_{side}.weight"] for side in "AB") for layer in layers}
         files = {"trained": file, "diffusers": file.with_name(f"diffusers_{file.name}")}
-        self.run_words("lora", "convert", file, files["diffusers"], "--lora_format", "diffusers", "--plugin", "wan",
-                       *(word for flag in ("--model_paths", "--model_hints") if flag in words
-                         for word in (flag, page.value_of(words, flag))))
+        ours = file.with_name(f"ours_{file.name}")
+        for made, name in ((files["diffusers"], "diffusers"), (ours, "diffsynth")):
+            self.run_words("lora", "convert", file, made, "--lora_format", name, "--plugin", "wan",
+                           *(word for flag in ("--model_paths", "--model_hints") if flag in words
+                             for word in (flag, page.value_of(words, flag))))
         for name, spelling in SPELLINGS.items():
             files[name] = file.with_name(f"{name}_{file.name}")
             save_file(spelt(factors, *spelling), files[name])
+        self.assertEqual(set(load_file(files["diffsynth"])),
+                         {re.sub(r"^vace2?\.", "", name) for name in load_file(ours)})
         return files
 
     def test_loras_make_the_same_clip_in_every_spelling(self):
