@@ -1,10 +1,7 @@
 """The generating lines of plugins/qwen_image/README.md, as they stand, on tiny weights of every published model: each makes
 a picture, smaller and of fewer steps. Lines of layers and entities have suites of their own."""
 
-import functools
 import json
-import re
-import shlex
 import sys
 import unittest
 
@@ -17,6 +14,7 @@ import atelier
 import edit_models
 import tiny_models
 from controls_parity_test import BlockwiseNet
+from pages import generating_lines
 from tiny_run import FolderTest
 
 SMALL = dict(height=64, width=64, num_inference_steps=1)
@@ -26,18 +24,6 @@ EDITING = {"Qwen-Image-Edit": {}, "Qwen-Image-Edit-2509": {}, "Qwen-Image-Edit-2
            "FireRed-Image-Edit-1.0": {}, "FireRed-Image-Edit-1.1": {}}
 
 
-@functools.cache
-def page_lines():
-    """The words of each line that generates, behind the program's name, with the heading that it is below."""
-    page = (atelier.REPOSITORY / "plugins/qwen_image/README.md").read_text(encoding="utf-8")
-    lines = []
-    for section in page.split("\n## ")[1:]:
-        for block in re.findall(r"```sh\n(.*?)```", section, re.S):
-            for line in re.findall(r"^atelier (generate .*?)(?=^atelier |\Z)", block, re.S | re.M):
-                lines.append((section.split("\n")[0], shlex.split(line.replace("\\\n", " "))))
-    return lines
-
-
 class PageTest(FolderTest):
 
     @classmethod
@@ -45,7 +31,8 @@ class PageTest(FolderTest):
         super().setUpClass()
         cls.tiny = tiny_models.get()
         cls.models = edit_models.EditModels(cls.root)
-        for i, name in enumerate(sorted({word for _, line in page_lines() for word in line if word.endswith(".png")})):
+        words = {word for _, line in generating_lines("qwen_image") for word in line}
+        for i, name in enumerate(sorted(word for word in words if word.endswith(".png"))):
             edit_models.smooth_picture(64, 64, 40 + i).save(cls.root / name)
         Image.new("L", (64, 64)).save(cls.root / "mask.png")
         Image.linear_gradient("L").resize((64, 64)).point(lambda level: 255 * (level > 128)).save(cls.root / "mask.png")
@@ -113,7 +100,8 @@ class PageTest(FolderTest):
                 return image.size
 
     def test_every_line_makes_a_picture(self):
-        lines = [(section, line) for section, line in page_lines() if not section.startswith(OTHER_SUITES)]
+        lines = [(section, line) for section, line in generating_lines("qwen_image")
+                 if not section.startswith(OTHER_SUITES)]
         self.assertGreaterEqual(len(lines), 19)
         for section, line in lines:
             with self.subTest(section, line=" ".join(line)):

@@ -3,8 +3,6 @@ the clips that the page says, of fewer steps and small pictures."""
 
 import functools
 import json
-import re
-import shlex
 import sys
 import unittest
 import wave
@@ -27,6 +25,7 @@ import wan_s2v_models
 import wan_speed_parity_test as speed
 import wan_vace_parity_test as vace
 import wan_vap_models
+from pages import generating_lines
 
 SMALL = dict(height=32, width=32, num_inference_steps=1)
 BEATS = dict(SMALL, height=64)  # a latent frame of a dancer is cut into eight
@@ -176,20 +175,8 @@ def write_given(folder, frames):
                 file.writeframes(samples.astype("<i2").tobytes())
 
 
-@functools.cache
-def page_lines():
-    """The words of each line of the page that generates, behind the program's name, with the heading that it is below."""
-    page = (atelier.REPOSITORY / "plugins/wan/README.md").read_text(encoding="utf-8")
-    lines = []
-    for section in page.split("\n## ")[1:]:
-        for block in re.findall(r"```sh\n(.*?)```", section, re.S):
-            for line in re.findall(r"^atelier (generate .*?)(?=^atelier |\Z)", block, re.S | re.M):
-                lines.append((section.split("\n")[0], shlex.split(line.replace("\\\n", " "))))
-    return lines
-
-
 def page_words():
-    return {word for _, line in page_lines() for word in line if not word.startswith("models/")}
+    return {word for _, line in generating_lines("wan") for word in line if not word.startswith("models/")}
 
 
 def value_of(words, flag, given=None):
@@ -244,10 +231,10 @@ class PageTest(PageRuns):
             return frames, Image.open(folder / "out.webp").n_frames
 
     def test_every_line_makes_a_clip_as_long_as_the_page_says(self):
-        sections = {section for section, _ in page_lines()}
+        sections = {section for section, _ in generating_lines("wan")}
         self.assertLess({"VACE", "Wan-Fun", "Animate", "Wan2.2-Animate-2", "Video-As-Prompt", "Speech to video",
                          "Wan-Dancer", "LongCat-Video"}, sections)
-        for section, line in page_lines():
+        for section, line in generating_lines("wan"):
             with self.subTest(section, line=" ".join(line)):
                 expected, made = self.run_line(line)
                 self.assertEqual(expected, made)

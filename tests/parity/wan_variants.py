@@ -9,6 +9,7 @@ import atelier
 sys.path.insert(0, str(atelier.REPOSITORY / "tests/plugins"))
 import wan_page_parity_test as page  # noqa: E402
 import wan_scripts_test as scripts  # noqa: E402
+from pages import generating_lines  # noqa: E402
 
 FRAMES = 9
 DANCERS = "Wan-Dancer-14B"
@@ -45,7 +46,7 @@ def line_of(variant):
         named = page.value_of(line, "--model_paths")
         return json.loads(named) if named.startswith("[") else [named]
     place = f"models/{PLACES[variant]}"
-    return [line for _, line in page.page_lines() if place in paths(line)][-1]
+    return [line for _, line in generating_lines("wan") if place in paths(line)][-1]
 
 
 def generating(runs, variant):
