@@ -50,17 +50,6 @@ Detection tiny_text_encoder() {
                                    "disk");
 }
 
-Detection tiny_vae() {
-  return atelier::parts::detection_of_causal_vae({.channels = 16,
-                                                  .widths = {8, 16, 32, 32},
-                                                  .base_width = 8,
-                                                  .res_blocks = 2,
-                                                  .temporal = {false, true, true},
-                                                  .mean = atelier::parts::kCausalVaeMean,
-                                                  .std = atelier::parts::kCausalVaeStd},
-                                                 "diffusers");
-}
-
 Detection tiny_dit() {
   return detection_of_dit({.layers = 2,
                            .width = 64,
@@ -117,7 +106,7 @@ constexpr ComponentRow kRows[] = {
      .config_fields = vae_fields,
      .weight_map = atelier::parts::causal_vae_map,
      .make = atelier::parts::make_causal_vae,
-     .tiny = tiny_vae},
+     .tiny = atelier::parts::tiny_causal_vae},
     {.spec = {.name = "dit",
               .role = Role::kDenoiser,
               .help = "transformer/*.safetensors or qwen_image_bf16.safetensors"},

@@ -44,17 +44,6 @@ constexpr atelier::parts::ClipVisionUse kImageEncoder = {.activations = kImageAc
 
 constexpr atelier::parts::Wav2Vec2Use kAudioEncoder = {};
 
-Detection tiny_vae() {
-  return atelier::parts::detection_of_causal_vae({.channels = 16,
-                                                  .widths = {8, 16, 32, 32},
-                                                  .base_width = 8,
-                                                  .res_blocks = 2,
-                                                  .temporal = {false, true, true},
-                                                  .mean = atelier::parts::kCausalVaeMean,
-                                                  .std = atelier::parts::kCausalVaeStd},
-                                                 "diffusers");
-}
-
 // An expert: those are two denoisers.
 Detection tiny_dit() {
   Detection part = atelier::parts::brief_detection_of("dit", "original",
@@ -114,7 +103,7 @@ constexpr ComponentRow kRows[] = {
      .config_fields = vae_fields,
      .weight_map = atelier::parts::causal_vae_map,
      .make = atelier::parts::make_causal_vae,
-     .tiny = tiny_vae},
+     .tiny = atelier::parts::tiny_causal_vae},
     {.spec = {.name = "dit",
               .role = Role::kDenoiser,
               .help = "transformer/*.safetensors or diffusion_pytorch_model*.safetensors",

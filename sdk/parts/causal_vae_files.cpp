@@ -288,4 +288,15 @@ WeightMap causal_vae_map(const Detection& part) {
   return named_weights(vae, [&](const std::string& path) { return original_name(path, config); });
 }
 
+Detection tiny_causal_vae() {
+  return detection_of_causal_vae({.channels = 16,
+                                  .widths = {8, 16, 32, 32},
+                                  .base_width = 8,
+                                  .res_blocks = 2,
+                                  .temporal = {false, true, true},
+                                  .mean = kCausalVaeMean,
+                                  .std = kCausalVaeStd},
+                                 "diffusers");
+}
+
 }  // namespace atelier::parts

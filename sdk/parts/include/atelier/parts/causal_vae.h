@@ -76,6 +76,9 @@ Detection detect_causal_vae(const TensorIndex& checkpoint, const CausalVaeFile& 
 ConfigFields causal_vae_fields(const Detection& part, std::vector<ConfigValue> class_names);
 WeightMap causal_vae_map(const Detection& part);
 
+// A small one of 16 latent channels, for tests, in the spelling "diffusers".
+Detection tiny_causal_vae();
+
 class CausalConv;
 class CausalVaeHalf;
 
