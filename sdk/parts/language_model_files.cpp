@@ -34,6 +34,35 @@ constexpr Renamed kBehindAttention[] = {{"post_attention_layernorm.", "post_atte
                   kBeforeMlp[] = {{"post_attention_layernorm.", "ffn_norm."}};
 
 constexpr std::string_view kGemma2 = "gemma2", kGemma3 = "gemma3_text";
+constexpr const char* kLlamaCpp = "llama_cpp";
+// What llama.cpp writes as it is; it turns heads of Llama and Mistral, and adds 1 to Gemma's norms.
+constexpr std::string_view kOfLlamaCpp[] = {"qwen2", "qwen3"};
+
+// What a file of that spelling calls a weight behind its stem.
+std::string spelled(std::string_view spelling, const std::string& weight) {
+  return spelling == kLlamaCpp ? llama_cpp_name(weight, /*has_outer_norms=*/false) : weight;
+}
+
+// A file whose tensors have the model's names, whatever the file calls them.
+class ModelView : public PartView {
+ public:
+  ModelView(const TensorIndex& index, const std::string& prefix, std::string_view spelling)
+      : PartView(index, prefix + stem_of(spelling), "text encoder"), spelling_(spelling) {}
+
+  bool contains(const std::string& weight) const { return PartView::contains(of(weight)); }
+  int64_t block_count(const std::string& weight) const { return PartView::block_count(of(weight)); }
+  int64_t dim(const std::string& weight, size_t axis) const {
+    return PartView::dim(of(weight), axis);
+  }
+  int64_t parts(const std::string& weight, size_t axis, int64_t unit) const {
+    return PartView::parts(of(weight), axis, unit, kOwnConfig);
+  }
+
+ private:
+  std::string of(const std::string& weight) const { return spelled(spelling_, weight); }
+
+  std::string_view spelling_;
+};
 
 bool is_gemma(std::string_view model_type) {
   return model_type.starts_with("gemma");
@@ -41,12 +70,13 @@ bool is_gemma(std::string_view model_type) {
 
 // The model_type that a checkpoint's tensors have; Mistral's are Llama's, and its config tells.
 // Empty: another architecture's.
-std::string model_type_of(const PartView& view) {
+std::string model_type_of(const ModelView& view) {
   const auto has = [&](const char* name) { return view.contains(std::string("layers.0.") + name); };
   // Cohere and others lack the second norm.
   if (!has("post_attention_layernorm.weight") || !has("mlp.gate_proj.weight")) return "";
   const bool has_head_norms = has("self_attn.q_norm.weight");
-  if (has("pre_feedforward_layernorm.weight"))
+  // The first of the two has llama.cpp's name of the norm in front of any MLP.
+  if (has("pre_feedforward_layernorm.weight") && has("post_feedforward_layernorm.weight"))
     return std::string(has_head_norms ? kGemma3 : kGemma2);
   if (has_head_norms) return "qwen3";
   if (has("self_attn.q_proj.bias") && !has("self_attn.o_proj.bias")) return "qwen2";
@@ -58,7 +88,7 @@ std::string model_type_of(const PartView& view) {
 
 // Layers as published. A file that was saved here lacks what is not run: the last norm, and the
 // layers behind the last state.
-int64_t published_layers(const PartView& view, const LanguageModelUse& use) {
+int64_t published_layers(const ModelView& view, const LanguageModelUse& use) {
   const int64_t there = view.block_count("layers.{}.self_attn.q_proj.weight");
   // Without the norm the last layer is not run, nor are those behind all states that count from
   // the end.
@@ -82,7 +112,7 @@ int64_t published_layers(const PartView& view, const LanguageModelUse& use) {
 // Layers of Qwen have windows where a flag says so, from one on; those of Mistral have them
 // everywhere, every second one of Gemma 2, all of Gemma 3 but every sixth, and Llama knows none.
 // Numbers are those of a missing field.
-void read_windows(const PartView& view, const std::string& model_type, LanguageModelConfig& c) {
+void read_windows(const ModelView& view, const std::string& model_type, LanguageModelConfig& c) {
   const TensorIndex& index = view.index();
   const bool is_qwen = model_type.starts_with("qwen");
   const bool is_used = (model_type == "mistral" || is_gemma(model_type) ||
@@ -118,7 +148,7 @@ std::string text_at(const TensorIndex& index, const std::string& field) {
 }
 
 // Kinds that are not computed are refused by the table of fields.
-void read_stretch(const PartView& view, LanguageModelConfig& c) {
+void read_stretch(const ModelView& view, LanguageModelConfig& c) {
   const TensorIndex& index = view.index();
   const std::string home = stretch_home(index);
   std::string kind = text_at(index, home + "rope_type");
@@ -144,8 +174,8 @@ void read_stretch(const PartView& view, LanguageModelConfig& c) {
                 kOwnConfig);
 }
 
-void read_rotation(const PartView& view, const std::string& model_type, const LanguageModelUse& use,
-                   LanguageModelConfig& c) {
+void read_rotation(const ModelView& view, const std::string& model_type,
+                   const LanguageModelUse& use, LanguageModelConfig& c) {
   const TensorIndex& index = view.index();
   c.rope_theta = rope_theta(index).value_or(model_type == kGemma3 ? 1e6 : use.rope_theta);
   if (model_type == kGemma3) {
@@ -161,7 +191,7 @@ void read_rotation(const PartView& view, const std::string& model_type, const La
 }
 
 // What Gemma alone has. Numbers are those of a missing field.
-void read_gemma(const PartView& view, const std::string& model_type, LanguageModelConfig& c) {
+void read_gemma(const ModelView& view, const std::string& model_type, LanguageModelConfig& c) {
   const TensorIndex& index = view.index();
   c.norms_add_one = c.has_outer_norms = c.has_gelu_gate = c.scales_embeddings = true;
   c.query_scalar = index.config_real("query_pre_attn_scalar").value_or(256);
@@ -175,7 +205,7 @@ void read_gemma(const PartView& view, const std::string& model_type, LanguageMod
 }
 
 // Heads as tensors tell them, else the config, else as published.
-void read_heads(const PartView& view, const std::string& model_type, LanguageModelConfig& c) {
+void read_heads(const ModelView& view, const std::string& model_type, LanguageModelConfig& c) {
   const TensorIndex& index = view.index();
   const std::string queries = "layers.0.self_attn.q_proj.weight",
                     keys = "layers.0.self_attn.k_proj.weight",
@@ -187,16 +217,16 @@ void read_heads(const PartView& view, const std::string& model_type, LanguageMod
   } else if (is_gemma(model_type)) {
     c.head_dim = 256;
   } else if (const auto heads = index.config_integer("num_attention_heads")) {
-    c.head_dim = view.parts(queries, 0, *heads, kOwnConfig);
+    c.head_dim = view.parts(queries, 0, *heads);
   } else {
     c.head_dim = 128;
   }
-  c.heads = view.parts(queries, 0, c.head_dim, kOwnConfig);
-  c.kv_heads = view.parts(keys, 0, c.head_dim, kOwnConfig);
+  c.heads = view.parts(queries, 0, c.head_dim);
+  c.kv_heads = view.parts(keys, 0, c.head_dim);
   view.check_heads(c.heads, c.kv_heads, c.head_dim);
 }
 
-LanguageModelConfig read_config(const PartView& view, const LanguageModelUse& use) {
+LanguageModelConfig read_config(const ModelView& view, const LanguageModelUse& use) {
   const TensorIndex& index = view.index();
   const std::string model_type = model_type_of(view);
   LanguageModelConfig c{};
@@ -235,15 +265,19 @@ std::string llama_cpp_name(const std::string& path, bool has_outer_norms) {
 
 std::optional<Detection> detect_language_model(const TensorIndex& checkpoint,
                                                const LanguageModelUse& use) {
+  const auto is_in = [](std::span<const std::string_view> types, std::string_view type) {
+    return std::ranges::find(types, type) != types.end();
+  };
   const std::string own = std::string(use.component) + ".";
   for (const std::string& prefix : {std::string(), own}) {
-    for (const char* spelling : kLanguageModelSpellings) {
-      const std::string stem = prefix + stem_of(spelling);
-      if (!checkpoint.contains(stem + "layers.0.self_attn.q_proj.weight") ||
-          !checkpoint.contains(stem + "embed_tokens.weight"))
+    for (const char* spelling :
+         {kLanguageModelSpellings[0], kLanguageModelSpellings[1], kLlamaCpp}) {
+      const ModelView view(checkpoint, prefix, spelling);
+      if (!view.contains("layers.0.self_attn.q_proj.weight") ||
+          !view.contains("embed_tokens.weight"))
         continue;
-      const PartView view(checkpoint, stem, "text encoder");
-      if (std::ranges::find(use.model_types, model_type_of(view)) == use.model_types.end())
+      const std::string type = model_type_of(view);
+      if (!is_in(use.model_types, type) || (spelling == kLlamaCpp && !is_in(kOfLlamaCpp, type)))
         continue;
       view.refuse_quantised();
       return brief_detection_of(std::string(use.component), spelling, read_config(view, use),
@@ -361,13 +395,16 @@ ConfigFields language_model_fields(const Detection& part, const LanguageModelUse
 WeightMap language_model_map(const Detection& part) {
   const auto c = whole_config_of<LanguageModelConfig>(part);
   const std::string stem = stem_of(part.spelling);
+  const auto from = [&](const std::string& weight) {
+    return stem + spelled(part.spelling, weight);
+  };
   LanguageModel model(c);
-  WeightMap map = named_weights(model, [&](const std::string& path) { return stem + path; });
+  WeightMap map = named_weights(model, from);
   const int64_t last = c.layers_run();
   for (int64_t i = last; i < c.layers; ++i)
-    map.push_back({.from = stem + "layers." + std::to_string(i) + ".*"});
-  if (last < c.layers) map.push_back({.from = stem + "norm.weight"});
-  map.push_back({.from = "lm_head.weight"});
+    map.push_back({.from = from("layers." + std::to_string(i) + ".*")});
+  if (last < c.layers) map.push_back({.from = from("norm.weight")});
+  map.push_back({.from = part.spelling == kLlamaCpp ? "output.weight" : "lm_head.weight"});
   return map;
 }
 

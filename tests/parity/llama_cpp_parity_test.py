@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 import atelier
 import lumina2_encoders_parity_test
+import parts_parity_test
 import tiny_models
 import umt5_parity_test
 from tiny_run import FolderTest
@@ -49,10 +50,19 @@ def gemma():
     return encoder, {"model." + name: value for name, value in encoder.state_dict().items()}
 
 
+def part(kind, seed):
+    """A language model of the SDK's, with a head of its own."""
+    model = tiny_models.randomize_(parts_parity_test.LanguageModels.MODELS[kind](), seed)
+    return model, model.state_dict()
+
+
 ENCODERS = {
-    "wan": (umt5, MODEL_ARCH.T5ENCODER),
-    "qwen_image": (qwen, MODEL_ARCH.QWEN2VL),
-    "lumina2": (gemma, MODEL_ARCH.GEMMA2),
+    "wan": (umt5, MODEL_ARCH.T5ENCODER, "wan"),
+    "qwen_image": (qwen, MODEL_ARCH.QWEN2VL, "qwen_image"),
+    "lumina2": (gemma, MODEL_ARCH.GEMMA2, "lumina2"),
+    "qwen2": (lambda: part("qwen2", 64), MODEL_ARCH.QWEN2, parts_parity_test.PLUGIN),
+    "qwen3": (lambda: part("qwen3", 65), MODEL_ARCH.QWEN3, parts_parity_test.PLUGIN),
+    "llama": (lambda: part("llama", 66), MODEL_ARCH.LLAMA, parts_parity_test.PLUGIN),
 }
 
 
@@ -119,12 +129,12 @@ class LlamaCppTest(FolderTest):
                                                 generator=generator),
                      "lengths": torch.tensor(LENGTHS)}
 
-    def folders(self, family, matrices):
+    def folders(self, kind, matrices):
         """The same encoder twice: as GGUF, and as safetensors of its values."""
-        make, arch = ENCODERS[family]
+        make, arch, _ = ENCODERS[kind]
         encoder, values = make()
         values = {name: value.detach().bfloat16() for name, value in values.items()}  # as published
-        packed, plain = self.dir / f"{matrices.name} gguf", self.dir / f"{matrices.name} plain"
+        packed, plain = (self.dir / f"{kind} {matrices.name} {form}" for form in ("gguf", "plain"))
         for folder in (packed, plain):
             folder.mkdir()
             encoder.config.save_pretrained(folder)
@@ -142,14 +152,14 @@ class LlamaCppTest(FolderTest):
         self.assertTrue(torch.equal(ours, theirs), f"differs by {(ours - theirs).abs().max()}")
         return ours
 
-    def check(self, family):
+    def check(self, kind):
         seen = []
         for matrices in (KINDS.F32, KINDS.Q8_0):
-            packed, plain = self.folders(family, matrices)
+            packed, plain = self.folders(kind, matrices)
             for dtype in DTYPES:
                 with self.subTest(matrices.name, dtype=dtype):
-                    seen.append(self.same_hidden("text_encoder", packed, plain, self.texts, "hidden", plugin=family,
-                                                 dtype=dtype))
+                    seen.append(self.same_hidden("text_encoder", packed, plain, self.texts, "hidden",
+                                                 plugin=ENCODERS[kind][2], dtype=dtype))
         self.assertFalse(torch.equal(seen[0], seen[2]), "codes are not seen in the hidden states")
 
     def test_umt5(self):
@@ -160,6 +170,16 @@ class LlamaCppTest(FolderTest):
 
     def test_gemma_2(self):
         self.check("lumina2")
+
+    def test_qwen_2_and_3(self):
+        for kind in ("qwen2", "qwen3"):
+            with self.subTest(kind):
+                self.check(kind)
+
+    def test_llama_whose_heads_are_turned_there_is_not_read(self):
+        packed, _ = self.folders("llama", KINDS.F32)
+        with self.assertRaisesRegex(atelier.ProgramFailed, "is no component of parts_family"):
+            atelier.probe("text_encoder", packed, self.texts, plugin=parts_parity_test.PLUGIN)
 
     def test_the_vision_tower_of_qwen2_5_vl(self):
         encoder, _ = qwen()

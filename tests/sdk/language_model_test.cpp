@@ -51,6 +51,44 @@ TEST_CASE("A file that lacks what is not run is of as many layers as the whole o
   CHECK(config_from(index_of(4, true), {-1}).layers_run() == 4);
 }
 
+TEST_CASE("Qwen's files of llama.cpp are read, and those whose values it changes are not",
+          "[parts]") {
+  const auto of_llama_cpp = [](const std::vector<std::string>& marks) {
+    std::map<std::string, TensorMeta, std::less<>> tensors = {
+        {"token_embd.weight", {at::kFloat, {64, 32}}}, {"output_norm.weight", {at::kFloat, {32}}}};
+    for (const std::string layer : {"blk.0.", "blk.1."}) {
+      tensors[layer + "attn_q.weight"] = {at::kFloat, {64, 32}};
+      tensors[layer + "attn_k.weight"] = {at::kFloat, {32, 32}};
+      tensors[layer + "ffn_norm.weight"] = {at::kFloat, {32}};
+      tensors[layer + "ffn_gate.weight"] = {at::kFloat, {48, 32}};
+      for (const std::string& mark : marks) tensors[layer + mark] = {at::kFloat, {16}};
+    }
+    return TensorIndex(std::move(tensors), {{"head_dim", int64_t{16}}});
+  };
+  static constexpr std::string_view kAll[] = {"qwen2", "qwen3", "llama", "mistral", "gemma2"};
+  static constexpr int64_t kLast[] = {-2};
+  const LanguageModelUse use = {
+      .model_types = kAll, .states = kLast, .published_width = 32, .published_mlp_width = 48};
+  const auto third = detect_language_model(of_llama_cpp({"attn_q_norm.weight"}), use);
+  REQUIRE(third.has_value());
+  CHECK(third->spelling == "llama_cpp");
+  const auto c = whole_config_of<LanguageModelConfig>(*third);
+  CHECK((c.layers == 2 && c.heads == 4 && c.kv_heads == 2 && c.head_norms && !c.qkv_bias));
+  const WeightMap map = language_model_map(*third);
+  const auto from = [&](std::string_view name) {
+    return std::ranges::find(map, name, &WeightRule::from) != map.end();
+  };
+  CHECK((from("blk.0.attn_k_norm.weight") && from("blk.0.ffn_norm.weight") && from("blk.1.*") &&
+         from("output_norm.weight") && from("output.weight")));
+  const auto second = detect_language_model(of_llama_cpp({"attn_q.bias"}), use);
+  REQUIRE(second.has_value());
+  CHECK(whole_config_of<LanguageModelConfig>(*second).qkv_bias);
+  CHECK_FALSE(detect_language_model(of_llama_cpp({}), use).has_value());
+  CHECK_FALSE(detect_language_model(
+                  of_llama_cpp({"post_ffw_norm.weight", "post_attention_norm.weight"}), use)
+                  .has_value());
+}
+
 TEST_CASE("A language model without the layers that are run is refused", "[parts]") {
   const TensorIndex::Config said = {{"num_hidden_layers", int64_t{4}}};
   expect_error(ErrorCode::kInvalidArgument, {"has 2 layers", "is 4 and 3 are run"},
@@ -89,6 +127,7 @@ TensorIndex gemma(bool is_third, TensorIndex::Config config) {
   std::map<std::string, TensorMeta, std::less<>> tensors = index_of(2, true).tensors();
   for (const std::string layer : {"layers.0.", "layers.1."}) {
     tensors[layer + "pre_feedforward_layernorm.weight"] = {at::kFloat, {32}};
+    tensors[layer + "post_feedforward_layernorm.weight"] = {at::kFloat, {32}};
     if (!is_third) tensors.erase(layer + "self_attn.q_norm.weight");
   }
   return TensorIndex(std::move(tensors), std::move(config));

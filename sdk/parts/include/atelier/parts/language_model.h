@@ -85,8 +85,9 @@ struct LanguageModelUse {
 
 // Says whether a checkpoint holds such a model. Its variant is left empty. Spellings:
 // "transformers" (layers.0.…) and "causal_lm" (model.layers.0.…), behind no prefix or the
-// component's name. Throws Error{kInvalidArgument} when shapes and config.json contradict each
-// other, and Error{kUnsupported} for quantised files.
+// component's name; of Qwen2 and Qwen3 also "llama_cpp" (blk.0.…), as GGUF files have them. Throws
+// Error{kInvalidArgument} when shapes and config.json contradict each other, and
+// Error{kUnsupported} for quantised files.
 std::optional<Detection> detect_language_model(const TensorIndex& checkpoint,
                                                const LanguageModelUse& use);
 inline constexpr std::array<const char*, 2> kLanguageModelSpellings = {"transformers", "causal_lm"};
