@@ -11,7 +11,6 @@
 
 namespace qwen_image {
 
-class Dit;
 struct SampleRows;
 
 // How much something counts for each sample: float [B], undefined where it counts for none; and the
@@ -30,7 +29,6 @@ struct Pass {
   };
   std::vector<Sample> samples;
   const std::vector<SampleRows>& lengths;  // rows of each sample, on all ranks together
-  Dit& dit;
   atelier::BlockRunner& runner;
   const atelier::SharedRows& own;         // rows of the images that are made, of this rank
   const atelier::SharedRows* references;  // null: there are none

@@ -2,9 +2,11 @@
 
 #include <ATen/ATen.h>
 
+#include "atelier/named_inputs.h"
 #include "atelier/part_view.h"
 
 #include "config.h"
+#include "dit_block.h"
 
 namespace qwen_image {
 
@@ -47,6 +49,17 @@ Blockwise::Blockwise(const BlockwiseConfig& c)
 }
 
 Blockwise::~Blockwise() = default;
+
+atelier::NamedTensors Blockwise::probe(const atelier::NamedTensors& inputs,
+                                       atelier::BlockRunner& runner) {
+  atelier::allow_only(inputs, {"rows", "control"});
+  const at::Tensor& rows = atelier::named_tensor(inputs, "rows", 3);
+  const at::Tensor picture = embed(to_rows(atelier::named_tensor(inputs, "control", 5)));
+  Tensors hints;
+  for (const auto& block : blocks_)
+    hints.push_back(runner.run(*block, {rows.flatten(0, 1), picture})[0].view_as(rows));
+  return {{"hints", at::stack(hints)}};
+}
 
 std::optional<Detection> detect_blockwise(const atelier::TensorIndex& checkpoint) {
   const auto prefix = atelier::find_prefix(checkpoint, kPrefixes, kMarkers);

@@ -47,6 +47,9 @@ class Blockwise final : public atelier::nn::Module {
   // Rows of a picture's latents, [N, channels * 4], as the blocks read them: [N, D].
   at::Tensor embed(const at::Tensor& rows) const { return img_in_.forward(rows); }
   BlockwiseBlock& block(size_t number) { return *blocks_[number]; }
+  // The image's "rows" [B, h w / 4, D] and the picture's "control" [B, channels(), 1, h, w] become
+  // "hints" [layers(), B, h w / 4, D]: what each block adds to such rows.
+  atelier::NamedTensors probe(const atelier::NamedTensors& inputs, atelier::BlockRunner& runner);
 
  private:
   int64_t channels_;

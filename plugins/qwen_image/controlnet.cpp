@@ -35,7 +35,8 @@ ControlNet::ControlNet(const ControlNetConfig& c)
       txt_in_(this, "txt_in", c.blocks.text_width, c.blocks.width),
       control_in_(this, "controlnet_x_embedder", c.control_channels * kPatch * kPatch,
                   c.blocks.width),
-      levels_(time_channels, time_in_, time_out_, {}) {
+      levels_(time_channels, time_in_, time_out_, {}),
+      ropes_(c.blocks) {
   for (int64_t i = 0; i < c.blocks.layers; ++i) {
     const std::string number = std::to_string(i);
     blocks_.push_back(std::make_unique<DitBlock>(this, "transformer_blocks." + number, c.blocks,
@@ -139,8 +140,6 @@ ControlNetHints::ControlNetHints(ControlNet& net, int64_t number, int64_t layers
 void ControlNetHints::begin(Pass& pass) {
   scales_ = scales_of(kControlNetKind, pass, number_);
   if (!scales_.of_samples_B.defined()) return;
-  const at::Tensor picture = rows_of_picture(kControlNetKind, pass, number_, net_.channels());
-  image_ = net_.img_in_.forward(pass.latents) + net_.control_in_.forward(picture);
   // It follows the prompt on both branches of guidance, and sees no references.
   Tensors prompts;
   std::vector<SampleRows> samples;
@@ -153,28 +152,59 @@ void ControlNetHints::begin(Pass& pass) {
                        .width = pass.lengths[s].width,
                        .text = prompts.back().size(0)});
   }
-  level_ = net_.levels_.step(pass.sigma_B, image_.scalar_type(), std::nullopt);
-  const SharedRows texts(text_segments(samples));
-  const Dit::Rope rope = pass.dit.rope_of(samples, image_.device());
-  text_ = net_.txt_in_.forward(
-      net_.txt_norm_.forward(texts.take(at::cat(prompts).to(image_.scalar_type()))));
-  context_ = {pass.own.take(rope.image_cos), pass.own.take(rope.image_sin),
-              texts.take(rope.text_cos),     texts.take(rope.text_sin),
-              pass.own.rows().tensor(),      texts.rows().tensor()};
+  pass_.emplace(net_, ControlNetPass::Inputs{.latents = pass.latents,
+                                             .picture = rows_of_picture(kControlNetKind, pass,
+                                                                        number_, net_.channels()),
+                                             .sigma_B = pass.sigma_B,
+                                             .prompts = std::move(prompts),
+                                             .samples = std::move(samples),
+                                             .own = pass.own});
 }
 
 void ControlNetHints::after(int64_t index, Pass& pass) {
   if (!scales_.of_samples_B.defined()) return;
-  if (index % interval_ == 0) {
-    const auto number = static_cast<size_t>(index / interval_);
-    Tensors inputs = {std::move(image_), std::move(text_), level_->of_block(number)};
-    inputs.insert(inputs.end(), context_.begin(), context_.end());
-    Tensors out = pass.runner.run(*net_.blocks_[number], inputs);
-    image_ = std::move(out[0]);
-    text_ = out.size() > 1 ? std::move(out[1]) : at::Tensor();
-    hint_ = net_.outputs_[number]->forward(image_);
-  }
+  if (index % interval_ == 0) hint_ = pass_->next(pass.runner);
   pass.add(hint_, scales_);
+}
+
+ControlNetPass::ControlNetPass(ControlNet& net, const Inputs& in)
+    : net_(net),
+      level_(net.levels_.step(in.sigma_B, in.latents.scalar_type(), std::nullopt)),
+      image_(net.img_in_.forward(in.latents) + net.control_in_.forward(in.picture)) {
+  const SharedRows texts(text_segments(in.samples));
+  const Rope rope = net.ropes_.of(in.samples, image_.device());
+  const at::Tensor prompts = at::cat(in.prompts).to(image_.scalar_type());
+  text_ = net.txt_in_.forward(net.txt_norm_.forward(texts.take(prompts)));
+  context_ = {in.own.take(rope.image_cos), in.own.take(rope.image_sin), texts.take(rope.text_cos),
+              texts.take(rope.text_sin),   in.own.rows().tensor(),      texts.rows().tensor()};
+}
+
+at::Tensor ControlNetPass::next(atelier::BlockRunner& runner) {
+  Tensors inputs = {std::move(image_), std::move(text_), level_.of_block(number_)};
+  inputs.insert(inputs.end(), context_.begin(), context_.end());
+  Tensors out = runner.run(*net_.blocks_[number_], inputs);
+  image_ = std::move(out[0]);
+  text_ = out.size() > 1 ? std::move(out[1]) : at::Tensor();
+  return net_.outputs_[number_++]->forward(image_);
+}
+
+atelier::NamedTensors ControlNet::probe(const atelier::NamedTensors& inputs,
+                                        atelier::BlockRunner& runner) {
+  atelier::allow_only(inputs, {"latents", "control", "sigma", "prompt_embeds"});
+  const at::Tensor& latents = atelier::named_tensor(inputs, "latents", 5);
+  const at::Tensor& prompts = atelier::named_tensor(inputs, "prompt_embeds", 3);
+  const int64_t B = latents.size(0), H = latents.size(3) / kPatch, W = latents.size(4) / kPatch;
+  const SharedRows own(Segments::uniform(B, H * W));
+  const SampleRows rows = {.height = H, .width = W, .text = prompts.size(1)};
+  ControlNetPass pass(*this, {.latents = to_rows(latents),
+                              .picture = to_rows(atelier::named_tensor(inputs, "control", 5)),
+                              .sigma_B = atelier::named_tensor(inputs, "sigma", 1).to(at::kFloat),
+                              .prompts = prompts.unbind(),
+                              .samples = std::vector(static_cast<size_t>(B), rows),
+                              .own = own});
+  Tensors hints;
+  for (size_t i = 0; i < layers(); ++i) hints.push_back(pass.next(runner).view({B, H * W, -1}));
+  return {{"hints", at::stack(hints)}};
 }
 
 void BlockwiseHints::begin(Pass& pass) {

@@ -11,11 +11,13 @@
 #include "atelier/component_family.h"
 #include "atelier/nn/layers.h"
 #include "atelier/nn/level_rows.h"
+#include "atelier/shared_rows.h"
 
 #include "addition.h"
 #include "blockwise.h"
 #include "config.h"
 #include "controls.h"
+#include "rope.h"
 
 namespace qwen_image {
 
@@ -40,9 +42,12 @@ class ControlNet final : public atelier::nn::Module {
 
   int64_t channels() const { return channels_; }
   size_t layers() const { return blocks_.size(); }
+  // "latents" [B, C, 1, h, w], the picture's "control" [B, channels(), 1, h, w], "sigma" [B] and
+  // "prompt_embeds" [B, L, D'] become "hints" [layers(), B, h w / 4, D].
+  atelier::NamedTensors probe(const atelier::NamedTensors& inputs, atelier::BlockRunner& runner);
 
  private:
-  friend class ControlNetHints;
+  friend class ControlNetPass;
 
   int64_t channels_;
   atelier::nn::Linear time_in_, time_out_;
@@ -51,10 +56,35 @@ class ControlNet final : public atelier::nn::Module {
   std::vector<std::unique_ptr<DitBlock>> blocks_;
   std::vector<std::unique_ptr<atelier::nn::Linear>> outputs_;
   atelier::nn::NoiseLevels levels_;
+  Ropes ropes_;
+};
+
+// Runs the blocks of a ControlNet one after the other, so that one block's rows are held at a time.
+class ControlNetPass {
+ public:
+  // What packed samples are made of: rows of the image and of the picture, [N, C * 4] each, which
+  // are those of `own`; the noise level; and the prompt of each sample, [L, D].
+  struct Inputs {
+    at::Tensor latents, picture, sigma_B;
+    atelier::Tensors prompts;
+    std::vector<SampleRows> samples;  // of the images alone, with those prompts
+    const atelier::SharedRows& own;
+  };
+  ControlNetPass(ControlNet& net, const Inputs& in);
+
+  // What the next block gives, [N, D].
+  at::Tensor next(atelier::BlockRunner& runner);
+
+ private:
+  ControlNet& net_;
+  size_t number_ = 0;
+  atelier::nn::NoiseLevels::Step level_;
+  at::Tensor image_, text_;
+  atelier::Tensors context_;  // what its blocks read beside image, text and level
 };
 
 // Adds what one picture gives through one ControlNet. Each block runs where what it gives is first
-// added, so that one block's rows are held at a time.
+// added.
 class ControlNetHints final : public Addition {
  public:
   // `layers`: blocks of the denoiser.
@@ -67,9 +97,8 @@ class ControlNetHints final : public Addition {
   ControlNet& net_;
   int64_t number_, interval_;
   Scales scales_;  // in this step
-  std::optional<atelier::nn::NoiseLevels::Step> level_;
-  at::Tensor image_, text_, hint_;
-  atelier::Tensors context_;  // what its blocks read beside image, text and level
+  std::optional<ControlNetPass> pass_;
+  at::Tensor hint_;
 };
 
 // Adds what pictures give through blockwise ControlNets, number by number: all of them read the

@@ -22,16 +22,6 @@ using atelier::SharedRows;
 using atelier::Tensors;
 namespace ops = atelier::ops;
 
-namespace {
-
-constexpr double kRopeTheta = 10000;
-
-at::Tensor angles(const at::Tensor& positions, int64_t channels) {
-  return atelier::nn::rope_angles(positions, channels, kRopeTheta);
-}
-
-}  // namespace
-
 Dit::Dit(const DitConfig& c)
     : Denoiser(nullptr, "dit"),
       config_(c),
@@ -42,7 +32,8 @@ Dit::Dit(const DitConfig& c)
       txt_in_(this, "txt_in", c.text_width, c.width),
       norm_out_(this, "norm_out.linear", c.width, 2 * c.width),
       proj_out_(this, "proj_out", c.width, c.channels * kPatch * kPatch),
-      levels_(time_channels, time_in_, time_out_, {&norm_out_}) {
+      levels_(time_channels, time_in_, time_out_, {&norm_out_}),
+      ropes_(c) {
   for (int64_t i = 0; i < kMaxReferences; ++i) reference_names_.push_back(reference_name(i));
   entries_ = {{.width = c.text_width},
               {.name = kStretchedPlaces},
@@ -76,84 +67,8 @@ Dit::Dit(const DitConfig& c)
 
 Dit::~Dit() = default;
 
-namespace {
-
-// The middle of an axis is at 0.
-at::Tensor centered(int64_t length, const at::TensorOptions& options) {
-  return at::arange(length, options) - (length - length / 2);
-}
-
-// Places along an axis of `length` for a picture that is stretched to it, rounded down: computed on
-// the CPU, because devices differ in the last bit.
-at::Tensor stretched(int64_t count, int64_t length, const at::TensorOptions& options) {
-  const at::Tensor places = at::linspace(0, static_cast<double>(length - 1), count, at::kFloat);
-  return places.floor().to(options.device()) - (length - length / 2);
-}
-
-}  // namespace
-
 std::string reference_name(int64_t number) {
   return "reference_" + std::to_string(number + 1);
-}
-
-int64_t SampleRows::reference_rows() const {
-  int64_t rows = 0;
-  for (const auto& [height, width] : references) rows += height * width;
-  return rows;
-}
-
-Dit::Rope Dit::rope_of(const std::vector<SampleRows>& samples, at::Device device) {
-  return ropes_.get({samples, device}, [&] { return make_rope(samples, device); });
-}
-
-Dit::Rope Dit::make_rope(const std::vector<SampleRows>& samples, at::Device device) const {
-  const auto [frame_axis, row_axis, column_axis] = config_.axes;
-  const auto options = at::TensorOptions(device).dtype(at::kFloat);
-  std::vector<at::Tensor> image_cos, image_sin, text;
-  // One picture: its number stands where a clip has the frame.
-  const auto add_picture = [&](int64_t number, const at::Tensor& row, const at::Tensor& column) {
-    const int64_t H = row.size(0), W = column.size(0);
-    const at::Tensor frames = angles(at::full({1}, number, options), frame_axis),
-                     rows = angles(row, row_axis), columns = angles(column, column_axis);
-    const auto waves = [&](at::Tensor (*wave)(const at::Tensor&)) {
-      const auto grid = [&](const at::Tensor& axis, int64_t dim) {
-        const at::Tensor of_axis = wave(axis);
-        return of_axis.unsqueeze(dim).expand({H, W, of_axis.size(1)});
-      };
-      return at::cat({grid(frames, 0), grid(rows, 1), grid(columns, 0)}, 2).view({H * W, -1});
-    };
-    image_cos.push_back(waves(at::cos));
-    image_sin.push_back(waves(at::sin));
-  };
-  for (const SampleRows& sample : samples) {
-    const int64_t height = sample.height, width = sample.width;
-    // Rows and columns count from the middle of each picture.
-    const int64_t last = sample.pictures + std::ssize(sample.references) - 1;
-    // The picture that layers are of stands in front of them.
-    const auto place_of = [&](int64_t number) {
-      return config_.layered && number == last ? -1 : number;
-    };
-    int64_t number = 0;
-    for (; number < sample.pictures; ++number)
-      add_picture(place_of(number), centered(height, options), centered(width, options));
-    int64_t start = std::max({height / 2, width / 2, config_.layered ? last : 0});
-    for (const auto& [H, W] : sample.references) {
-      add_picture(place_of(number++),
-                  sample.stretches ? stretched(H, height, options) : centered(H, options),
-                  sample.stretches ? stretched(W, width, options) : centered(W, options));
-      start = std::max({start, H / 2, W / 2});
-    }
-    // Texts follow on the diagonal behind the largest, each of them anew.
-    const auto add_text = [&, first = start](int64_t length) {
-      const at::Tensor places = at::arange(first, first + length, options);
-      text.push_back(at::cat(
-          {angles(places, frame_axis), angles(places, row_axis), angles(places, column_axis)}, 1));
-    };
-    for (const int64_t length : sample.entities) add_text(length);
-    add_text(sample.text);
-  }
-  const at::Tensor packed = at::cat(text);
-  return {at::cat(image_cos), at::cat(image_sin), at::cos(packed), at::sin(packed)};
 }
 
 namespace {
@@ -285,7 +200,7 @@ std::vector<at::Tensor> Dit::denoise_all(std::span<const atelier::DenoiseInputs>
   const SharedRows own_rows(image_segments(samples)), reference_rows(Segments(references.lengths));
   const bool has_references = !references.rows.empty();
   const SharedRows image_rows = has_references ? join(own_rows, reference_rows) : own_rows;
-  const Rope table = rope_of(samples, options.device());
+  const Rope table = ropes_.of(samples, options.device());
   const auto level = levels_.step(all.sigma_B, dtype, all.levels);
   std::optional<atelier::nn::NoiseLevels::Step> clean;
   const auto of_references = levels_of_references(all, config_.clean_references, clean_level_);
@@ -317,7 +232,6 @@ std::vector<at::Tensor> Dit::denoise_all(std::span<const atelier::DenoiseInputs>
   if (!clean && !texts.has_entities) context.resize(DitBlock::kCleanLevel);
   Pass pass{.samples = pass_samples(calls),
             .lengths = samples,
-            .dit = *this,
             .runner = runner,
             .own = own_rows,
             .references = has_references ? &reference_rows : nullptr,

@@ -4,16 +4,15 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "atelier/component_model.h"
 #include "atelier/nn/layers.h"
-#include "atelier/nn/waves.h"
 #include "atelier/shared_rows.h"
 
 #include "addition.h"
 #include "config.h"
+#include "rope.h"
 
 namespace qwen_image {
 
@@ -27,18 +26,6 @@ inline constexpr int64_t kMaxReferences = 10;
 std::string reference_name(int64_t number);
 inline constexpr const char *kStretchedPlaces = "stretched_places",
                             *kCleanPictures = "clean_pictures", *kNoisyPictures = "noisy_pictures";
-
-// Rows of one sample: of the image and those beside it.
-struct SampleRows {
-  int64_t height = 0, width = 0, text = 0;                   // of the image in tokens
-  int64_t pictures = 1;                                      // of that size
-  std::vector<int64_t> entities = {};                        // rows of each, beside the text
-  std::vector<std::pair<int64_t, int64_t>> references = {};  // height and width in tokens
-  bool stretches = false;
-  bool operator==(const SampleRows&) const = default;
-  int64_t own_rows() const { return pictures * height * width; }
-  int64_t reference_rows() const;
-};
 
 // Not thread-safe: tables of the last shapes are kept between calls.
 class Dit final : public atelier::Denoiser, public atelier::PacksCalls, public atelier::SharesRows {
@@ -59,11 +46,6 @@ class Dit final : public atelier::Denoiser, public atelier::PacksCalls, public a
   int64_t heads() const override { return config_.heads; }
   int64_t key_heads() const override { return config_.heads; }
 
-  // Cosines and sines of every row, [N, head_dim / 2] float32, on all ranks together.
-  struct Rope {
-    at::Tensor image_cos, image_sin, text_cos, text_sin;
-  };
-  Rope rope_of(const std::vector<SampleRows>& samples, at::Device device);
   int64_t layers() const { return config_.layers; }
 
   // Runs what is added beside the blocks while it lives.
@@ -85,8 +67,6 @@ class Dit final : public atelier::Denoiser, public atelier::PacksCalls, public a
   void set_clean_level(int64_t level) { clean_level_ = level; }
 
  private:
-  Rope make_rope(const std::vector<SampleRows>& samples, at::Device device) const;
-
   DitConfig config_;
   std::vector<atelier::ConditioningEntry> entries_;
   std::vector<std::string> reference_names_;  // which entries_ point to
@@ -101,7 +81,7 @@ class Dit final : public atelier::Denoiser, public atelier::PacksCalls, public a
   std::vector<std::unique_ptr<DitBlock>> blocks_;
   atelier::nn::Linear norm_out_, proj_out_;
   atelier::nn::NoiseLevels levels_;
-  atelier::nn::RecentTables<std::pair<std::vector<SampleRows>, at::Device>, Rope> ropes_;
+  Ropes ropes_;
 };
 
 }  // namespace qwen_image

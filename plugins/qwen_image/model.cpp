@@ -353,6 +353,10 @@ at::Tensor QwenImage::guide(const atelier::GuideInputs& in, atelier::BlockRunner
 atelier::NamedTensors QwenImage::probe(std::string_view component,
                                        const atelier::NamedTensors& inputs,
                                        atelier::BlockRunner& runner) {
+  if (atelier::spec_name(component) == kBlockwise)
+    return loaded<Blockwise>(component).probe(inputs, runner);
+  if (atelier::spec_name(component) == kControlNet)
+    return loaded<ControlNet>(component).probe(inputs, runner);
   if (component == kVisionTower && inputs.contains("image")) {
     atelier::allow_only(inputs, {"image"});
     const at::Tensor images[] = {atelier::named_tensor(inputs, "image", 3)};

@@ -6,13 +6,17 @@ units of that reference's own root mean square.
 """
 
 import copy
+import pathlib
 import sys
+import tempfile
 import unittest
 
 import torch
+from safetensors.torch import save_file
 
 import atelier
 import compare
+import controls_parity_test as controls
 import references
 import tiny_models
 
@@ -92,6 +96,24 @@ class Bf16ParityTest(unittest.TestCase):
                     self.models.transformer, inputs,
                     "velocity", lambda model, inputs: references.velocity(
                         model, inputs["latents"], inputs["sigma"], inputs["prompt_embeds"]))
+
+    def test_controlnets_are_as_exact(self):
+        transformer = self.models.transformer
+        width = transformer.config.joint_attention_dim
+        with tempfile.TemporaryDirectory() as folder:
+            folder = pathlib.Path(folder)
+            net = controls.make_instantx(transformer, folder / "net", 78, layers=2)
+            inputs = controls.instantx_inputs(16, width)
+            for sigma in (0.0, 0.75):
+                with self.subTest(sigma=sigma):
+                    inputs["sigma"] = torch.full((2,), sigma)
+                    self.check(f"ControlNet at sigma {sigma:g}", "controlnet", folder / "net", net, inputs, "hints",
+                               lambda model, given: controls.instantx_hints(model, **given))
+            blocks = tiny_models.randomize_(controls.BlockwiseNet(3, 64, 16), 88)
+            save_file(blocks.state_dict(), folder / "blocks.safetensors")
+            self.check("blockwise ControlNet", "blockwise_controlnet", folder / "blocks.safetensors", blocks,
+                       controls.blockwise_inputs(16, 64), "hints",
+                       lambda model, given: controls.blockwise_hints(model, **given))
 
 
 if __name__ == "__main__":

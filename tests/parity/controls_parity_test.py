@@ -25,6 +25,14 @@ from tiny_run import FolderTest
 HEIGHT, WIDTH, STEPS, SCALE = 64, 96, 4, 3.0
 
 
+class Norm(torch.nn.RMSNorm):
+    """Rounds before it multiplies by its weight, as DiffSynth-Studio's does."""
+
+    def forward(self, x):
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight
+
+
 class BlockwiseNet(torch.nn.Module):
     """A blockwise ControlNet: behind block i, image += scale * out_i(gelu(in_i(rms(image) + rms(picture))))."""
 
@@ -34,7 +42,7 @@ class BlockwiseNet(torch.nn.Module):
         self.controlnet_blocks = torch.nn.ModuleList()
         for _ in range(layers):
             block = torch.nn.Module()
-            block.x_rms, block.y_rms = (torch.nn.RMSNorm(width, eps=1e-6) for _ in range(2))
+            block.x_rms, block.y_rms = (Norm(width, eps=1e-6) for _ in range(2))
             block.input_proj, block.output_proj = (torch.nn.Linear(width, width) for _ in range(2))
             self.controlnet_blocks.append(block)
 
@@ -49,6 +57,16 @@ def mask_of():
     mask[13:43, 30:] = 255
     mask[-9:, :40] = 100  # is not made anew where masks are black or white alone
     return mask
+
+
+def make_instantx(transformer, folder, seed, layers=1, extra=0):
+    net = QwenImageControlNetModel.from_transformer(
+        transformer, num_layers=layers, attention_head_dim=transformer.config.attention_head_dim,
+        num_attention_heads=transformer.config.num_attention_heads, load_weights_from_transformer=False,
+        extra_condition_channels=extra)
+    tiny_models.randomize_(net, seed)
+    net.save_pretrained(folder)
+    return net
 
 
 class ControlsParityTest(FolderTest):
@@ -85,13 +103,7 @@ class ControlsParityTest(FolderTest):
     # ---- Of diffusers ----
 
     def instantx(self, seed, layers=1, extra=0):
-        net = QwenImageControlNetModel.from_transformer(
-            self.transformer, num_layers=layers, attention_head_dim=self.transformer.config.attention_head_dim,
-            num_attention_heads=self.transformer.config.num_attention_heads, load_weights_from_transformer=False,
-            extra_condition_channels=extra)
-        tiny_models.randomize_(net, seed)
-        net.save_pretrained(self.root / f"net{seed}")
-        return net
+        return make_instantx(self.transformer, self.root / f"net{seed}", seed, layers, extra)
 
     def reference(self, pipeline_class, net, **flags):
         components = {name: part for name, part in self.tiny.pipeline.components.items()}
@@ -321,6 +333,64 @@ class ControlsParityTest(FolderTest):
         self.instantx(74)
         got = self.ours([path, self.root / "net74"])
         self.assertTrue(np.array_equal(got, self.plain()))
+
+
+def drawn(seed, **shapes):
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def instantx_inputs(channels, width):
+    """Of two samples that are 4 x 3 tokens large."""
+    return {**drawn(61, latents=(2, 16, 1, 8, 6), control=(2, channels, 1, 8, 6), prompt_embeds=(2, 9, width)),
+            "sigma": torch.tensor([0.3, 0.85])}
+
+
+def instantx_hints(net, latents, control, sigma, prompt_embeds):
+    size = (1, latents.shape[-2] // 2, latents.shape[-1] // 2)
+    return torch.stack(net(hidden_states=references.pack(latents), controlnet_cond=references.pack(control),
+                           encoder_hidden_states=prompt_embeds, timestep=sigma, img_shapes=[[size]] * len(latents),
+                           return_dict=False))
+
+
+def blockwise_inputs(channels, width):
+    return drawn(62, rows=(2, 12, width), control=(2, channels, 1, 8, 6))
+
+
+def blockwise_hints(net, rows, control):
+    picture = net.img_in(references.pack(control))
+    return torch.stack([net.residual(number, rows, picture) for number in range(len(net.controlnet_blocks))])
+
+
+class HintsParityTest(FolderTest):
+    """What every block of a ControlNet gives, and the gradients of all that it depends on."""
+
+    def check(self, name, component, path, net, inputs, hints):
+        floating = {key: value.clone().requires_grad_(True) for key, value in inputs.items()}
+        output = hints(net, **floating)
+        got = atelier.probe(component, path, inputs, gradients=True, trainable="*")
+        for number, expected in enumerate(output):
+            compare.assert_close(f"{name}, hints", got["hints"][number], expected, 1e-5)
+        compare.assert_gradients(f"{name}, gradients", got,
+                                 references.gradients(output, floating, dict(net.named_parameters())))
+
+    def test_those_of_instantx(self):
+        transformer = tiny_models.get().pipeline.transformer
+        for extra, layers in ((0, 2), (4, 1)):
+            with self.subTest(extra=extra, layers=layers):
+                folder = self.root / f"union{extra}"
+                net = make_instantx(transformer, folder, 77 + extra, layers, extra)
+                inputs = instantx_inputs(16 + extra // 4, transformer.config.joint_attention_dim)
+                self.check(f"ControlNet of {layers} blocks", "controlnet", folder, net, inputs, instantx_hints)
+
+    def test_those_of_blockwise_ones(self):
+        for extra in (0, 1):
+            with self.subTest(extra=extra):
+                net = tiny_models.randomize_(BlockwiseNet(3, 64, 16 + extra), 87 + extra)
+                path = self.root / f"blocks{extra}.safetensors"
+                save_file(net.state_dict(), path)
+                self.check("blockwise ControlNet", "blockwise_controlnet", path, net, blockwise_inputs(16 + extra, 64),
+                           blockwise_hints)
 
 
 if __name__ == "__main__":
