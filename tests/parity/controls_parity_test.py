@@ -1,6 +1,8 @@
 """ControlNets beside the denoiser give the images of diffusers: InstantX's by its pipelines, and blockwise
 ones by hooks on its denoiser, whose maths is written down here."""
 
+import itertools
+import json
 import sys
 import unittest
 from unittest import mock
@@ -15,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import atelier
 import compare
+import edit_models
 import references
 import tiny_models
 import train_parity_test as steps
@@ -67,6 +70,18 @@ def make_instantx(transformer, folder, seed, layers=1, extra=0):
     tiny_models.randomize_(net, seed)
     net.save_pretrained(folder)
     return net
+
+
+def instantx_rows(vae, pixels, mask=None):
+    """What InstantX's ControlNets read of a picture, and of inpainting its mask, as the pipelines of diffusers make it."""
+    image = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float() / 255 * 2 - 1
+    sharp = torch.zeros(1) if mask is None else torch.from_numpy((mask >= 128).astype(np.float32))[None, None]
+    with torch.no_grad():
+        latents = references.encode(vae, torch.where(sharp > 0.5, -torch.ones(()), image))
+    if mask is None:
+        return references.pack(latents)
+    kept = 1 - torch.nn.functional.interpolate(sharp, size=latents.shape[-2:])
+    return references.pack(torch.cat([latents, kept[:, :, None]], 1))
 
 
 class ControlsParityTest(FolderTest):
@@ -391,6 +406,132 @@ class HintsParityTest(FolderTest):
                 save_file(net.state_dict(), path)
                 self.check("blockwise ControlNet", "blockwise_controlnet", path, net, blockwise_inputs(16 + extra, 64),
                            blockwise_hints)
+
+
+class EditControlsParityTest(FolderTest):
+    """InstantX's ControlNets beside pictures that are edited. No pipeline of diffusers has both: a ControlNet is called as
+    its pipeline calls it, of the latents alone, and gives the rows of the pictures nothing, as blockwise ones do in
+    DiffSynth-Studio."""
+
+    PROMPT, NEGATIVE = "Turn the cat of picture 1 blue, 超清", "blurry, 低画质"
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        tiny = tiny_models.get()
+        cls.models = edit_models.EditModels(cls.root, parts=tiny.model)
+        cls.followed = smooth_picture(HEIGHT, WIDTH)
+        Image.fromarray(cls.followed).save(cls.root / "followed.png")
+        Image.fromarray(mask_of()).save(cls.root / "mask.png")
+        cls.latents = noise(1, HEIGHT, WIDTH, seed=52)
+        cls.pictures = [edit_models.smooth_picture(64, 128, 3), edit_models.smooth_picture(128, 96, 4)]
+        cls.files = [cls.root / f"edited_{number}.png" for number in range(2)]
+        for picture, file in zip(cls.pictures, cls.files):
+            picture.save(file)
+
+    def net(self, seed, transformer, extra=0):
+        net = make_instantx(transformer, self.root / f"net{seed}", seed, layers=2, extra=extra)
+        mask = mask_of() if extra else None
+        return net, instantx_rows(self.models.vae, self.followed, mask)
+
+    def expected(self, pipeline, net, rows, pictures, scale):
+        """Pictures keep their sizes, and both branches of guidance have the hints of the prompt."""
+        plain, calls, hints = pipeline.transformer.forward, itertools.count(), []
+
+        def forward(hidden_states, img_shapes, **inputs):
+            count = rows.shape[1]
+            if next(calls) % 2 == 0:
+                named = ("timestep", "encoder_hidden_states", "encoder_hidden_states_mask")
+                hints[:] = net(hidden_states=hidden_states[:, :count], controlnet_cond=rows, conditioning_scale=scale,
+                               img_shapes=[shapes[:1] for shapes in img_shapes], return_dict=False,
+                               **{name: inputs[name] for name in named})
+            padded = [torch.nn.functional.pad(hint, (0, 0, 0, hidden_states.shape[1] - count)) for hint in hints]
+            return plain(hidden_states, img_shapes=img_shapes, controlnet_block_samples=padded, **inputs)
+
+        sizes = {picture.width / picture.height: picture.size for picture in pictures}
+        module = sys.modules[type(pipeline).__module__]
+        resized = module.calculate_dimensions
+
+        def own_size(area, ratio):
+            width, height = resized(area, ratio)[:2] if area < 1024 * 1024 else sizes[ratio]
+            return (width, height, None)[:len(resized(area, ratio))]
+
+        with mock.patch.object(pipeline.transformer, "forward", forward), \
+                mock.patch.object(module, "calculate_dimensions", own_size):
+            image = pictures if len(pictures) > 1 else pictures[0]
+            return levels(
+                pipeline(image=image, prompt=self.PROMPT, negative_prompt=self.NEGATIVE, true_cfg_scale=SCALE,
+                         height=HEIGHT, width=WIDTH, num_inference_steps=STEPS, latents=references.pack(self.latents),
+                         output_type="np").images)
+
+    def ours(self, folder, nets, count, **flags):
+        return atelier.generate([folder, *nets], self.latents, prompt=self.PROMPT, negative_prompt=self.NEGATIVE,
+                                height=HEIGHT, width=WIDTH, num_inference_steps=STEPS, cfg_scale=SCALE, dtype="float32",
+                                edit_image=self.files[:count], edit_image_auto_resize="false", **flags)
+
+    def check(self, folder, seed, count, extra=0, scale=0.8):
+        pipeline = self.models.pipeline(folder)
+        net, rows = self.net(seed, pipeline.transformer, extra)
+        expected = self.expected(pipeline, net, rows, self.pictures[:count], scale)
+        masks = dict(control_mask=self.root / "mask.png") if extra else {}
+        got = self.ours(folder, [self.root / f"net{seed}"], count, control_image=self.root / "followed.png",
+                        controlnet_conditioning_scale=scale, **masks)
+        compare.assert_images(f"ControlNet beside {count} pictures, {folder.name}", got, expected)
+        plain = self.ours(folder, [], count)
+        self.assertGreater(np.abs(np.asarray(got, np.float64) - np.asarray(plain, np.float64)).mean(), 2)
+
+    def test_one_picture_is_edited(self):
+        self.check(self.models.variant("Qwen-Image-Edit"), 91, 1)
+
+    def test_several_pictures_are_edited(self):
+        self.check(self.models.variant("Qwen-Image-Edit-2509"), 92, 2)
+
+    def test_gradients_beside_clean_pictures_are_those_of_pytorch(self):
+        folder = self.models.variant("Qwen-Image-Edit-2511-trained", zero_cond_t=True)
+        pipeline = self.models.pipeline(folder)
+        transformer = pipeline.transformer.requires_grad_(False)
+        net, rows = self.net(94, transformer)
+        Image.fromarray(self.followed[::-1].copy()).save(self.root / "image.png")
+        row = {"image": "image.png", "prompt": self.PROMPT, "edit_image": [file.name for file in self.files],
+               "control_image": "followed.png"}
+        (self.root / "rows.json").write_text(json.dumps([row]))
+        encoded = []
+        with torch.no_grad():
+            shown = [edit_models.shown(picture) for picture in self.pictures]
+            embeds, _ = pipeline.encode_prompt(self.PROMPT, image=shown, device="cpu")
+            for pixels in (self.followed[::-1].copy(), *map(np.asarray, self.pictures)):
+                image = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None] / 255 * 2 - 1
+                encoded.append(references.encode(self.models.vae, image))
+        image, *edited = encoded
+
+        class Controlled:
+            dtype = torch.float32
+
+            def __call__(_, hidden_states, img_shapes, **inputs):
+                hints = net(hidden_states=hidden_states, controlnet_cond=rows, img_shapes=img_shapes, **inputs)
+                packed = torch.cat([hidden_states, *map(references.pack, edited)], 1)
+                places = [(1, value.shape[-2] // 2, value.shape[-1] // 2) for value in edited]
+                padded = [torch.nn.functional.pad(hint, (0, 0, 0, packed.shape[1] - hint.shape[1])) for hint in hints]
+                tokens, = transformer(hidden_states=packed, controlnet_block_samples=padded,
+                                      img_shapes=[shapes + places for shapes in img_shapes], **inputs)
+                return (tokens[:, :hidden_states.shape[1]],)
+
+        parameters = dict(net.named_parameters())
+        losses, first = training.train(Controlled(), steps.adamw(parameters.values()),
+                                       lambda: [training.Sample(image[0], embeds[0])], seed=9)
+        flags = dict(trainable_models="controlnet", data_file_keys="image,edit_image,control_image",
+                     extra_inputs="edit_image,control_image", edit_image_auto_resize="false", zero_cond_t=True,
+                     dataset_base_path=self.root, dataset_metadata_path=self.root / "rows.json", max_train_steps=1,
+                     seed=9, learning_rate=steps.RATE)
+        with atelier.train([folder, self.root / "net94"], [(self.followed, "x")], **flags) as run:
+            compare.assert_close("ControlNet beside pictures, loss", torch.tensor(run.losses()), torch.tensor(losses), 1e-5)
+            wanted = {f"controlnet.{name}": torch.zeros_like(parameter) if gradient is None else gradient
+                      for (name, parameter), gradient in zip(parameters.items(), first)}
+            compare.assert_all_close("ControlNet beside pictures, gradients", steps.gradients(run), wanted, 1e-5,
+                                     steps.FLOOR)
+
+    def test_a_part_is_made_anew_beside_clean_pictures(self):
+        self.check(self.models.variant("Qwen-Image-Edit-2511", zero_cond_t=True), 93, 2, extra=4)
 
 
 if __name__ == "__main__":
