@@ -225,6 +225,18 @@ def call(command, threads):
     return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
 
 
+def whole_run(command, threads):
+    """Runs the command: what it says of its progress, milliseconds of its processors and bytes at its peak."""
+    process = subprocess.Popen(command_line(command), env=environment(threads), stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE, text=True)
+    said = process.stderr.read()
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        raise SystemExit(f"error: exit code {process.returncode}: {said[-2000:]}")
+    return said, 1000 * (used.ru_utime + used.ru_stime), used.ru_maxrss * 1024
+
+
 def bench_command(what, folder, dtype, threads, plugin="qwen_image"):
     return [
         BENCH_PROGRAM, what, "--plugin", plugin, "--model_paths",

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Times Qwen-Image-Edit beside diffusers and transformers: a denoising step with two references, and what
-encodes a picture; and a step with regions beside the same one without.
+encodes a picture; a step with regions beside the same one without; and runs with ControlNets that do nothing.
 
-    .deps/venv/bin/python bench/edit_compare.py [dit] [vision] [encode] [entities] [--threads 1] [--rounds 5]
+    .deps/venv/bin/python bench/edit_compare.py [dit] [vision] [encode] [entities] [inactive] [--threads 1] [--rounds 5]
 
 README.md, beside this file, says what each row is and how it is measured.
 """
@@ -23,6 +23,7 @@ PATCHES = (28, 28)  # of a square picture as Edit-2509 shows it
 VISION_BLOCKS = 8  # a quarter of the published tower
 # Side of an image in latent cells, and rows of text: of its prompt, and of each entity.
 WHOLE, PROMPT_TOKENS, ENTITY_TOKENS, ENTITIES = 128, 128, 64, 6
+STEPS = 4  # of an image beside which ControlNets do nothing
 
 
 # --- weights and inputs ---
@@ -201,12 +202,73 @@ def compare_entities(options):
     yield from wan_compare.time_rows(name, timed, note="in place of diffusers: the prompt alone, as long as all texts")
 
 
+# --- ControlNets that do nothing ---
+
+
+def make_inactive(folder):
+    """A whole model, and a ControlNet of each kind that is made for it."""
+    import controls_parity_test as controls
+    import torch
+    from diffusers import QwenImageTransformer2DModel
+    from safetensors.torch import save_file
+    FAMILY.make_model(folder, "middle")
+    transformer = QwenImageTransformer2DModel.from_pretrained(folder / "model/transformer")
+    controls.make_instantx(transformer, folder / "union", 71, layers=2)
+    torch.manual_seed(7)
+    net = controls.BlockwiseNet(len(transformer.transformer_blocks), transformer.inner_dim, 16)
+    save_file(net.state_dict(), folder / "blockwise.safetensors")
+
+
+def generate(options, paths, *more):
+    """Milliseconds of processors, bytes at the peak and the pixels of an image."""
+    import numpy
+    from PIL import Image
+    picture = options.work / "inactive_controls.png"
+    line = [base.PROGRAM, "generate", "--plugin", "qwen_image", "--model_paths", json.dumps([str(path) for path in paths]),
+            "--prompt", "a cat", "--height", 256, "--width", 256, "--num_inference_steps", STEPS, "--seed", 3, "--dtype",
+            "float32", "--device", "cpu", "--threads", options.threads, "--output", picture, *more]
+    _, spent, peak = base.whole_run(line, options.threads)
+    return spent, peak, numpy.asarray(Image.open(picture))
+
+
+def compare_inactive(options):
+    import numpy
+    from PIL import Image
+    folder = base.prepare(options.work, "inactive_controls", make_inactive)
+    followed = options.work / "followed.png"
+    pixels = numpy.random.default_rng(1).integers(0, 256, (256, 256, 3), dtype=numpy.uint8)
+    Image.fromarray(pixels).save(followed)
+    union, blockwise = ("--control_image", followed), ("--blockwise_controlnet_image", followed)
+    kinds = {
+        "alone": ("model",),
+        "InstantX's, nothing to follow": ("union",),
+        "InstantX's, scale 0": ("union", *union, "--controlnet_conditioning_scale", 0),
+        "InstantX's, a window without a step": ("union", *union, "--control_guidance_start", 0.9),
+        "blockwise, a window without a step": ("blockwise.safetensors", *blockwise, "--blockwise_controlnet_start", 0.6,
+                                               "--blockwise_controlnet_end", 0.4),
+    }
+    made = {name: [] for name in kinds}
+    for _ in range(options.rounds):
+        for name, (file, *more) in kinds.items():
+            paths = dict.fromkeys([folder / "model", folder / file])
+            made[name].append(generate(options, paths, *more))
+    plain = made.pop("alone")
+    for name, runs in made.items():
+        if (runs[0][2] != plain[0][2]).any():
+            raise SystemExit(f"error: a ControlNet, {name}, changes the image")
+        title = f"a ControlNet, {name}, beside none: "
+        yield base.row(title + "CPU time", "float32", [run[0] for run in plain], [run[0] for run in runs],
+                       note="the same image")
+        yield base.row(title + "peak", "float32", [min(run[1] for run in plain) / 1e9],
+                       [min(run[1] for run in runs) / 1e9], unit="GB", note="whole process")
+
+
 def main():
     if sys.argv[1:2] == ["--worker"]:
         what, folder, inputs = sys.argv[2:]
         return wan_compare.serve(PARTS[what][3], folder, inputs)
     rows = {what: lambda options, what=what: compare(options, what) for what in PARTS}
-    return wan_compare.run(__doc__, {**rows, "entities": compare_entities})
+    return wan_compare.run(__doc__, {**rows, "entities": compare_entities, "inactive": compare_inactive})
 
 
 if __name__ == "__main__":

@@ -8,10 +8,8 @@ README.md, beside this file, says what each row is and how it is measured.
 
 import functools
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 
 import diffusers_compare as base
@@ -233,16 +231,10 @@ def generate(options, folder, *more):
             "--height", 256, "--width", 256, "--num_frames", 5, "--num_inference_steps", STEPS, "--seed", 3,
             "--schedule", "diffusers", "--dtype", "float32", "--device", "cpu", "--threads", options.threads,
             "--output", picture, *more]
-    process = subprocess.Popen(base.command_line(line), env=base.environment(options.threads), stdout=subprocess.DEVNULL,
-                               stderr=subprocess.PIPE, text=True)
-    said = process.stderr.read()
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != 0:
-        raise SystemExit(f"error: exit code {process.returncode}: {said[-2000:]}")
+    said, _, peak = base.whole_run(line, options.threads)
     minutes, seconds = re.search(rf"denoise: {STEPS} steps in (?:(\d+):)?([\d.]+)", said).groups()
     pixels = numpy.asarray(Image.open(picture.with_name("inactive_0004.png")))
-    return 1000 * (60 * int(minutes or 0) + float(seconds)) / STEPS, used.ru_maxrss * 1024, pixels
+    return 1000 * (60 * int(minutes or 0) + float(seconds)) / STEPS, peak, pixels
 
 
 def compare_inactive(options):

@@ -1,6 +1,7 @@
 #include "host/generate/denoisers.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 namespace atelier::generate {
@@ -12,11 +13,7 @@ void Denoisers::use(std::span<const Step> steps) {
 }
 
 void Denoisers::bring(const model::RangedDenoiser& wanted, std::span<const Step> steps) {
-  const auto is_given = [&](std::string_view input) {
-    return std::ranges::any_of(
-        steps, [&](const Step& step) { return step.request->inputs.contains(input); });
-  };
-  std::vector<std::string> controls = context_.of.stages.controls_beside(wanted.name(), is_given);
+  std::vector<std::string> controls = controls_beside(wanted.name(), steps);
   // One that began to hand over to the next is whole no more, where a job was cancelled behind
   // that.
   if (current_ == &wanted && next_ == nullptr && controls_ == controls) return;
@@ -29,6 +26,16 @@ void Denoisers::bring(const model::RangedDenoiser& wanted, std::span<const Step>
   context_.check_cancelled();
   current_ = &wanted;
   controls_ = std::move(controls);
+}
+
+std::vector<std::string> Denoisers::controls_beside(std::string_view denoiser,
+                                                    std::span<const Step> steps) const {
+  std::set<std::string> controls;
+  for (const Step& step : steps) {
+    for (std::string& name : context_.of.stages.controls_beside(denoiser, step.request->inputs))
+      if (!step.request->idle_controls.contains(name)) controls.insert(std::move(name));
+  }
+  return {controls.begin(), controls.end()};
 }
 
 DenoiserLevels Denoisers::levels_of(const Step& step) const {

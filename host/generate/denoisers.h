@@ -47,6 +47,9 @@ class Denoisers {
  private:
   void bring(const model::RangedDenoiser& wanted, std::span<const Step> steps);
   void prepare(std::span<const Step> steps);
+  // Controls that run beside it for any of the steps' requests.
+  std::vector<std::string> controls_beside(std::string_view denoiser,
+                                           std::span<const Step> steps) const;
   DenoiserLevels levels_of(const Step& step) const;
 
   EngineContext& context_;

@@ -43,16 +43,8 @@ int64_t bytes_of(const Conditioning& cond) {
   return bytes;
 }
 
-void leave_out_idle(Material& material) {
-  std::erase_if(material.request.inputs, [&](const auto& input) {
-    const auto found = material.cond.read.find(input.first);
-    return found != material.cond.read.end() && !found->second;
-  });
-}
-
 Material Encoder::encode(const Request& request) {
   Material made = {.request = request, .cond = encode_conditions(request), .clean = {}};
-  leave_out_idle(made);
   const std::vector<int64_t> shape = context_.of.model.latent_shape(request.target, made.cond.with);
   check_latents(request, shape);
   if (!request.input_pixels.defined()) return made;
@@ -94,7 +86,6 @@ Conditionings Encoder::encode_conditions(const Request& request, const PieceInpu
                               ? of_both.at(stage.name)
                               : encode_stage(stage, in, request.encoder_state);
       if (is_of_both) of_both[stage.name] = part;
-      for (const auto& [name, value] : in.values) cond.read[name] |= !part.empty();
       (is_negative ? cond.without : cond.with).merge(part);
       if (is_negative && !stage.kept_as.empty())
         cond.without.emplace(stage.kept_as, cond.with.at(std::string(kPromptEmbeds)));

@@ -13,10 +13,6 @@ namespace atelier::generate {
 
 int64_t bytes_of(const Conditioning& cond);
 
-// Leaves inputs out of the request of which no stage made anything: a control beside the denoiser
-// has nothing to do with them, and does not come.
-void leave_out_idle(Material& material);
-
 // Loads what it encodes with; encodings are kept for later requests, the oldest dropped first. Not
 // thread-safe.
 class Encoder {

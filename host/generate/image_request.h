@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,6 +21,8 @@ namespace atelier::generate {
 
 struct Request {
   Inputs inputs;  // "prompt", and whatever else the family's stages read
+  // Controls that do nothing although inputs are given that are for them, see Model::runs().
+  std::set<std::string, std::less<>> idle_controls = {};
   // What encodings depend on beside `inputs`; see lora::Registry::fingerprint.
   std::string encoder_state = {};
   std::vector<lora::LoraRef> loras = {};  // see RequestLoras

@@ -1,9 +1,6 @@
 // What trajectories are made of: a request, or a piece of one, and its encodings.
 #pragma once
 
-#include <map>
-#include <string>
-
 #include <ATen/core/Tensor.h>
 
 #include "atelier/conditioning.h"
@@ -15,8 +12,6 @@ namespace atelier::generate {
 // With the prompt, and without it: what guidance moves away from, empty where no step is guided.
 struct Conditionings {
   Conditioning with, without;
-  // Inputs that stages have read, and whether any of them made something of it.
-  std::map<std::string, bool, std::less<>> read = {};
 };
 
 struct Material {

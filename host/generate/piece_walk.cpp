@@ -42,9 +42,7 @@ Material PieceWalk::encode(Encoder& encoder, const Conditionings& of_clip) const
   for (const auto& [mine, clip] :
        {std::pair(&made.cond.with, &of_clip.with), std::pair(&made.cond.without, &of_clip.without)})
     mine->insert(clip->begin(), clip->end());
-  for (const auto& [name, is_used] : of_clip.read) made.cond.read[name] |= is_used;
   made.request.inputs.insert(inputs.beside.begin(), inputs.beside.end());
-  leave_out_idle(made);
   made.request.target.frames = piece().frames;
   made.request.seeds = {request_.seeds[image_] + piece_};
   return made;

@@ -1,6 +1,7 @@
 #include "host/generate/request.h"
 
 #include <algorithm>
+#include <set>
 
 #include "host/inputs/parse.h"
 #include "host/model/stages.h"
@@ -60,6 +61,24 @@ CfgScales cfg_scales_of(const order::Settings& s, const ModelFamily& family,
 
 namespace {
 
+// Notes the controls that do nothing, and returns the inputs that are for nothing but such ones.
+std::set<std::string, std::less<>> find_idle(Request& request, const model::LoadedModel& model) {
+  const model::Stages& stages = model.stages();
+  std::set<std::string, std::less<>> idle, running;
+  for (const model::PresentComponent& control : stages.components) {
+    std::set<std::string, std::less<>> own;
+    for (const InputSpec& input : stages.inputs)
+      if (model::is_for(input, control.spec, stages.encoding)) own.emplace(input.name);
+    const auto is_given = [&](const std::string& name) { return request.inputs.contains(name); };
+    if (std::ranges::none_of(own, is_given)) continue;
+    const bool runs = model.model().runs(control.name, request.inputs, request.num_steps());
+    if (!runs) request.idle_controls.insert(control.name);
+    (runs ? running : idle).merge(own);
+  }
+  std::erase_if(idle, [&](const std::string& name) { return running.contains(name); });
+  return idle;
+}
+
 // What reads inputs' files, or their headers alone.
 struct Reader {
   decltype(&read_inputs) inputs;
@@ -73,9 +92,14 @@ Request request_by(const Reader& reader, const order::Settings& s, const model::
   const Beside beside = pieces.empty() ? Beside::kWhole : Beside::kPieces;
   Request request = make_request(s, reader.inputs(s, family, beside), family,
                                  model.model().latent_spec(), seed, model.stages().variant);
+  const auto leave_out = [idle = find_idle(request, model)](Inputs inputs) {
+    std::erase_if(inputs, [&](const auto& input) { return idle.contains(input.first); });
+    return inputs;
+  };
+  request.inputs = leave_out(std::move(request.inputs));
   request.pieces = std::move(pieces);
-  request.read_beside = [reader, s, &family](const Piece& piece) {
-    return reader.beside(s, family, piece);
+  request.read_beside = [reader, s, &family, leave_out](const Piece& piece) {
+    return leave_out(reader.beside(s, family, piece));
   };
   return request;
 }

@@ -41,6 +41,11 @@ int64_t parts_of(double number) {
   return std::llround(number * kParts);
 }
 
+// As a window has it: see control_window_name().
+double rounded(double number) {
+  return static_cast<double>(parts_of(number)) / kParts;
+}
+
 void check_numbers(const char* name, size_t numbers, size_t pictures) {
   if (numbers <= 1 || numbers == pictures) return;
   throw Error(ErrorCode::kInvalidArgument,
@@ -102,6 +107,21 @@ bool counts(const ControlKind& kind, const Conditioning& cond, int64_t number, i
     return static_cast<double>(window->second.size(axis)) / kParts;
   };
   return is_active(kind, part(1), part(2), step, steps);
+}
+
+bool counts_in_run(const ControlKind& kind, size_t net, size_t nets, const Inputs& values,
+                   int64_t steps) {
+  const auto scales = list_of<double>(values, kind.scale),
+             starts = list_of<double>(values, kind.start), ends = list_of<double>(values, kind.end);
+  const size_t pictures = list_of<at::Tensor>(values, kind.image).size();
+  for (size_t i = 0; i < pictures; ++i) {
+    if ((nets > 1 && i != net) || number_of(scales, i, 1.0) == 0) continue;
+    const double start = rounded(number_of(starts, i, kind.usual_start)),
+                 end = rounded(number_of(ends, i, kind.usual_end));
+    for (int64_t step = 0; step < steps; ++step)
+      if (is_active(kind, start, end, step, steps)) return true;
+  }
+  return false;
 }
 
 Conditioning encode_controls(const ControlKind& kind, const std::vector<bool>& reads_mask,

@@ -68,6 +68,11 @@ atelier::LatentSpec latents_of(std::span<const atelier::Detection> parts) {
   return spec;
 }
 
+// The component of file `number` of a kind, from 0 on.
+std::string component_of(const ControlKind& kind, int64_t number) {
+  return number == 0 ? kind.component : kind.component + ("." + std::to_string(number));
+}
+
 // Rows behind the template's beginning.
 at::Tensor behind(const at::Tensor& hidden, int64_t skip) {
   return hidden.narrow(0, skip, hidden.size(0) - skip).clone();
@@ -128,6 +133,15 @@ atelier::MediaTarget QwenImage::target(const atelier::Inputs& inputs,
   const PictureSize size = PictureRules().for_vae(size_of(pictures.back()));
   return {asked.frames, asked.height > 0 ? asked.height : size.height,
           asked.width > 0 ? asked.width : size.width};
+}
+
+bool QwenImage::runs(std::string_view control, const atelier::Inputs& inputs, int64_t steps) const {
+  const ControlKind& kind =
+      atelier::spec_name(control) == kBlockwise ? kBlockwiseKind : kControlNetKind;
+  const size_t nets = readers(kind).size();
+  size_t net = 0;
+  while (net + 1 < nets && component_of(kind, static_cast<int64_t>(net)) != control) ++net;
+  return counts_in_run(kind, net, nets, inputs, steps);
 }
 
 atelier::Conditioning QwenImage::encode(const atelier::EncodeInputs& in,
@@ -281,8 +295,7 @@ std::vector<std::unique_ptr<Addition>> QwenImage::controls_of(
   };
   // One ControlNet alone has all pictures.
   const auto net_of = [&](const ControlKind& kind, int64_t number) {
-    const bool has_own = number > 0 && readers(kind).size() > 1;
-    return has_own ? kind.component + ("." + std::to_string(number)) : std::string(kind.component);
+    return component_of(kind, readers(kind).size() > 1 ? number : 0);
   };
   std::vector<std::unique_ptr<Addition>> controls;
   std::vector<Blockwise*> nets;  // null: nobody has that picture

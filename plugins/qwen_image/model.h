@@ -30,6 +30,9 @@ class QwenImage final : public atelier::ComponentModel {
   atelier::MediaTarget target(const atelier::Inputs& inputs,
                               const atelier::MediaTarget& asked) const override;
 
+  // A ControlNet runs where one of its pictures counts in some step.
+  bool runs(std::string_view control, const atelier::Inputs& inputs, int64_t steps) const override;
+
   // Decodes layers one by one: each frame is a picture of its own.
   void decode(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner,
               const atelier::FrameSink& sink) override;

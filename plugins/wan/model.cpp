@@ -172,6 +172,11 @@ std::vector<atelier::Piece> Wan::pieces(const atelier::Inputs& inputs,
   return {};
 }
 
+bool Wan::runs(std::string_view control, const atelier::Inputs& inputs, int64_t) const {
+  return std::ranges::all_of(variants_,
+                             [&](const auto& variant) { return variant->runs(control, inputs); });
+}
+
 void Wan::prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
                          atelier::BlockRunner& runner) {
   ComponentModel::prepare_levels(denoiser, sigmas, runner);

@@ -44,6 +44,7 @@ class Wan final : public atelier::ComponentModel {
                               const atelier::MediaTarget& asked) const override;
   // With pictures in front: those of a VACE, the reference image of a driving clip, or the
   // character of Animate.
+  bool runs(std::string_view control, const atelier::Inputs& inputs, int64_t steps) const override;
   std::vector<int64_t> latent_shape(const atelier::MediaTarget& target,
                                     const atelier::Conditioning& cond) const override;
   // Without them.

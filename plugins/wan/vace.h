@@ -116,6 +116,8 @@ class VaceInputs final : public Variant {
   // counts, and there is nothing to follow.
   atelier::MediaTarget target(const atelier::Inputs& inputs,
                               const atelier::MediaTarget& asked) const override;
+  // Hints whose scales are all 0 are not made: the denoiser runs alone.
+  bool runs(std::string_view control, const atelier::Inputs& inputs) const override;
   at::Tensor encode_leading(const atelier::Inputs& values, atelier::Conditioning& made,
                             atelier::BlockRunner& runner) override;
   int64_t leading_frames(const atelier::Conditioning& cond) const override;

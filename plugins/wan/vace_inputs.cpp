@@ -108,6 +108,12 @@ MediaTarget VaceInputs::target(const Inputs& inputs, const MediaTarget& asked) c
   return target;
 }
 
+bool VaceInputs::runs(std::string_view control, const Inputs& inputs) const {
+  const auto* scale = atelier::find_input<std::vector<double>>(inputs, kScale);
+  return !control.starts_with("vace") || scale == nullptr ||
+         std::ranges::any_of(*scale, [](double one) { return one != 0; });
+}
+
 // Each picture alone: together they would be the frames of a clip.
 Conditioning VaceInputs::encode_references(const Inputs& values, int64_t height, int64_t width,
                                            atelier::BlockRunner& runner) {
@@ -137,10 +143,6 @@ int64_t VaceInputs::leading_frames(const Conditioning& cond) const {
 std::optional<Conditioning> VaceInputs::encode(const atelier::EncodeInputs& in,
                                                atelier::BlockRunner& runner) {
   if (in.stage != "vace") return std::nullopt;
-  const auto* scale = atelier::find_input<std::vector<double>>(in.values, kScale);
-  // Hints that do not count are not made: the denoiser runs alone.
-  if (scale != nullptr && std::ranges::all_of(*scale, [](double one) { return one == 0; }))
-    return Conditioning();
   const int64_t F = in.target.frames, H = in.target.height, W = in.target.width;
   Conditioning made = encode_references(in.values, H, W, runner);
   const at::TensorOptions options = options_of(in.values);
@@ -153,7 +155,8 @@ std::optional<Conditioning> VaceInputs::encode(const atelier::EncodeInputs& in,
   const at::Tensor kept = model_.latents_of(video * (1 - is_new), runner);
   const at::Tensor changed = has_video ? model_.latents_of(video * is_new, runner) : kept;
   made.emplace(kVaceClip, at::cat({kept, changed, mask_channels(mask).to(kept.options())}));
-  if (scale != nullptr) made.emplace(kVaceScale, at::tensor(*scale, at::kDouble).to(at::kFloat));
+  if (const auto* scale = atelier::find_input<std::vector<double>>(in.values, kScale))
+    made.emplace(kVaceScale, at::tensor(*scale, at::kDouble).to(at::kFloat));
   return made;
 }
 

@@ -20,6 +20,10 @@ atelier::MediaTarget Variant::target(const atelier::Inputs&,
   return asked;
 }
 
+bool Variant::runs(std::string_view, const atelier::Inputs&) const {
+  return true;
+}
+
 std::vector<atelier::Piece> Variant::pieces(const atelier::Inputs&,
                                             const atelier::MediaTarget&) const {
   return {};

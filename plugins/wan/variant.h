@@ -33,6 +33,7 @@ class Variant {
   // See Model.
   virtual atelier::MediaTarget target(const atelier::Inputs& inputs,
                                       const atelier::MediaTarget& asked) const;
+  virtual bool runs(std::string_view control, const atelier::Inputs& inputs) const;
   virtual std::vector<atelier::Piece> pieces(const atelier::Inputs& inputs,
                                              const atelier::MediaTarget& target) const;
   // How many frames latents have that do not lie as others do, and what is decoded of them;

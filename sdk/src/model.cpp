@@ -43,6 +43,10 @@ std::vector<Piece> Model::pieces(const Inputs&, const MediaTarget&) const {
   return {};
 }
 
+bool Model::runs(std::string_view, const Inputs&, int64_t) const {
+  return true;
+}
+
 std::vector<WeightPtr> Model::level_weights(std::string_view) {
   return {};
 }

@@ -44,11 +44,12 @@ constexpr InputSpec kInputs[] = {
      .role = InputRole::kTarget},
 };
 constexpr std::string_view kTextEncoder[] = {"text_encoder"}, kMotion[] = {"motion"},
+                           kFollowers[] = {"vae", "controlnet"},
                            kHintInputs[] = {"controlnet_image", "controlnet_end"},
                            kSpeedInput[] = {"speed"};
 constexpr EncodeStage kStages[] = {
     {.name = "text", .components = kTextEncoder, .inputs = kPromptInput},
-    {.name = "hints", .components = kLatentsComponents, .inputs = kHintInputs},
+    {.name = "hints", .components = kFollowers, .inputs = kHintInputs},
     {.name = "speed", .components = kMotion, .inputs = kSpeedInput},
     kImageStage,
 };
@@ -233,6 +234,10 @@ struct Controls final : ComponentModel {
     if (const auto* end = find_input<double>(in.values, "controlnet_end"))
       cond.emplace(kEnd, at::scalar_tensor(std::llround(*end * kParts), at::kLong));
     return cond;
+  }
+  bool runs(std::string_view control, const Inputs& inputs, int64_t) const override {
+    const auto* end = find_input<double>(inputs, "controlnet_end");
+    return spec_name(control) != "controlnet" || end == nullptr || *end > 0;
   }
   NamedTensors probe(std::string_view name, const NamedTensors& in, BlockRunner& runner) override {
     if (auto* net = dynamic_cast<ControlNet*>(&component(name))) {

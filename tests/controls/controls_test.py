@@ -133,7 +133,12 @@ class Controls(unittest.TestCase):
     def test_a_control_switches_itself_off_by_its_window(self):
         nets = ["model/controlnet"]
         plain, whole = self.draw(nets=nets), self.draw(*self.images(0), nets=nets)
-        self.assertEqual(plain, self.draw(*self.images(0), "--controlnet_end", 0, nets=nets))
+        text = self.run_program("generate", *self.model(*nets), *SMALL, "--output", "x.png", *self.images(0),
+                                "--controlnet_end", 0)
+        self.assertEqual(plain, pixels(self.folder / "x.png"))
+        self.assertNotIn("load controlnet", text)
+        never, without = self.plan(*self.images(0), "--controlnet_end", 0, nets=nets), self.plan()
+        self.assertEqual(without["device_bytes"], never["device_bytes"])
         self.assertEqual(whole, self.draw(*self.images(0), "--controlnet_end", 1, nets=nets))
         self.assertNotIn(self.draw(*self.images(0), "--controlnet_end", 0.5, nets=nets), (plain, whole))
 

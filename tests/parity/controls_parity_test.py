@@ -3,6 +3,7 @@ ones by hooks on its denoiser, whose maths is written down here."""
 
 import itertools
 import json
+import re
 import sys
 import unittest
 from unittest import mock
@@ -18,6 +19,7 @@ from safetensors.torch import load_file, save_file
 import atelier
 import compare
 import edit_models
+import program
 import references
 import tiny_models
 import train_parity_test as steps
@@ -342,6 +344,45 @@ class ControlsParityTest(FolderTest):
         ):
             with self.subTest(**flags):
                 self.assertTrue(np.array_equal(self.ours([path], **flags), self.plain()))
+
+    def loaded(self, paths, *flags):
+        """The files that a run loads, and what a plan of it holds of the device."""
+        line = ["--plugin", "qwen_image", "--model_paths", atelier.paths_argument([self.tiny.model, *paths]), "--prompt",
+                PROMPT, "--height", HEIGHT, "--width", WIDTH, "--num_inference_steps", STEPS, "--dtype", "float32",
+                "--output", self.root / "out.png", *flags]
+        said = program.run("generate", *line, "--device", "cpu", code=0).stderr
+        program.run("plan", "generate", *line, "--device", "simulated", "--vram", "1GiB", "--json", self.root / "plan.json",
+                    code=0)
+        plan = json.loads((self.root / "plan.json").read_text())
+        return set(re.findall(r"load (\S*controlnet\S*):", said)), plan["device_bytes"]
+
+    def test_a_controlnet_that_never_counts_is_neither_loaded_nor_planned(self):
+        self.instantx(77)
+        files = [self.root / "net77", self.blockwise(87)[1], self.blockwise(88)[1]]
+        followed = self.root / "picture.png"
+        union, blockwise = ("--control_image", followed), ("--blockwise_controlnet_image", followed)
+        _, alone = self.loaded([])
+        for paths, flags in (
+            (files[:1], (*union, "--controlnet_conditioning_scale", 0)),
+            (files[:1], (*union, "--control_guidance_start", 0.99)),
+            (files[1:2], (*blockwise, "--blockwise_controlnet_scale", 0)),
+            (files[1:2], (*blockwise, "--blockwise_controlnet_start", 0.5, "--blockwise_controlnet_end", 0.5)),
+        ):
+            with self.subTest(flags=flags):
+                self.assertEqual(self.loaded(paths, *flags), (set(), alone))
+        # Of two, one may count.
+        both = (*blockwise, *blockwise, "--blockwise_controlnet_scale", 0.7, "--blockwise_controlnet_end", 0.5)
+        names, bytes_of_both = self.loaded(files[1:], *both, "--blockwise_controlnet_start", 1)
+        self.assertEqual(names, {"blockwise_controlnet", "blockwise_controlnet.1"})
+        names, bytes_of_one = self.loaded(files[1:], *both, "--blockwise_controlnet_start", 0.5,
+                                          "--blockwise_controlnet_start", 1)
+        self.assertEqual(names, {"blockwise_controlnet.1"})
+        self.assertLess(alone, bytes_of_one)
+        self.assertLess(bytes_of_one, bytes_of_both)
+        options = dict(blockwise_controlnet_image=followed, blockwise_controlnet_scale=0.7, blockwise_controlnet_end=0.5)
+        beside = self.ours(files[1:], **options | {"blockwise_controlnet_image": [followed] * 2,
+                                                   "blockwise_controlnet_start": [0.5, 1]})
+        self.assertTrue(np.array_equal(beside, self.ours(files[2:], **options)))
 
     def test_without_a_picture_nothing_changes(self):
         _, path = self.blockwise(84)

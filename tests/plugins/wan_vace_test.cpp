@@ -261,12 +261,13 @@ TEST_CASE("What is made has the size of the clip that it follows", "[vace]") {
   CHECK(message({}, {0.5}).find("nothing to follow") != std::string::npos);
   CHECK(message(clip(5, 48, 64), {1, 2}).find("the VACE has 15 blocks") != std::string::npos);
 
-  // Scales of zero leave nothing to follow, not even the pictures' frames.
-  Inputs idle = clip(5, 48, 64);
-  idle.emplace("vace_reference_image", std::vector<at::Tensor>{at::zeros({3, 8, 8})});
-  idle.emplace("vace_scale", std::vector<double>{0, 0});
-  DirectRunner runner;
-  CHECK(model->encode({.stage = "vace", .values = idle, .target = {5, 48, 64}}, runner).empty());
+  // Scales of zero leave it nothing to do.
+  const auto runs = [&](std::vector<double> scale) {
+    return model->runs("vace", {{"vace_scale", std::move(scale)}}, /*steps=*/4);
+  };
+  CHECK(runs({0, 0.5}));
+  CHECK_FALSE(runs({0, 0}));
+  CHECK(model->runs("vace", clip(5, 48, 64), /*steps=*/4));
 
   // Pictures are latent frames in front.
   const Conditioning cond = {{"vace_references", at::ones({16, 2, 6, 8})}};

@@ -68,7 +68,6 @@ class VideoModel final : public Model {
   }
   Conditioning encode(const EncodeInputs& in, BlockRunner&) override {
     const std::string name = std::string(in.stage) + (in.is_negative ? "-=" : "=");
-    if (in.stage == "hint" && text_input(in.values, "hint") == "of nothing") return {};
     if (in.stage != "pose") {
       const std::string& text = text_input(in.values, in.stage == "text" ? "prompt" : in.stage);
       encoded.push_back(name + text);
@@ -251,18 +250,19 @@ Request in_pieces() {
   return request;
 }
 
-TEST_CASE("A control comes where its stage makes something of what it is given", "[generate]") {
-  const auto loaded = [](Request request, const char* hint) {
+TEST_CASE("A control comes where it is given something and is not idle", "[generate]") {
+  const auto loaded = [](Request request, const std::set<std::string, std::less<>>& idle) {
     Bench bench;
-    request.inputs["hint"] = std::string(hint);
+    request.inputs["hint"] = std::string("here");
+    request.idle_controls = idle;
     bench.run(request);
     return bench.loaded;
   };
   const std::set<std::string> alone = {"dit"}, both = {"dit", "control"};
-  CHECK(loaded(request_of(1), "of nothing") == alone);
-  CHECK(loaded(request_of(1), "here") == both);
-  CHECK(loaded(in_pieces(), "of nothing") == alone);
-  CHECK(loaded(in_pieces(), "here") == both);
+  CHECK(loaded(request_of(1), {"control"}) == alone);
+  CHECK(loaded(request_of(1), {"another"}) == both);
+  CHECK(loaded(in_pieces(), {"control"}) == alone);
+  CHECK(loaded(in_pieces(), {}) == both);
 }
 
 TEST_CASE("A clip is made piece by piece, each behind the frames that it shares", "[generate]") {
