@@ -4,12 +4,14 @@ import unittest
 
 import numpy as np
 import torch
+from gguf.constants import MODEL_ARCH
 from peft import LoraConfig
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 
 import atelier
 import compare
+import llama_cpp_parity_test as llama_cpp
 import tiny_models
 import z_image_models
 from program import run
@@ -133,6 +135,18 @@ class Pictures(ZImageTest):
             expected = self.reference(latents, 48, 64, 5, 6.0, **{"guidance_scale": 4.0, "negative_prompt": NEGATIVE, **there})
             got = self.ours(latents, 48, 64, 5, self.models.base, negative_prompt=NEGATIVE, **here)
             compare.assert_images("z_image, base, " + name, got, expected, 0.002)
+
+    def test_a_text_encoder_in_gguf_gives_its_picture(self):
+        folder = self.root / "gguf"
+        folder.mkdir()
+        encoder = self.models.text_encoder
+        encoder.config.save_pretrained(folder)
+        values = {name: value for name, value in encoder.state_dict().items() if name != "lm_head.weight"}
+        llama_cpp.write(folder / "encoder.gguf", MODEL_ARCH.QWEN3, values, llama_cpp.KINDS.F32)
+        latents = noise(1, 64, 96, seed=44)
+        others = [self.models.turbo / name for name in ("transformer", "vae", "tokenizer")]
+        got = self.ours(latents, 64, 96, 2, paths=[folder, *others])
+        self.assertTrue(np.array_equal(got, self.ours(latents, 64, 96, 2)))
 
     def test_the_scheduler_of_the_folder_tells_the_models_apart(self):
         for folder, variant in ((self.models.turbo, "z-image-turbo"), (self.models.base, "z-image")):
