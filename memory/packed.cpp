@@ -59,8 +59,9 @@ bool is_4_bit(Packing packing) {
 constexpr int64_t kTaskValues = 32'768, kDeviceValues = int64_t{1} << 24;
 
 // Rows or columns of a piece of a matrix for each thread: fewer, and the product reads its other
-// factor too often; more, and the piece leaves the cache.
-constexpr int64_t kPieceRows = 768;
+// factor too often; more, and the piece leaves the cache. Columns of a high matrix are fewer, as
+// many as have so many values: products walk down them.
+constexpr int64_t kPieceRows = 768, kPieceColumns = 256, kPieceValues = int64_t{3} << 20;
 
 // What is fetched while values are made, as long before its turn as it takes to come: so many bytes
 // behind those that are read or, of a piece of columns, so many rows.
@@ -522,17 +523,21 @@ Tensor PackedStore::draw() const {
 
 namespace {
 
-// How many rows (`axis` is 0) or columns (1) of a matrix a piece has: whole blocks.
+// How many rows (`axis` is 0) or columns (1) of a matrix that is not empty a piece has: whole
+// blocks.
 int64_t piece_length(const Packed& packed, int64_t axis) {
-  const int64_t length = kPieceRows * at::get_num_threads();
-  const int64_t values = axis == 0 ? 1 : block_of(packed).values;
-  return (length + values - 1) / values * values;
+  const int64_t threads = at::get_num_threads();
+  if (axis == 0) return kPieceRows * threads;
+  const int64_t values = block_of(packed).values;
+  const int64_t columns = std::clamp(kPieceValues / packed.shape[0], kPieceColumns, kPieceRows);
+  return (columns * threads + values - 1) / values * values;
 }
 
 }  // namespace
 
 bool PackedStore::draw_pieces(int64_t axis, const UsePiece& use) const {
   if (dtype_ != at::kBFloat16 || !has_loops(value_, dtype_) || !can_be_cut(value_)) return false;
+  if (c10::multiply_integers(value_.shape) == 0) return false;
   const int64_t length = value_.shape[axis], step = piece_length(value_, axis);
   if (step >= length) return false;
   const at::NoGradGuard no_grad;

@@ -196,6 +196,17 @@ TEST_CASE("Pieces along rows and columns are those of the whole", "[packed]") {
   }
 }
 
+TEST_CASE("Pieces of a high matrix have fewer columns", "[packed]") {
+  const Packed matrix = memory::quantize_4bit(seeded({9000, 512}), Packing::kNf4);
+  const at::Tensor whole = memory::unpack(matrix, at::kBFloat16);
+  std::vector<int64_t> widths;
+  PackedStore(matrix, at::kBFloat16).draw_pieces(1, [&](int64_t begin, const at::Tensor& piece) {
+    widths.push_back(piece.size(1));
+    CHECK(same_bits({piece}, {whole.narrow(1, begin, piece.size(1))}));
+  });
+  CHECK(widths == std::vector<int64_t>{384, 128});
+}
+
 TEST_CASE("A product in pieces has the bits of the product over the whole weight", "[packed]") {
   for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{2500, 1280}, {1200, 4096}}) {
     for (const Packing packing : {Packing::kNf4, Packing::kQ4_K, Packing::kQ8_0}) {
