@@ -59,9 +59,9 @@ bool is_4_bit(Packing packing) {
 constexpr int64_t kTaskValues = 32'768, kDeviceValues = int64_t{1} << 24;
 
 // Rows or columns of a piece of a matrix for each thread: fewer, and the product reads its other
-// factor too often; more, and the piece leaves the cache. Columns of a high matrix are fewer, as
-// many as have so many values: products walk down them.
-constexpr int64_t kPieceRows = 768, kPieceColumns = 256, kPieceValues = int64_t{3} << 20;
+// factor too often; more, and the piece leaves the cache. A piece of columns has about
+// kPieceValues values where it may: of a high matrix it has fewer columns, down to kLeastColumns.
+constexpr int64_t kPieceRows = 768, kLeastColumns = 256, kPieceValues = int64_t{3} << 20;
 
 // What is fetched while values are made, as long before its turn as it takes to come: so many bytes
 // behind those that are read or, of a piece of columns, so many rows.
@@ -529,7 +529,7 @@ int64_t piece_length(const Packed& packed, int64_t axis) {
   const int64_t threads = at::get_num_threads();
   if (axis == 0) return kPieceRows * threads;
   const int64_t values = block_of(packed).values;
-  const int64_t columns = std::clamp(kPieceValues / packed.shape[0], kPieceColumns, kPieceRows);
+  const int64_t columns = std::clamp(kPieceValues / packed.shape[0], kLeastColumns, kPieceRows);
   return (columns * threads + values - 1) / values * values;
 }
 
