@@ -196,15 +196,22 @@ TEST_CASE("Pieces along rows and columns are those of the whole", "[packed]") {
   }
 }
 
-TEST_CASE("Pieces of a high matrix have fewer columns", "[packed]") {
-  const Packed matrix = memory::quantize_4bit(seeded({9000, 512}), Packing::kNf4);
+TEST_CASE("Pieces of a high matrix have fewer columns, for each thread", "[packed]") {
+  const Packed matrix = memory::quantize_4bit(seeded({5000, 2048}), Packing::kNf4);
   const at::Tensor whole = memory::unpack(matrix, at::kBFloat16);
-  std::vector<int64_t> widths;
-  PackedStore(matrix, at::kBFloat16).draw_pieces(1, [&](int64_t begin, const at::Tensor& piece) {
-    widths.push_back(piece.size(1));
-    CHECK(same_bits({piece}, {whole.narrow(1, begin, piece.size(1))}));
-  });
-  CHECK(widths == std::vector<int64_t>{384, 128});
+  const PackedStore store(matrix, at::kBFloat16);
+  const auto widths = [&](int threads) {
+    std::vector<int64_t> all;
+    at::set_num_threads(threads);
+    store.draw_pieces(1, [&](int64_t begin, const at::Tensor& piece) {
+      all.push_back(piece.size(1));
+      CHECK(same_bits({piece}, {whole.narrow(1, begin, piece.size(1))}));
+    });
+    at::set_num_threads(1);
+    return all;
+  };
+  CHECK(widths(1) == std::vector<int64_t>{640, 640, 640, 128});
+  CHECK(widths(3) == std::vector<int64_t>{1920, 128});  // threads begin inside a row
 }
 
 TEST_CASE("A product in pieces has the bits of the product over the whole weight", "[packed]") {
