@@ -58,9 +58,14 @@ bool is_4_bit(Packing packing) {
 // Values that one task of the CPU makes, and those that are float32 at once on a device.
 constexpr int64_t kTaskValues = 32'768, kDeviceValues = int64_t{1} << 24;
 
-// Rows of a piece of a matrix for each thread: fewer, and the product reads its other factor too
-// often; more, and the piece leaves the cache.
-constexpr int64_t kPieceRows = 512;
+// Rows or columns of a piece of a matrix for each thread: fewer, and the product reads its other
+// factor too often; more, and the piece leaves the cache. A piece of columns has about
+// kPieceValues values where it may: of a high matrix it has fewer columns, down to kLeastColumns.
+constexpr int64_t kPieceRows = 768, kLeastColumns = 256, kPieceValues = int64_t{3} << 20;
+
+// What is fetched while values are made, as long before its turn as it takes to come: so many bytes
+// behind those that are read or, of a piece of columns, so many rows.
+constexpr int64_t kBytesAhead = 4096, kRowsAhead = 12;
 
 // Instruction sets.
 
@@ -332,28 +337,78 @@ bool has_loops(const Packed& packed, at::ScalarType dtype) {
   return is_4_bit(packed.packing) && packed.block % 32 == 0 && count % packed.block == 0;
 }
 
-void run_loops(const Packed& packed, Tensor& out) {
+// Which values of a tensor are drawn: `count` stretches of as many values, one for each row of a
+// matrix or one of all. They begin and end with a block.
+struct Stretches {
+  int64_t begin = 0, length = 0, count = 1;
+  int64_t distance = 0;  // from one to the next
+};
+
+Stretches all_of(const Packed& packed) {
+  return {.length = c10::multiply_integers(packed.shape)};
+}
+Stretches stretches_along(const Packed& packed, int64_t axis, int64_t begin, int64_t length) {
+  const int64_t rows = packed.shape[0], columns = packed.shape[1];
+  if (axis == 0) return {.begin = begin * columns, .length = length * columns};
+  return {.begin = begin, .length = length, .count = rows, .distance = columns};
+}
+
+// Calls work(first block in the tensor, first block in what is drawn, how many) for blocks that
+// stand together, of `values` each.
+template <typename Work>
+void for_blocks(const Stretches& stretches, int64_t values, const Work& work) {
+  const int64_t length = stretches.length / values, distance = stretches.distance / values;
+  at::parallel_for(0, stretches.count * length, std::max<int64_t>(1, kTaskValues / values),
+                   [&](int64_t begin, int64_t end) {
+                     int64_t at = begin % length, from = stretches.begin / values;
+                     for (from += begin / length * distance; begin < end; from += distance) {
+                       const int64_t count = std::min(length - at, end - begin);
+                       work(from + at, begin, count);
+                       begin += count;
+                       at = 0;
+                     }
+                   });
+}
+
+// A block of what has loops.
+BlockSize block_of(const Packed& packed) {
+  return is_gguf(packed.packing) ? block_size(packed.packing)
+                                 : BlockSize{packed.block, packed.block / 2};
+}
+
+// `packed`: with scales that are no codes.
+void run_loops(const Packed& packed, const Stretches& stretches, Tensor& out) {
   const PackedLoops& loops = loops_for(out.scalar_type());
   const auto* codes = static_cast<const uint8_t*>(packed.parts.front().const_data_ptr());
   auto* to = static_cast<char*>(out.mutable_data_ptr());
   const auto element = static_cast<int64_t>(out.element_size());
+  const auto [values, bytes] = block_of(packed);
+  const int64_t ahead =
+      stretches.count == 1 ? kBytesAhead / bytes : kRowsAhead * (stretches.distance / values);
   if (is_gguf(packed.packing)) {
-    const BlockSize block = block_size(packed.packing);
     const auto unpack = loops.blocks[static_cast<size_t>(packed.packing)];
-    at::parallel_for(
-        0, out.numel() / block.values, kTaskValues / block.values, [&](int64_t begin, int64_t end) {
-          unpack(codes + begin * block.bytes, end - begin, to + begin * block.values * element);
-        });
+    for_blocks(stretches, values, [&](int64_t from, int64_t begin, int64_t count) {
+      unpack(codes + from * bytes, count, ahead, to + begin * values * element);
+    });
     return;
   }
-  const Tensor scales = scales_of(packed).contiguous(), values = packed.parts[1].contiguous();
-  const int64_t block = packed.block;
-  at::parallel_for(0, out.numel() / block, std::max<int64_t>(1, kTaskValues / block),
-                   [&](int64_t begin, int64_t end) {
-                     loops.four_bit(codes + begin * block / 2, values.const_data_ptr<float>(),
-                                    scales.const_data_ptr<float>() + begin, block,
-                                    (end - begin) * block, to + begin * block * element);
-                   });
+  const Tensor table = packed.parts[1].contiguous(), scales = packed.parts[2].contiguous();
+  for_blocks(stretches, values, [&](int64_t from, int64_t begin, int64_t count) {
+    loops.four_bit(codes + from * bytes, table.const_data_ptr<float>(),
+                   scales.const_data_ptr<float>() + from, values, count * values, ahead,
+                   to + begin * values * element);
+  });
+}
+
+// The tensor with its scales as numbers.
+Packed with_plain_scales(const Packed& packed) {
+  Packed plain = packed;
+  if (is_4_bit(packed.packing)) plain.parts = {packed.parts[0], packed.parts[1], scales_of(packed)};
+  return plain;
+}
+
+void draw_all(const Packed& packed, Tensor& out) {
+  if (out.numel() > 0) run_loops(with_plain_scales(packed), all_of(packed), out);
 }
 
 }  // namespace
@@ -378,7 +433,7 @@ Tensor unpack(const Packed& packed, at::ScalarType dtype) {
   if (packed.parts.front().is_meta()) return at::empty(packed.shape, options);
   if (!has_loops(packed, dtype)) return unpack_composed(packed, dtype);
   Tensor out = at::empty(packed.shape, options);
-  if (out.numel() > 0) run_loops(packed, out);
+  draw_all(packed, out);
   return out;
 }
 
@@ -418,12 +473,6 @@ std::vector<size_t> parts_with_rows(Packing packing) {
   if (is_gguf(packing)) return {0};
   if (is_4_bit(packing)) return {0, 2};
   return {0, 1};
-}
-
-Packed with_plain_scales(const Packed& packed) {
-  Packed plain = packed;
-  if (is_4_bit(packed.packing)) plain.parts = {packed.parts[0], packed.parts[1], scales_of(packed)};
-  return plain;
 }
 
 }  // namespace
@@ -468,21 +517,37 @@ Tensor PackedStore::draw() const {
   const at::NoGradGuard no_grad;
   if (!has_loops(value_, dtype_)) return unpack(value_, dtype_);
   Tensor out = memory_->take(value_.shape, dtype_);
-  if (out.numel() > 0) run_loops(value_, out);
+  draw_all(value_, out);
   return out;
 }
 
-bool PackedStore::draw_pieces(const UsePiece& use) const {
+namespace {
+
+// How many rows (`axis` is 0) or columns (1) of a matrix that is not empty a piece has: whole
+// blocks.
+int64_t piece_length(const Packed& packed, int64_t axis) {
+  const int64_t threads = at::get_num_threads();
+  if (axis == 0) return kPieceRows * threads;
+  const int64_t values = block_of(packed).values;
+  const int64_t columns = std::clamp(kPieceValues / packed.shape[0], kLeastColumns, kPieceRows);
+  return (columns * threads + values - 1) / values * values;
+}
+
+}  // namespace
+
+bool PackedStore::draw_pieces(int64_t axis, const UsePiece& use) const {
   if (dtype_ != at::kBFloat16 || !has_loops(value_, dtype_) || !can_be_cut(value_)) return false;
-  const int64_t rows = value_.shape[0], step = kPieceRows * at::get_num_threads();
-  if (step >= rows) return false;
+  if (c10::multiply_integers(value_.shape) == 0) return false;
+  const int64_t length = value_.shape[axis], step = piece_length(value_, axis);
+  if (step >= length) return false;
   const at::NoGradGuard no_grad;
   const Packed plain = with_plain_scales(value_);
-  for (int64_t begin = 0; begin < rows; begin += step) {
-    const Packed piece = rows_of(plain, begin, std::min(step, rows - begin));
-    Tensor out = memory_->take(piece.shape, dtype_);
-    run_loops(piece, out);
-    use(begin, out);
+  std::vector<int64_t> sizes = value_.shape;
+  for (int64_t begin = 0; begin < length; begin += step) {
+    sizes[axis] = std::min(step, length - begin);
+    Tensor piece = memory_->take(sizes, dtype_);
+    run_loops(plain, stretches_along(plain, axis, begin, sizes[axis]), piece);
+    use(begin, piece);
   }
   return true;
 }

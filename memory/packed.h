@@ -90,7 +90,7 @@ class PackedStore final : public WeightStore {
 
   at::Tensor draw() const override;
   // On the CPU in bfloat16, of matrices that are larger than a piece.
-  bool draw_pieces(const UsePiece& use) const override;
+  bool draw_pieces(int64_t axis, const UsePiece& use) const override;
 
   std::vector<at::Tensor> parts() const override { return value_.parts; }
   std::shared_ptr<const WeightStore> over(std::vector<at::Tensor> copies) const override;

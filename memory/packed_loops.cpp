@@ -427,16 +427,15 @@ inline void unpack_block_by_table(const uint8_t* in, T* out) {
 #endif
 
 // Codes are read once, from memory; the processor itself looks no further than the end of a page.
-inline void fetch_ahead(const uint8_t* codes) {
-  constexpr Index kAhead = 4096;
-  __builtin_prefetch(codes + kAhead);
+inline void fetch(const uint8_t* block, Index bytes) {
+  for (Index i = 0; i < bytes; i += 64) __builtin_prefetch(block + i);
 }
 
 template <typename Kind, typename T>
-void unpack_blocks(const uint8_t* in, Index count, void* out_) {
+void unpack_blocks(const uint8_t* in, Index count, Index ahead, void* out_) {
   T* out = static_cast<T*>(out_);
   for (Index block = 0; block < count; ++block, in += Kind::kBytes, out += Kind::kValues) {
-    fetch_ahead(in);
+    fetch(in + ahead * Kind::kBytes, Kind::kBytes);
 #if defined(__AVX512BW__)
     if constexpr (Table<Kind>::kSize > 0) {
       unpack_block_by_table<Kind>(in, out);
@@ -450,12 +449,13 @@ void unpack_blocks(const uint8_t* in, Index count, void* out_) {
 // Each block has a table of its 16 values.
 template <typename T>
 void unpack_four_bit(const uint8_t* codes, const float* values, const float* scales, Index block,
-                     Index count, void* out_) {
+                     Index count, Index ahead, void* out_) {
   T* out = static_cast<T*>(out_);
   alignas(64) T table[16];
   for (Index begin = 0; begin < count; begin += block, ++scales) {
     const float scale = *scales;
-    fetch_ahead(codes);
+    fetch(codes + ahead * (block / 2), block / 2);
+    __builtin_prefetch(scales + ahead);
     ATELIER_SIMD
     for (Index i = 0; i < 16; ++i) store(table[i], values[i] * scale);
     for (Index i = 0; i < block; i += 32, codes += 16, out += 32) look_up(codes, table, out);

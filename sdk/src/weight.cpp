@@ -55,7 +55,7 @@ const lora::AddedWeight* WeightStore::added() const {
   return nullptr;
 }
 
-bool WeightStore::draw_pieces(const UsePiece&) const {
+bool WeightStore::draw_pieces(int64_t, const UsePiece&) const {
   return false;
 }
 
@@ -83,8 +83,8 @@ std::optional<RowCodes> WeightState::draw_codes() const {
   return store_->draw_codes();
 }
 
-bool WeightState::draw_pieces(const WeightStore::UsePiece& use) const {
-  return store_ != nullptr && !leaf_.defined() && store_->draw_pieces(use);
+bool WeightState::draw_pieces(int64_t axis, const WeightStore::UsePiece& use) const {
+  return store_ != nullptr && !leaf_.defined() && store_->draw_pieces(axis, use);
 }
 
 void WeightState::set_trainable(bool trainable) {

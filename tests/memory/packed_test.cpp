@@ -1,6 +1,6 @@
 #include "memory/packed.h"
 
-#include "atelier/ops/linear.h"
+#include "atelier/ops/linears.h"
 
 #include "memory/four_bit.h"
 #include "memory/packed_loops.h"
@@ -94,7 +94,7 @@ TEST_CASE("Loops of every instruction set that this machine has give the same", 
       at::Tensor out = at::empty_like(expected);
       set[element].four_bit(
           plain.parts[0].const_data_ptr<uint8_t>(), plain.parts[1].const_data_ptr<float>(),
-          plain.parts[2].const_data_ptr<float>(), 64, out.numel(), out.mutable_data_ptr());
+          plain.parts[2].const_data_ptr<float>(), 64, out.numel(), 8, out.mutable_data_ptr());
       CHECK(same_bits({out}, {expected}));
     }
     for (int i = 0; i <= static_cast<int>(Packing::kQ6_K); ++i) {
@@ -103,7 +103,7 @@ TEST_CASE("Loops of every instruction set that this machine has give the same", 
       for (const PackedLoops* set : sets) {
         at::Tensor out = at::empty_like(expected);
         set[element].blocks[i](blocks.parts[0].const_data_ptr<uint8_t>(),
-                               out.numel() / memory::block_size(blocks.packing).values,
+                               out.numel() / memory::block_size(blocks.packing).values, 8,
                                out.mutable_data_ptr());
         INFO(memory::packing_name(blocks.packing));
         CHECK(same_values(out, expected));
@@ -176,6 +176,44 @@ TEST_CASE("A layer over codes multiplies by their values, and passes gradients o
   }
 }
 
+TEST_CASE("Pieces along rows and columns are those of the whole", "[packed]") {
+  for (const Packed& matrix : matrices(1100, 1280)) {
+    const PackedStore store(matrix, at::kBFloat16);
+    const at::Tensor whole = memory::unpack(matrix, at::kBFloat16);
+    for (const int64_t axis : {0, 1}) {
+      INFO(memory::packing_name(matrix.packing) << " along " << axis);
+      int64_t end = 0, count = 0;
+      const bool has_pieces = store.draw_pieces(axis, [&](int64_t begin, const at::Tensor& piece) {
+        CHECK(begin == end);
+        CHECK(same_values(piece, whole.narrow(axis, begin, piece.size(axis))));
+        end += piece.size(axis);
+        ++count;
+      });
+      CHECK(has_pieces == (matrix.packing <= Packing::kFp4));
+      CHECK(end == (has_pieces ? matrix.shape[axis] : 0));
+      CHECK(count == (has_pieces ? 2 : 0));  // the last one is shorter
+    }
+  }
+}
+
+TEST_CASE("Pieces of a high matrix have fewer columns, for each thread", "[packed]") {
+  const Packed matrix = memory::quantize_4bit(seeded({5000, 2048}), Packing::kNf4);
+  const at::Tensor whole = memory::unpack(matrix, at::kBFloat16);
+  const PackedStore store(matrix, at::kBFloat16);
+  const auto widths = [&](int threads) {
+    std::vector<int64_t> all;
+    at::set_num_threads(threads);
+    store.draw_pieces(1, [&](int64_t begin, const at::Tensor& piece) {
+      all.push_back(piece.size(1));
+      CHECK(same_bits({piece}, {whole.narrow(1, begin, piece.size(1))}));
+    });
+    at::set_num_threads(1);
+    return all;
+  };
+  CHECK(widths(1) == std::vector<int64_t>{640, 640, 640, 128});
+  CHECK(widths(3) == std::vector<int64_t>{1920, 128});  // threads begin inside a row
+}
+
 TEST_CASE("A product in pieces has the bits of the product over the whole weight", "[packed]") {
   for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{2500, 1280}, {1200, 4096}}) {
     for (const Packing packing : {Packing::kNf4, Packing::kQ4_K, Packing::kQ8_0}) {
@@ -184,16 +222,8 @@ TEST_CASE("A product in pieces has the bits of the product over the whole weight
       const Packed packed = is_gguf ? gguf_matrix(packing, rows, columns)
                                     : memory::quantize_4bit(seeded({rows, columns}), packing);
       const WeightPtr weight = std::make_shared<Weight>("weight", packed.shape);
-      const auto store = std::make_shared<PackedStore>(packed, at::kBFloat16);
-      weight->state().set_store(store);
-      std::vector<int64_t> begins;
+      weight->state().set_store(std::make_shared<PackedStore>(packed, at::kBFloat16));
       const at::Tensor whole = memory::unpack(packed, at::kBFloat16);
-      const bool has_pieces = store->draw_pieces([&](int64_t begin, const at::Tensor& piece) {
-        begins.push_back(begin);
-        CHECK(same_bits({piece}, {whole.narrow(0, begin, piece.size(0))}));
-      });
-      CHECK(has_pieces);
-      CHECK(begins.size() > 1);
       const WeightPtr bias = std::make_shared<Weight>("bias", std::vector<int64_t>{rows});
       bias->set(seeded({rows}).to(at::kBFloat16));
       for (const int64_t tokens : {1, 3, 77, 512}) {
@@ -207,9 +237,62 @@ TEST_CASE("A product in pieces has the bits of the product over the whole weight
   }
 }
 
+TEST_CASE("Gradients in pieces have the bits of those over whole weights", "[packed]") {
+  struct Layer {
+    WeightPtr packed, plain, bias;
+    std::vector<ops::Adapter> adapters;
+  };
+  const auto layer_of = [](Packing packing, int64_t rows, int64_t columns, uint64_t seed) {
+    const Packed matrix = packing == Packing::kNf4
+                              ? memory::quantize_4bit(seeded({rows, columns}, seed), packing)
+                              : gguf_matrix(packing, rows, columns);
+    Layer layer;
+    layer.packed = std::make_shared<Weight>("packed", matrix.shape);
+    layer.packed->state().set_store(std::make_shared<PackedStore>(matrix, at::kBFloat16));
+    layer.plain = test::make_weight(memory::unpack(matrix, at::kBFloat16));
+    layer.bias = test::make_weight(seeded({rows}).to(at::kBFloat16));
+    for (const int64_t rank : {4, 3})
+      layer.adapters.push_back({.a = test::trained(seeded({rank, columns}, seed + 1)),
+                                .b = test::trained(seeded({rows, rank}, seed + 2)),
+                                .scale = 0.5});
+    return layer;
+  };
+  // Neither axis is whole pieces, and layers of one input differ in height and packing.
+  const std::vector<Layer> layers = {layer_of(Packing::kNf4, 1100, 1280, 1),
+                                     layer_of(Packing::kQ8_0, 640, 1280, 11),
+                                     layer_of(Packing::kQ4_0, 96, 1280, 21)};
+  for (const int64_t tokens : {1, 3, 77, 512}) {
+    for (const size_t count : {1, 3}) {
+      for (const bool has_adapters : {false, true}) {
+        INFO(tokens << " tokens, " << count << " layers, adapters: " << has_adapters);
+        const auto results = [&](WeightPtr Layer::*weight) {
+          std::vector<at::Tensor> inputs = {
+              test::trained(seeded({2, tokens, 1280}, 9).to(at::kBFloat16))};
+          std::vector<ops::LinearTerms> terms;
+          for (const Layer& layer : std::span(layers).first(count)) {
+            auto& own = terms.emplace_back(ops::LinearTerms{layer.*weight, layer.bias, {}});
+            if (!has_adapters) continue;
+            own.adapters = layer.adapters;
+            for (const ops::Adapter& adapter : layer.adapters)
+              inputs.insert(inputs.end(), {adapter.a, adapter.b});
+          }
+          std::vector<at::Tensor> all = ops::linears(inputs[0], terms);
+          const std::vector<at::Tensor> gradients = test::gradients(all, inputs);
+          all.insert(all.end(), gradients.begin(), gradients.end());
+          return all;
+        };
+        CHECK(same_bits(results(&Layer::packed), results(&Layer::plain)));
+      }
+    }
+  }
+}
+
 TEST_CASE("What pieces win nothing for is drawn whole", "[packed]") {
   const Packed packed = memory::quantize_4bit(seeded({2500, 1280}), Packing::kNf4);
   const auto never = [](int64_t, const at::Tensor&) { FAIL("a piece is drawn"); };
-  CHECK_FALSE(PackedStore(packed, at::kFloat).draw_pieces(never));
-  CHECK_FALSE(PackedStore(memory::rows_of(packed, 0, 64), at::kBFloat16).draw_pieces(never));
+  for (const int64_t axis : {0, 1})
+    CHECK_FALSE(PackedStore(packed, at::kFloat).draw_pieces(axis, never));
+  CHECK_FALSE(PackedStore(memory::rows_of(packed, 0, 64), at::kBFloat16).draw_pieces(0, never));
+  const Packed narrow = memory::quantize_4bit(seeded({2500, 256}), Packing::kNf4);
+  CHECK_FALSE(PackedStore(narrow, at::kBFloat16).draw_pieces(1, never));
 }

@@ -102,7 +102,7 @@ void count_product(const Tensor& t, int64_t n, int passes = 1) {
 // x Wᵀ + bias of a weight that is drawn in pieces; undefined where it is not.
 Tensor product_by_pieces(const Layer& layer, const Tensor& rows) {
   Tensor y;
-  layer.weight->state().draw_pieces([&](int64_t begin, const Tensor& piece) {
+  layer.weight->state().draw_pieces(0, [&](int64_t begin, const Tensor& piece) {
     if (!y.defined()) y = at::empty({rows.size(0), layer.weight->sizes()[0]}, rows.options());
     Tensor own = y.narrow(1, begin, piece.size(0));
     if (layer.bias) {
@@ -123,12 +123,27 @@ Tensor base_product(const Layer& layer, const Tensor& rows) {
   return layer.bias ? at::addmm(layer.bias->draw(), rows, weight.t()) : at::mm(rows, weight.t());
 }
 
+// Adds what comes back through a weight that is drawn in pieces to `sum`, which is made where it is
+// not there yet; false, and nothing added, where it is not drawn so.
+bool add_gradient_by_pieces(const Layer& layer, const Tensor& grad, Tensor& sum) {
+  const bool is_first = !sum.defined();
+  return layer.weight->state().draw_pieces(1, [&](int64_t begin, const Tensor& piece) {
+    if (!sum.defined()) sum = at::empty({grad.size(0), layer.weight->sizes()[1]}, grad.options());
+    Tensor own = sum.narrow(1, begin, piece.size(1));
+    if (is_first) {
+      at::mm_out(own, grad, piece);
+    } else {
+      own.addmm_(grad, piece);
+    }
+  });
+}
+
 // Adds what comes back through the weight to `sum`, which is made where it is not there yet.
 void add_base_gradient(const Layer& layer, const Tensor& grad, Tensor& sum) {
   if (const std::optional<RowCodes> codes = layer.weight->state().draw_codes()) {
     const Tensor part = eight_bit_gradient(grad, *codes);
     sum = sum.defined() ? sum.add_(part) : part;
-  } else {
+  } else if (!add_gradient_by_pieces(layer, grad, sum)) {
     const Tensor weight = layer.weight->draw();
     sum = sum.defined() ? sum.addmm_(grad, weight) : at::mm(grad, weight);
   }

@@ -54,11 +54,12 @@ class ATELIER_API WeightStore {
   // What LoRAs add to another store's values; null: nothing.
   virtual const lora::AddedWeight* added() const;
 
-  // Hands out the rows of a matrix piece by piece, in order, each with the number of its first row:
-  // those that are made anew and stay in the processor's cache until they are multiplied. A piece
-  // is valid until `use` returns. By default, and where pieces win nothing, false without a call.
-  using UsePiece = std::function<void(int64_t begin, const at::Tensor& rows)>;
-  virtual bool draw_pieces(const UsePiece& use) const;
+  // Hands out a matrix piece by piece, in order along `axis`, rows (0) or columns (1), each with
+  // the number of its first row or column: pieces are made anew and stay in the processor's cache
+  // until they are multiplied. A piece is valid until `use` returns. By default, and where pieces
+  // win nothing, false without a call.
+  using UsePiece = std::function<void(int64_t begin, const at::Tensor& piece)>;
+  virtual bool draw_pieces(int64_t axis, const UsePiece& use) const;
 };
 
 // Takes the gradients of a weight that is trained and does not rest on the compute device.
@@ -87,7 +88,7 @@ class ATELIER_API WeightState {
   // See WeightStore::draw_codes(); nullopt for a weight that is trained.
   std::optional<RowCodes> draw_codes() const;
   // See WeightStore::draw_pieces(); false for a weight that is trained.
-  bool draw_pieces(const WeightStore::UsePiece& use) const;
+  bool draw_pieces(int64_t axis, const WeightStore::UsePiece& use) const;
 
   // A resident weight that is trained is a leaf of the autograd graph; Weight::draw() then gives
   // that leaf. Throws Error{kInvalidArgument} when the weight is not resident.
