@@ -34,7 +34,7 @@ import recolor
 import score
 
 HERE = pathlib.Path(__file__).resolve().parent
-LEARNT_SEED, SEED, COUNT, SHOWN = 31, 7000, 24, 8
+LEARNT_SEED, SEED, COUNT, SHOWN = 31, 7071, 24, 6
 CELL = 16  # pixels of a token's side
 BOX = 3 * CELL  # of an entity's mask
 EDGE = 40  # levels of 255 between neighbours
@@ -265,11 +265,11 @@ class Kind:
 
 
 KINDS = {
-    "eligen": Kind(entity_row, LORA | {"max_train_steps": 1200}),
+    "eligen": Kind(entity_row, LORA | {"max_train_steps": 1200}, count=4000),
     "context": Kind(context_row, LORA | {"max_train_steps": 1200, "lora_checkpoint": recolor.LORA}),
     "canny": Kind(canny_row, LEARNING | {"trainable_models": "blockwise_controlnet",
-                                         "learning_rate": 2e-3, "max_train_steps": 1200},
-                  lambda: blockwise(16)),
+                                         "learning_rate": 2e-3, "max_train_steps": 2000},
+                  lambda: blockwise(16), count=4000),
     "inpaint": Kind(inpaint_row, LEARNING | {"trainable_models": "blockwise_controlnet",
                                              "learning_rate": 2e-3, "max_train_steps": 1200},
                     lambda: blockwise(17), functools.partial(inpaint_row, anew=True)),
@@ -358,6 +358,17 @@ def shown(row):
     return parts[0]
 
 
+def show(program, kind, learnt, folder):
+    """Leaves FOLDER/sheet.png, and returns how many pictures are right."""
+    rows, without, steered = draw(program, kind, learnt, folder / "drawn")
+    stacks = [Image.fromarray(np.concatenate([shown(row), *both]))
+              for row, *both in zip(rows[:SHOWN], without, steered)]
+    plot.sheet(stacks, [row.prompt for row in rows]).quantize(48).save(folder / "sheet.png",
+                                                                      optimize=True)
+    return {name: sum(is_right(picture, row.image) for picture, row in zip(drawn, rows))
+            for name, drawn in (("without", without), ("with", steered))}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("kind", choices=KINDS)
@@ -366,14 +377,8 @@ def main():
     arguments = parser.parse_args()
     kind = KINDS[arguments.kind]
     learnt = train(arguments.program, kind, arguments.folder)
-    rows, without, steered = draw(arguments.program, kind, learnt, arguments.folder / "drawn")
-    stacks = [Image.fromarray(np.concatenate([shown(row), *both]))
-              for row, *both in zip(rows[:SHOWN], without, steered)]
-    plot.sheet(stacks, [row.prompt for row in rows]).quantize(64).save(
-        arguments.folder / "sheet.png", optimize=True)
-    right = {name: sum(is_right(picture, row.image) for picture, row in zip(drawn, rows))
-             for name, drawn in (("without", without), ("with", steered))}
-    print(json.dumps({"count": len(rows), "right": right}))
+    right = show(arguments.program, kind, learnt, arguments.folder)
+    print(json.dumps({"count": COUNT, "right": right}))
 
 
 if __name__ == "__main__":
