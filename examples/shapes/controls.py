@@ -271,11 +271,11 @@ KINDS = {
                                          "learning_rate": 2e-3, "max_train_steps": 2000},
                   lambda: blockwise(16), count=4000),
     "inpaint": Kind(inpaint_row, LEARNING | {"trainable_models": "blockwise_controlnet",
-                                             "learning_rate": 2e-3, "max_train_steps": 1200},
+                                             "learning_rate": 2e-3, "max_train_steps": 900},
                     lambda: blockwise(17), functools.partial(inpaint_row, anew=True)),
     "union": Kind(union_row, LEARNING | {"trainable_models": "controlnet",
-                                         "learning_rate": 1e-3, "max_train_steps": 1200},
-                  of_diffusers),
+                                         "learning_rate": 1e-3, "max_train_steps": 400},
+                  of_diffusers, count=1500),
 }
 
 
@@ -363,8 +363,8 @@ def show(program, kind, learnt, folder):
     rows, without, steered = draw(program, kind, learnt, folder / "drawn")
     stacks = [Image.fromarray(np.concatenate([shown(row), *both]))
               for row, *both in zip(rows[:SHOWN], without, steered)]
-    plot.sheet(stacks, [row.prompt for row in rows]).quantize(48).save(folder / "sheet.png",
-                                                                      optimize=True)
+    sheet = plot.sheet(stacks, [row.prompt for row in rows]).quantize(64, kmeans=2)
+    sheet.save(folder / "sheet.png", optimize=True)
     return {name: sum(is_right(picture, row.image) for picture, row in zip(drawn, rows))
             for name, drawn in (("without", without), ("with", steered))}
 

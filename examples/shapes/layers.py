@@ -6,7 +6,8 @@
 writes FOLDER/begin (a Qwen-Image-Layered model that has learnt nothing new but transparency),
 FOLDER/data (pictures, their grounds and their things), FOLDER/run (the training of its denoiser),
 FOLDER/drawn (pictures) and FOLDER/sheet.png: pictures, above the layers that they are taken apart
-into, ground and things. A run that was interrupted goes on. Needs numpy, Pillow, torch, diffusers
+into, ground and things. Prints means of how the layers differ from those that the pictures were
+drawn of. A run that was interrupted goes on. Needs numpy, Pillow, torch, diffusers
 and safetensors.
 """
 
@@ -34,7 +35,7 @@ import train_vae
 
 HERE = pathlib.Path(__file__).resolve().parent
 WEIGHTS = "diffusion_pytorch_model.safetensors"
-LEARNT_SEED, SHOWN_SEED, SHOWN, COUNT = 32, 7071, 6, 3000
+LEARNT_SEED, LEARNT, SEED, COUNT, SHOWN = 32, 3000, 7071, 24, 6
 VAE_STEPS, VAE_RATE, VAE_SEED = 400, 1e-3, 9
 LEAST_SEEN = 0.1  # part of the error of colors that counts where nothing is seen
 LAYERS = 2  # ground and things
@@ -161,7 +162,7 @@ def make(program, folder):
 def train(program, model, data, folder):
     """Returns the file of the denoiser that has learnt layers."""
     if not (data / "metadata.jsonl").exists():
-        controls.write(data, layered_row, COUNT, LEARNT_SEED)
+        controls.write(data, layered_row, LEARNT, LEARNT_SEED)
     score.run(program, "train", model, "--dataset_base_path", data, "--dataset_metadata_path",
               data / "metadata.jsonl", "--data_file_keys", "image,layer_input_image",
               "--extra_inputs", "layer_input_image", "--output_path", folder,
@@ -171,9 +172,9 @@ def train(program, model, data, folder):
 
 def take_apart(program, model, denoiser, folder):
     """Takes pictures apart that were not learnt. Returns rows, and of each the layers."""
-    rows = controls.write(folder, layered_row, SHOWN, SHOWN_SEED)
+    rows = controls.write(folder, layered_row, COUNT, SEED)
     jobs = [{"prompt": row.prompt, "layer_input_image": str(folder / f"{number:06d}_0.png"),
-             "layer_num": LAYERS, "seed": SHOWN_SEED + number,
+             "layer_num": LAYERS, "seed": SEED + number,
              "output": str(folder / f"{number:03d}.png")} for number, row in enumerate(rows)]
     file = folder / "prompts.jsonl"
     file.write_text("".join(json.dumps(job) + "\n" for job in jobs), encoding="utf-8")
@@ -181,7 +182,7 @@ def take_apart(program, model, denoiser, folder):
               pictures.SIZE, "--width", pictures.SIZE, "--num_inference_steps", score.STEPS,
               "--cfg_scale", 1, "--quiet")
     return rows, [[Image.open(folder / f"{number:03d}_{layer:04d}.png").convert("RGBA")
-                   for layer in range(1, LAYERS + 1)] for number in range(SHOWN)]
+                   for layer in range(1, LAYERS + 1)] for number in range(COUNT)]
 
 
 def over_checkers(layer):
@@ -189,6 +190,14 @@ def over_checkers(layer):
     axis = np.arange(pictures.SIZE) // 8
     under = Image.fromarray(np.uint8(np.where((axis[:, None] + axis) % 2, 200, 240))).convert("RGBA")
     return Image.alpha_composite(under, layer).convert("RGB")
+
+
+def measure(row, apart):
+    """How much of things, drawn or wanted, is both, and levels of 255 by which the ground differs."""
+    ground, things = map(np.asarray, apart)
+    drawn, wanted = things[..., 3] > 127, row.image[2][..., 3] > 127
+    return ((drawn & wanted).sum() / (drawn | wanted).sum(),
+            np.abs(ground[..., :3].astype(float) - row.image[1]).mean())
 
 
 def main():
@@ -200,10 +209,13 @@ def main():
     model = make(arguments.program, folder / "begin")
     denoiser = train(arguments.program, model, folder / "data", folder / "run")
     rows, layers = take_apart(arguments.program, model, denoiser, folder / "drawn")
-    stacks = [Image.fromarray(np.concatenate([row.image[0], *map(np.asarray, map(over_checkers, apart))]))
-              for row, apart in zip(rows, layers)]
-    plot.sheet(stacks, [row.prompt for row in rows]).quantize(48).save(folder / "sheet.png",
-                                                                      optimize=True)
+    stacks = [Image.fromarray(np.concatenate([row.image[0], *map(over_checkers, apart)]))
+              for row, apart in zip(rows[:SHOWN], layers)]
+    sheet = plot.sheet(stacks, [row.prompt for row in rows]).quantize(64, kmeans=2)
+    sheet.save(folder / "sheet.png", optimize=True)
+    overlap, levels = np.mean([measure(*one) for one in zip(rows, layers)], axis=0)
+    print(json.dumps({"count": COUNT, "overlap_of_things": round(float(overlap), 3),
+                      "levels_of_ground": round(float(levels), 2)}))
 
 
 if __name__ == "__main__":
