@@ -274,7 +274,7 @@ KINDS = {
                                              "learning_rate": 2e-3, "max_train_steps": 900},
                     lambda: blockwise(17), functools.partial(inpaint_row, anew=True)),
     "union": Kind(union_row, LEARNING | {"trainable_models": "controlnet",
-                                         "learning_rate": 1e-3, "max_train_steps": 400},
+                                         "learning_rate": 1e-3, "max_train_steps": 1000},
                   of_diffusers, count=1500),
 }
 

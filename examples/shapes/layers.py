@@ -40,7 +40,7 @@ VAE_STEPS, VAE_RATE, VAE_SEED = 400, 1e-3, 9
 LEAST_SEEN = 0.1  # part of the error of colors that counts where nothing is seen
 LAYERS = 2  # ground and things
 SETTINGS = controls.LEARNING | {
-    "trainable_models": "dit", "learning_rate": 1.5e-3, "batch_size": 8, "max_train_steps": 900,
+    "trainable_models": "dit", "learning_rate": 1.5e-3, "batch_size": 8, "max_train_steps": 1100,
     "caption_dropout_rate": 0,
 }
 

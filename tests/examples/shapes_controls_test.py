@@ -1,4 +1,4 @@
-"""What examples/shapes/controls.py and layers.py draw to learn from: pictures, what is given beside them, and layers."""
+"""What examples/shapes/controls.py draws to learn from: pictures, and what is given beside them."""
 
 import json
 import pathlib
