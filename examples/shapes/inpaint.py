@@ -47,14 +47,17 @@ class Task:
                     if both[0] != both[1])
 
     def mask(self):
-        """bool [SIZE, SIZE]: the cells that the thing touches."""
-        thing = self.before.things[self.place()]
-        low = [int(middle - thing.radius - MARGIN) // CELL * CELL for middle in (thing.x, thing.y)]
-        high = [-int(-(middle + thing.radius + MARGIN) // CELL) * CELL
-                for middle in (thing.x, thing.y)]
-        mask = np.zeros((pictures.SIZE, pictures.SIZE), bool)
-        mask[max(low[1], 0):high[1], max(low[0], 0):high[0]] = True
-        return mask
+        return mask_around(self.before.things[self.place()])
+
+
+def mask_around(thing):
+    """bool [SIZE, SIZE]: the cells that the thing touches."""
+    low = [int(middle - thing.radius - MARGIN) // CELL * CELL for middle in (thing.x, thing.y)]
+    high = [-int(-(middle + thing.radius + MARGIN) // CELL) * CELL
+            for middle in (thing.x, thing.y)]
+    mask = np.zeros((pictures.SIZE, pictures.SIZE), bool)
+    mask[max(low[1], 0):high[1], max(low[0], 0):high[0]] = True
+    return mask
 
 
 def another(thing, others, ground, rng):

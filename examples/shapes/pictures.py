@@ -134,8 +134,24 @@ def paint(scene, style="plain"):
             color = np.array(COLORS[thing.color], float)
             line = 235 - 0.3 * color if color.mean() < 90 else color * 0.35
             picture[inside & ((x + y) % HATCH_PERIOD < HATCH_WIDTH)] = line
-    blocks = picture.reshape(SIZE, OVERSAMPLING, SIZE, OVERSAMPLING, 3)
-    return np.round(blocks.mean((1, 3))).astype(np.uint8)
+    return np.round(smaller(picture)).astype(np.uint8)
+
+
+def paint_things(scene):
+    """The things of a scene over nothing, uint8 [SIZE, SIZE, 4], black where nothing is seen."""
+    axis = (np.arange(SIZE * OVERSAMPLING) + 0.5) / OVERSAMPLING
+    layer = np.zeros((axis.size, axis.size, 4))
+    for thing in scene.things:
+        inside = covers(thing.shape, axis[None, :] - thing.x, axis[:, None] - thing.y, thing.radius)
+        layer[inside] = (*COLORS[thing.color], 255)
+    layer = smaller(layer)
+    layer[..., :3] *= 255 / np.maximum(layer[..., 3:], 1)  # the color of what is seen of a pixel
+    return np.round(layer.clip(0, 255)).astype(np.uint8)
+
+
+def smaller(picture):
+    """Means of OVERSAMPLING x OVERSAMPLING pixels."""
+    return picture.reshape(SIZE, OVERSAMPLING, SIZE, OVERSAMPLING, -1).mean((1, 3))
 
 
 def numbered_scene(seed, number, wide=False):

@@ -61,11 +61,11 @@ def curve(losses):
 
 
 def sheet(pictures, captions):
-    """Pictures with their captions below them, COLUMNS in a row."""
+    """Pictures with their captions below them, up to COLUMNS in a row."""
     from PIL import Image, ImageDraw
     width, height = pictures[0].size
-    rows = math.ceil(len(pictures) / COLUMNS)
-    result = Image.new("RGB", (COLUMNS * (width + 8), rows * (height + CAPTION + 8)), "white")
+    rows, columns = math.ceil(len(pictures) / COLUMNS), min(len(pictures), COLUMNS)
+    result = Image.new("RGB", (columns * (width + 8), rows * (height + CAPTION + 8)), "white")
     pen = ImageDraw.Draw(result)
     for number, (picture, caption) in enumerate(zip(pictures, captions)):
         left = (number % COLUMNS) * (width + 8) + 4

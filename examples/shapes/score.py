@@ -46,11 +46,12 @@ def unseen_scenes(count, seed=SEED):
 
 
 def run(program, command, model, *arguments):
-    """Runs a command of the program with a model of this example."""
+    """Runs a command of the program with a model of this example: its folder, or a list of paths."""
     # Threads that wait for one another give the core away, so that other work delays them little.
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    paths = model if isinstance(model, list) else [model]
     subprocess.run([program, command, "--plugin", "qwen_image", "--model_paths",
-                    json.dumps([str(model)]), *map(str, arguments)],
+                    json.dumps([str(path) for path in paths]), *map(str, arguments)],
                    check=True, stdout=subprocess.DEVNULL, env=environment)
 
 

@@ -1,6 +1,7 @@
 #include "host/check/training.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 
 #include "atelier/error.h"
@@ -323,13 +324,15 @@ class Preparation {
     model::LoadedModel& model = run_.model ? *run_.model : *without_files_;
     LatentSpec spec = model.model().latent_spec();
     if (!run_.model) spec.takes_clips = true;  // as far as is known
+    std::optional<std::string_view> variant;
+    if (run_.model) variant = stages().variant;
     std::shared_ptr<const data::Dataset> dataset;
     problems_.collect([&] {
-      dataset = std::make_shared<const data::Dataset>(data::Dataset::open(
-          options, family_.inputs(), spec, problems_, check, model.stages().variant));
+      dataset = std::make_shared<const data::Dataset>(
+          data::Dataset::open(options, family_.inputs(), spec, problems_, check, variant));
       for (const std::string& warning : dataset->warnings()) progress_.warn("warning: " + warning);
     });
-    if (dataset != nullptr && config_.stage != Stage::kTrain)
+    if (dataset != nullptr && run_.model && config_.stage != Stage::kTrain)
       check_rows(*dataset, model.model(), options);
     return dataset;
   }

@@ -41,8 +41,8 @@ std::string place_of(const Metadata& metadata, const std::string& column) {
 }  // namespace
 
 Columns::Columns(const DatasetOptions& options, std::span<const InputSpec> inputs,
-                 std::string_view variant, const Metadata& metadata, Findings& problems,
-                 Findings& odd)
+                 std::optional<std::string_view> variant, const Metadata& metadata,
+                 Findings& problems, Findings& odd)
     : base_(options.dataset_base_path),
       mask_column_(options.mask_column),
       is_folder_(options.dataset_metadata_path.empty()) {
@@ -51,18 +51,18 @@ Columns::Columns(const DatasetOptions& options, std::span<const InputSpec> input
 }
 
 void Columns::choose_inputs(const DatasetOptions& options, std::span<const InputSpec> inputs,
-                            std::string_view variant, Findings& problems) {
+                            std::optional<std::string_view> variant, Findings& problems) {
   std::vector<std::string> known;
   for (const InputSpec& input : inputs) {
     if (input.use == InputUse::kGenerate) continue;
     known.emplace_back(input.name);
     const bool is_extra =
         contains(options.extra_inputs, input.name) || options.texts_of_all.contains(input.name);
-    const bool holds = inputs::holds_for(input, variant);
-    if (!is_extra && !inputs::is_required(input, variant)) continue;
+    const bool holds = !variant || inputs::holds_for(input, *variant);
+    if (!is_extra && !inputs::is_required(input, variant.value_or(""))) continue;
     const std::string place = "input " + quote_and_escape(input.name);
     if (!holds) {
-      problems.add(kColumns, inputs::not_taken(input, variant).at(place));
+      problems.add(kColumns, inputs::not_taken(input, *variant).at(place));
       continue;
     }
     if (input.role == InputRole::kTarget) target_input_ = input.name;

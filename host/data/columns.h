@@ -1,6 +1,7 @@
 // What the columns of a dataset mean for a family, and whether rows have what it needs.
 #pragma once
 
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -18,11 +19,11 @@ namespace atelier::data {
 
 class Columns {
  public:
-  // Finds columns that are missing and extra inputs that the family or its `variant` does not know;
-  // `odd` gets columns that look misspelt and known ones
-  // that are not used.
+  // Finds columns that are missing and extra inputs that the family, or its `variant` where that is
+  // known, does not take; `odd` gets columns that look misspelt and known ones that are not used.
   Columns(const DatasetOptions& options, std::span<const InputSpec> inputs,
-          std::string_view variant, const Metadata& metadata, Findings& problems, Findings& odd);
+          std::optional<std::string_view> variant, const Metadata& metadata, Findings& problems,
+          Findings& odd);
 
   // Inputs that every row has: required ones and those of extra_inputs. Of those with a when_absent
   // a row may lack the file.
@@ -37,7 +38,7 @@ class Columns {
 
  private:
   void choose_inputs(const DatasetOptions& options, std::span<const InputSpec> inputs,
-                     std::string_view variant, Findings& problems);
+                     std::optional<std::string_view> variant, Findings& problems);
   bool reads(std::string_view column) const;
   void find_missing(const Metadata& metadata, std::vector<std::string>& unknown,
                     Findings& problems);

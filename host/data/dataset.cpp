@@ -242,7 +242,7 @@ void join_control_files(DatasetOptions& options, std::span<const InputSpec> inpu
 
 Dataset Dataset::open(const DatasetOptions& options, std::span<const InputSpec> inputs,
                       const LatentSpec& spec, report::Problems& problems, const RowCheck& check,
-                      std::string_view variant) {
+                      std::optional<std::string_view> variant) {
   Dataset dataset;
   dataset.options_ = options;
   const bool is_folder = options.dataset_metadata_path.empty();
@@ -258,7 +258,7 @@ Dataset Dataset::open(const DatasetOptions& options, std::span<const InputSpec> 
   if (metadata) {
     add_texts(options.texts_of_all, *metadata);
     join_target_columns(inputs, *metadata, errors);
-    join_control_files(dataset.options_, inputs, variant, *metadata, errors, odd);
+    join_control_files(dataset.options_, inputs, variant.value_or(""), *metadata, errors, odd);
   }
   const std::string place =
       files::display_path(is_folder ? options.dataset_base_path : options.dataset_metadata_path);

@@ -107,11 +107,12 @@ class Dataset {
  public:
   // Reads metadata and the headers of all files, on all cores. `inputs`: of the family; `spec`:
   // what sizes must be multiples of; `check`: called for every row that has its inputs; `variant`:
-  // of the denoiser. Problems name rows and say what to do; after max_errors of them the rest is
-  // counted by kind. Items with problems are left out.
+  // of the denoiser, "" where there is none, nothing where it is not known and inputs of any
+  // variant may be named. Problems name rows and say what to do; after max_errors of them the rest
+  // is counted by kind. Items with problems are left out.
   static Dataset open(const DatasetOptions& options, std::span<const InputSpec> inputs,
                       const LatentSpec& spec, report::Problems& problems,
-                      const RowCheck& check = {}, std::string_view variant = {});
+                      const RowCheck& check = {}, std::optional<std::string_view> variant = "");
 
   const std::vector<Item>& items() const { return items_; }
   // Items that are no alternatives of others.

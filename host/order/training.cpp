@@ -225,6 +225,11 @@ Training parse(const Words& words, const ModelFamily* family, report::Problems& 
   config.model = model::load_request(flags, problems);
   table.read(flags, problems);
   config.resume = words.resume();
+  if (!config.resume.empty() && words.find("resume") == "latest") {
+    // The line begins a run, too, with values that its state has by now.
+    config.lora.checkpoint.clear();
+    config.resume_from_checkpoint.clear();
+  }
   config.inherited = inherited(words, below);
   std::error_code failure;
   config.output.is_resumed =

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <set>
+#include <utility>
 
 #include "formats/escape.h"
 #include "formats/utf8.h"
@@ -109,8 +110,11 @@ class Checks {
             "name one with --trainable_models; a LoRA begins with --lora_checkpoint");
     }
     if (config_.resume.empty()) return;
-    for (const char* flag : {"lora_checkpoint", "resume_from_checkpoint"}) {
-      if (!text(flag).empty())
+    const std::pair<const char*, const std::string&> first[] = {
+        {"lora_checkpoint", config_.lora.checkpoint},
+        {"resume_from_checkpoint", config_.resume_from_checkpoint}};
+    for (const auto& [flag, file] : first) {
+      if (!file.empty())
         add(flag, "the run that is resumed brings its own values",
             "leave out --resume or --" + std::string(flag));
     }

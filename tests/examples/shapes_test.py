@@ -2,6 +2,7 @@
 
 import collections
 import csv
+import dataclasses
 import pathlib
 import tempfile
 import unittest
@@ -81,6 +82,14 @@ class Drawing(unittest.TestCase):
             for name in ("000000.png", "000002.png"):
                 self.assertEqual((folder / "few" / name).read_bytes(),
                                  (folder / "more" / name).read_bytes())
+
+    def test_things_over_the_empty_ground_are_the_picture(self):
+        for number in range(20):
+            scene = pictures.numbered_scene(SEED, number, wide=True)
+            ground = Image.fromarray(pictures.paint(dataclasses.replace(scene, things=()))).convert("RGBA")
+            things = Image.fromarray(pictures.paint_things(scene))
+            both = np.asarray(Image.alpha_composite(ground, things).convert("RGB"), int)
+            self.assertLessEqual(np.abs(both - pictures.paint(scene)).max(), 2)  # rounded twice
 
     def test_the_committed_pictures_are_those_of_the_commands(self):
         for name, options in (("hatched", dict(count=24, seed=3, style="hatched")),

@@ -272,6 +272,16 @@ class EditTraining(Edit):
         self.run_program("train", *flags, *self.LORA, "--task", "sft:data_process")
         self.assertEqual(1, len(self.manifest("plain")))
 
+    def test_a_model_that_is_refused_is_the_only_mistake(self):
+        """Its variant is then not known, and what it takes is no mistake, too."""
+        odd = self.folder / "odd/Qwen-Image-Edit-2511"
+        shutil.copytree(self.folder / "tiny", odd)
+        path = odd / "transformer/config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"spin": 3}))
+        said = self.run_program("train", *self.flags("refused", model=odd), *self.LORA, code=2).stderr
+        self.assertIn('config field "spin" is not known', said)
+        self.assertNotIn("edit_image", said)
+
     def test_whole_models_are_trained_and_keep_what_they_are(self):
         run = self.folder / "whole"
         self.run_program("train", *self.flags(run.name), "--trainable_models", "dit", "--max_train_steps", 1, "--save_steps", 1)

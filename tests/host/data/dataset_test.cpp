@@ -374,6 +374,10 @@ TEST_CASE("Inputs of another variant are not required, and refused where they ar
   REQUIRE(set.problems(inputs).size() == 1);
   CHECK_THAT(set.problems(inputs).front(),
              Contains("input \"pose\": only the variant \"pose*\" takes it"));
+  report::Problems of_any;  // a variant that is not known may be one that takes it
+  Dataset::open(set.options(), inputs, LatentSpec{}, of_any, {}, std::nullopt);
+  test::expect_error(ErrorCode::kInvalidArgument, {"a.csv [pose]: there is no such column"},
+                     [&] { of_any.throw_if_any(); });
 }
 
 TEST_CASE("Lists of a row that belong together are equally long", "[data]") {

@@ -600,6 +600,11 @@ TEST_CASE("The latest checkpoint is that of the output folder, if there is one",
   CHECK(resumed.resume == folder / "out");
   CHECK(resumed.lora.rank == 4);
   CHECK(resumed.notes.empty());
+  // What a run begins with may stay on a line that also goes on with it.
+  write_bytes(folder / "lora.safetensors", "");
+  const Arguments begun = latest + Arguments{"--lora_checkpoint", folder / "lora.safetensors"};
+  CHECK(parse(begun).lora.checkpoint.empty());
+  CHECK(parse(begun).resume == folder / "out");
   write_run(folder / "other", 5, parse(kLora + Arguments{"--lora_rank", "8"}).effective_toml);
   test::fs::copy(folder / "other/checkpoints/step-00000005",
                  folder / "out/checkpoints/step-00000005");
