@@ -166,7 +166,7 @@ class PackedTest(FolderTest):
         return list(losses(out, "validation/loss").values())
 
     def test_a_lora_learns_in_four_bits_as_in_bfloat16(self):
-        """Half of what the codes of all blocks cost here is lost in the last of the six (docs/storage.md)."""
+        """More than half of what the codes cost here is lost in the last of six blocks (docs/storage.md)."""
         storages = {"plain": {}, "nf4": {"storage": "dit=nf4"}, "nf4 but the last block": BUT_LAST_BLOCK}
         for schedule in ("constant", "cosine"):
             ends = {}
