@@ -2,8 +2,10 @@
 """Requests a second, latency and processor time a picture, beside diffusers behind a plain loop.
 
     .deps/venv/bin/python bench/serve_compare.py [--requests 48] [--clients 1,4,16] [--max_batch 4]
+    .deps/venv/bin/python bench/serve_compare.py --loras 8 [--lora_rank 32]
 
-Both servers have the model of examples/shapes and one thread, and make pictures of 128 x 128 pixels.
+Both servers have the model of examples/shapes and one thread, and make pictures of 128 x 128 pixels. With --loras so
+many clients ask Atelier alone, for pictures that are made together: without a LoRA, all with one, and each with its own.
 README.md, beside this file, says what is counted.
 """
 
@@ -18,6 +20,7 @@ import queue
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
@@ -78,6 +81,8 @@ def start(name, options):
                  "--dtype", "float32", "--threads", "1", "--height", str(options.side), "--width", str(options.side),
                  "--num_inference_steps", str(options.steps), "--cfg_scale", str(options.cfg_scale),
                  "--negative_prompt", " ", "--max_batch", str(options.max_batch), "--quiet"]
+        if options.lora_dir:
+            words += ["--lora_dir", options.lora_dir]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
     url = process.stdout.readline().strip()
     if not url:
@@ -96,8 +101,8 @@ def is_ready(url):
         return False
 
 
-def ask(url, seed):
-    body = json.dumps({"prompt": PROMPT, "seed": seed, "response_format": "b64_json"}).encode()
+def ask(url, seed, fields):
+    body = json.dumps({"prompt": PROMPT, "seed": seed, "response_format": "b64_json", **fields}).encode()
     request = urllib.request.Request(url + "/v1/images/generations", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=600) as reply:
         return base64.b64decode(json.loads(reply.read())["data"][0]["b64_json"])
@@ -109,24 +114,24 @@ def processor_seconds(process):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def run(process, url, clients, requests):
-    """What so many clients see who ask one thing after another."""
+def run(process, url, clients, requests, fields_of=lambda client: {}):
+    """What so many clients see who ask one thing after another, each with fields of its own."""
     seeds, seconds = queue.Queue(), []
     for seed in range(requests):
         seeds.put(seed)
 
-    def client():
+    def client(fields):
         while True:
             try:
                 seed = seeds.get_nowait()
             except queue.Empty:
                 return
             begin = time.perf_counter()
-            assert ask(url, seed).startswith(b"\x89PNG")
+            assert ask(url, seed, fields).startswith(b"\x89PNG")
             seconds.append(time.perf_counter() - begin)
 
     used, begin = processor_seconds(process), time.perf_counter()
-    threads = [threading.Thread(target=client) for _ in range(clients)]
+    threads = [threading.Thread(target=client, args=(fields_of(number),)) for number in range(clients)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -145,11 +150,60 @@ def measure(name, options):
     process, url = start(name, options)
     try:
         for seed in range(WARM_UP):
-            ask(url, seed)
+            ask(url, seed, {})
         return {clients: run(process, url, clients, options.requests) for clients in options.clients}
     finally:
         process.terminate()
         process.wait()
+
+
+def write_loras(folder, count, rank):
+    """Random LoRAs of all linear layers of blocks, which change pictures a little."""
+    import torch
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+    [weights] = (MODEL / "transformer").glob("*.safetensors")
+    with safe_open(weights, "pt") as file:
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()
+                  if name.startswith("transformer_blocks.") and name.endswith(".weight")}
+    for number in range(count):
+        torch.manual_seed(number)
+        lora = {}
+        for name, shape in shapes.items():
+            if len(shape) == 2:
+                layer = "transformer." + name.removesuffix(".weight")
+                lora[f"{layer}.lora_A.weight"] = torch.randn(rank, shape[1]) / shape[1]**0.5
+                lora[f"{layer}.lora_B.weight"] = 0.02 * torch.randn(shape[0], rank) / rank**0.5
+        save_file(lora, str(pathlib.Path(folder) / f"lora{number}.safetensors"))
+
+
+def measure_loras(options):
+    """Rows of no LoRA, one for all and one each, in turns: what else runs on a machine changes."""
+    count = options.max_batch = options.loras
+    kinds = {
+        "none": lambda client: {"lora": []},
+        "one for all": lambda client: {"lora": [{"name": "lora0"}]},
+        "one each": lambda client: {"lora": [{"name": f"lora{client}"}]},
+    }
+    with tempfile.TemporaryDirectory() as options.lora_dir:
+        write_loras(options.lora_dir, count, options.lora_rank)
+        process, url = start("atelier", options)
+        try:
+            rows = {name: [] for name in kinds}
+            for turn in range(1 + options.turns):
+                for name, fields_of in kinds.items():
+                    row = run(process, url, count, options.requests, fields_of)
+                    if turn > 0:  # the first one reads the files
+                        rows[name].append(row)
+        finally:
+            process.terminate()
+            process.wait()
+    print(f"LoRAs        requests/s  processor s a picture ({count} clients, rank {options.lora_rank})")
+    least = {}
+    for name, found in rows.items():
+        least[name] = min(row["processor_s"] for row in found)
+        print(f"{name:12} {max(row['requests_s'] for row in found):10.2f}  {least[name]:.4f}")
+    print(f"one each: {least['one each'] / least['one for all']:.3f} of the processor time of one for all")
 
 
 def main():
@@ -160,10 +214,16 @@ def main():
     parser.add_argument("--side", type=int, default=128)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--cfg_scale", type=float, default=4.0)
+    parser.add_argument("--loras", type=int, help="compare so many LoRAs in one batch instead of servers")
+    parser.add_argument("--lora_rank", type=int, default=32)
+    parser.add_argument("--turns", type=int, default=3, help="of the comparison of LoRAs")
     parser.add_argument("--serve_diffusers", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.lora_dir = None
     if options.serve_diffusers:
         return serve_diffusers(options)
+    if options.loras:
+        return measure_loras(options)
     found = {name: measure(name, options) for name in ("diffusers", "atelier")}
     print("server     clients  requests/s  median s  most s  processor s a picture")
     for name, rows in found.items():

@@ -335,7 +335,8 @@ void SizeGuard::refuse_largest(const data::Dataset& dataset, const std::string& 
   const std::string others = count > 1 ? ", one of " + std::to_string(count) + " such rows," : "";
   std::string flags =
       options.height ? "use a smaller --height and --width" : "use a smaller --max_pixels";
-  if (largest->target.frames > 1) flags = "use a smaller --num_frames; or " + flags;
+  if (largest->target.frames > 1 && !model::media_defaults(model_).frames_are_pictures)
+    flags = "use a smaller --num_frames; or " + flags;
   flags += at_most(fitting);
   if (!remedy.flags.empty()) flags = remedy.flags + (remedy.is_size_in_vain ? "" : "; or " + flags);
   problems.add(Error(ErrorCode::kOutOfMemory,

@@ -14,6 +14,7 @@
 #include "host/device/cpu_memory.h"
 #include "host/generate/request.h"
 #include "host/model/graphs.h"
+#include "host/model/media_defaults.h"
 #include "host/model/stages.h"
 #include "host/plugins/guard.h"
 #include "memory/clock.h"
@@ -343,7 +344,8 @@ Error Session::does_not_fit(const Error& failure, const Request& request) {
     flags.emplace_back(request.tiling ? "a smaller --tile_size" : "--tiled");
   const auto for_weights = model::flags_for_weights(model_);
   flags.insert(flags.end(), for_weights.begin(), for_weights.end());
-  if (request.target.frames > 1) flags.emplace_back("a smaller --num_frames");
+  if (request.target.frames > 1 && !model::media_defaults(model_).frames_are_pictures)
+    flags.emplace_back("a smaller --num_frames");
   flags.emplace_back("a smaller --height and --width");
   return {failure.code(), failure.message(), model::hint_of(flags), failure.tag()};
 }

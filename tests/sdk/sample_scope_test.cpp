@@ -128,6 +128,38 @@ TEST_CASE("Layers of one input have the adapters of each sample, and those of al
   }
 }
 
+TEST_CASE("Neighbours with adapters of the same ranks have their own products and strengths",
+          "[ops][samples]") {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    Scene first(dtype, 1), second(dtype, 2);
+    for (Scene* scene : {&first, &second}) {
+      for (Adapter& adapter : scene->adapters) {
+        adapter.a = at::randn({4, kIn}).to(dtype), adapter.b = at::randn({kOut, 4}).to(dtype);
+        adapter.scale = 0.5;
+      }
+      scene->strengths = {{1, 0, 0}, {0, 1, 0}, {0, 0, -2}, {0.5, 0, 1}, {1, 1, 0}, {0, 1, 1}};
+    }
+    const LinearTerms terms[] = {{first.weight, first.bias, first.adapters},
+                                 {second.weight, second.bias, second.adapters}};
+    const SampleScope scope(first.strengths);
+    // All as long; one of another length between the others; a row of each.
+    for (const std::vector<int64_t>& lengths :
+         {std::vector<int64_t>{5, 5, 5, 5, 5, 5}, {5, 5, 2, 5, 5, 5}, {1, 1, 1, 1, 1, 1}}) {
+      const Segments packed(lengths);
+      const Tensor x = rows(packed.total(), dtype);
+      const std::vector<Tensor> got = linears(x, terms);
+      for (int64_t s = 0; s < 6; ++s) {
+        const auto of = [&](const Tensor& t) {
+          return t.narrow(0, packed.offset(s), packed.length(s));
+        };
+        const auto sample = static_cast<size_t>(s);
+        CHECK(error(of(got[0]), first.alone(of(x), sample)) < first.tolerance());
+        CHECK(error(of(got[1]), second.alone(of(x), sample)) < second.tolerance());
+      }
+    }
+  }
+}
+
 TEST_CASE("Rows that may be of other samples are refused, and nothing else is", "[ops][samples]") {
   const Scene scene(at::kFloat);
   const auto is_refused = [&](const std::vector<Segments>& made, const Tensor& x,
@@ -194,9 +226,14 @@ TEST_CASE("A part of the samples counts from its first one, and knows its own se
   CHECK(error(got.narrow(0, 0, 6), scene.alone(x.narrow(0, 0, 6), 0)) < 1e-6);
 }
 
-TEST_CASE("Adapters of single samples have no gradients", "[ops][samples]") {
-  const Scene scene(at::kFloat);
+TEST_CASE("Adapters of single samples have no gradients and no dropout", "[ops][samples]") {
+  Scene scene(at::kFloat);
   const SampleScope scope(scene.strengths);
+  scene.adapters[1].dropout = 0.5;
+  CHECK(test::error_of([&] {
+          scene.together(at::randn({4, kIn}));
+        }).code() == ErrorCode::kInternal);
+  scene.adapters[1].dropout = 0;
   const at::AutoGradMode grad(true);
   const Tensor x = at::randn({4, kIn}).requires_grad_();
   CHECK(test::error_of([&] { scene.together(x); }).code() == ErrorCode::kInternal);

@@ -272,30 +272,85 @@ std::vector<RowGroup> groups_of(const LinearCall& call, SampleScope& scope, cons
   return groups;
 }
 
-// `call` with the shares that a group has, and their matrices.
-std::pair<LinearCall, std::vector<Tensor>> call_of(const LinearCall& call, const RowGroup& group,
-                                                   at::TensorList adapters) {
-  LinearCall own;
-  std::vector<Tensor> matrices;
-  for (const Layer& layer : call.layers) {
-    Layer& of_group = own.layers.emplace_back(Layer{.weight = layer.weight, .bias = layer.bias});
-    of_group.first_share = own.shares.size();
-    for (size_t i = layer.first_share; i < layer.past; ++i) {
-      if (group.scales[i] == 0) continue;
-      Share& share = own.shares.emplace_back(call.shares[i]);
-      share.scale = group.scales[i];
-      share.column = own.rank;
-      own.rank += share.rank;
-      matrices.insert(matrices.end(), {adapters[2 * i], adapters[2 * i + 1]});
+// The shares of a layer that a group has.
+std::vector<size_t> shares_of(const Layer& layer, const RowGroup& group) {
+  std::vector<size_t> result;
+  for (size_t i = layer.first_share; i < layer.past; ++i)
+    if (group.scales[i] != 0) result.push_back(i);
+  return result;
+}
+
+// Whether two groups are as long and have adapters of the same ranks in each layer.
+bool are_batchable(const LinearCall& call, const RowGroup& one, const RowGroup& other) {
+  const auto has_same_ranks = [&](const Layer& layer) {
+    const auto rank_of = [&](size_t share) { return call.shares[share].rank; };
+    return std::ranges::equal(shares_of(layer, one), shares_of(layer, other), {}, rank_of, rank_of);
+  };
+  return one.length == other.length && std::ranges::all_of(call.layers, has_same_ranks);
+}
+
+using Groups = std::span<const RowGroup>;
+
+// `groups`, those together that stand one behind the other and are batchable.
+std::vector<Groups> batches_of(const LinearCall& call, Groups groups) {
+  std::vector<Groups> result;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const bool joins = i > 0 && groups[i - 1].begin + groups[i - 1].length == groups[i].begin &&
+                       are_batchable(call, groups[i - 1], groups[i]);
+    if (joins) {
+      result.back() = groups.subspan(i - result.back().size(), result.back().size() + 1);
+    } else {
+      result.push_back(groups.subspan(i, 1));
     }
-    of_group.past = own.shares.size();
   }
-  return {std::move(own), std::move(matrices)};
+  return result;
+}
+
+// The rows of a batch: [groups, rows of each, columns].
+Tensor batch_of(Groups batch, const Tensor& rows) {
+  const int64_t count = std::ssize(batch), length = batch[0].length;
+  return rows.narrow(0, batch[0].begin, count * length).unflatten(0, {count, length});
+}
+
+// x aᵀ of the adapters that each group of a batch has, side by side: [groups, rows, ranks].
+// Undefined where they have none.
+Tensor shrink(const LinearCall& call, Groups batch, const Tensor& rows, at::TensorList adapters) {
+  std::vector<Tensor> parts;
+  for (const RowGroup& group : batch)
+    for (const Layer& layer : call.layers)
+      for (const size_t share : shares_of(layer, group)) parts.push_back(adapters[2 * share]);
+  if (parts.empty()) return {};
+  const Tensor a = at::cat(parts).to(rows.scalar_type()).unflatten(0, {std::ssize(batch), -1});
+  return at::bmm(batch_of(batch, rows), a.transpose(1, 2));
+}
+
+// Adds to `y` of one layer what the adapters of each group make of `low_rank`, whose columns begin
+// at `column` with this layer's.
+void expand(const LinearCall& call, const Layer& layer, Groups batch, Tensor low_rank,
+            int64_t& column, at::TensorList adapters, Tensor y) {
+  std::vector<std::vector<size_t>> shares;
+  for (const RowGroup& group : batch) shares.push_back(shares_of(layer, group));
+  for (size_t j = 0; j < shares[0].size(); ++j) {
+    const int64_t rank = call.shares[shares[0][j]].rank;
+    const Tensor own = low_rank.narrow(2, column, rank);
+    column += rank;
+    count_product(own, layer.weight->sizes()[0]);
+    const auto scale_of = [&](size_t group) { return batch[group].scales[shares[group][j]]; };
+    std::vector<Tensor> parts;
+    for (size_t g = 0; g < batch.size(); ++g) {
+      parts.push_back(adapters[2 * shares[g][j] + 1]);
+      // The product has one scale.
+      if (scale_of(g) != scale_of(0)) own[static_cast<int64_t>(g)].mul_(scale_of(g) / scale_of(0));
+    }
+    const Tensor b = at::stack(parts).to(y.scalar_type());
+    y.baddbmm_(own, b.transpose(1, 2), 1, scale_of(0));
+  }
 }
 
 // y of each layer, where samples have adapters of their own. The layer's own product is one for all
 // rows; those of adapters are made in the rows that have them alone, so that they cost what they
-// cost each sample by itself, however many other adapters there are.
+// cost each sample by itself, however many other adapters there are. Small products cost mostly
+// their calls: samples of as many rows share one.
 std::vector<Tensor> multiply_by_sample(const LinearCall& call, const Tensor& x,
                                        at::TensorList adapters, SampleScope& scope) {
   const DryRun::OwnCount own_count;
@@ -307,15 +362,13 @@ std::vector<Tensor> multiply_by_sample(const LinearCall& call, const Tensor& x,
     count_product(rows, layer.weight->sizes()[0]);
     result.push_back(base_product(layer, rows));
   }
-  for (const RowGroup& group : groups) {
-    const auto [own, matrices] = call_of(call, group, adapters);
-    if (own.shares.empty()) continue;
-    const Tensor low_rank = shrink(own, rows.narrow(0, group.begin, group.length), matrices);
+  for (const Groups batch : batches_of(call, groups)) {
+    const Tensor low_rank = shrink(call, batch, rows, adapters);
+    if (!low_rank.defined()) continue;
     count_product(low_rank, x.size(-1));
-    for (size_t l = 0; l < own.layers.size(); ++l) {
-      Tensor y = result[l].narrow(0, group.begin, group.length);
-      expand(own, own.layers[l], low_rank, matrices, y);
-    }
+    int64_t column = 0;
+    for (size_t l = 0; l < result.size(); ++l)
+      expand(call, call.layers[l], batch, low_rank, column, adapters, batch_of(batch, result[l]));
   }
   for (size_t l = 0; l < result.size(); ++l)
     result[l] = at::_unsafe_view(result[l], with_last(x, call.layers[l].weight->sizes()[0]));
@@ -515,6 +568,8 @@ variable_list apply(const Tensor& x, std::span<const LinearTerms> layers) {
   if (call->differs_by_sample()) {
     if (needs_graph(inputs))
       throw Error(ErrorCode::kInternal, "linear: adapters of single samples have no gradients");
+    if (std::ranges::any_of(call->shares, [](const Share& share) { return share.dropout != 0; }))
+      throw Error(ErrorCode::kInternal, "linear: adapters of single samples have no dropout");
     return multiply_by_sample(*call, x, at::TensorList(inputs).slice(call->adapter_edge), *scope);
   }
   if (needs_graph(inputs)) return LinearFunction::apply(at::TensorList(inputs), call);

@@ -1,5 +1,8 @@
 #include "host/serve/openai.h"
 
+#include <latch>
+#include <thread>
+
 #include "fake_service.h"
 #include "formats/base64.h"
 #include "host/media/decode.h"
@@ -405,6 +408,37 @@ TEST_CASE("A try behind one that was refused makes its own job", "[serve]") {
   CHECK(refusal_of([&] { send("0", ""); }).status == 429);  // another client's
   CHECK(send("1", "two").front() == "two");
   CHECK(send("1", "three").front() == "two");
+}
+
+TEST_CASE("A try waits for an earlier one that makes its jobs, and other requests do not",
+          "[serve]") {
+  Retries retries;
+  const auto send = [&](const char* prompt, const char* tries, const auto& submit) {
+    const http::Request request = {.path = "/v1/videos",
+                                   .headers = {{"x-stainless-retry-count", tries}}};
+    return retries
+        .submit(
+            request, {{{"prompt", prompt}}}, [](const Retries::Ids&) { return true; }, submit)
+        .front();
+  };
+  std::latch is_submitting(1), may_end(1);
+  std::string first_id, second_id;
+  std::thread first([&] {
+    first_id = send("a", "0", [&]() -> Retries::Ids {
+      is_submitting.count_down();
+      may_end.wait();
+      return {"first"};
+    });
+  });
+  is_submitting.wait();
+  std::thread second(
+      [&] { second_id = send("a", "1", []() -> Retries::Ids { return {"second"}; }); });
+  CHECK(send("b", "0", []() -> Retries::Ids { return {"other"}; }) == "other");
+  may_end.count_down();
+  first.join();
+  second.join();
+  CHECK(first_id == "first");
+  CHECK(second_id == "first");
 }
 
 }  // namespace
