@@ -49,6 +49,7 @@ LEFT_OUT = {
         "tests/host/train/packed_cli_test.py makes pictures of GGUF files",
     "atelier generate --plugin qwen_image --prompt \"Make it night\" --edit_image day.png":
         "tests/parity/llama_cpp_parity_test.py compares text encoders in GGUF files",
+    "atelier train $M $D $L $V ": "packed_cli_test.py trains so, for longer than a page may take",
     "atelier plugin test my_family ": "the same, and tests/host/cli/reference_test.py compares numbers",
 }
 

@@ -57,7 +57,7 @@ QuantOption parse_option(const std::string& text) {
 
 bool QuantOption::leaves_plain(std::string_view layer) const {
   return std::ranges::any_of(plain_layers, [&](const std::string& name) {
-    return layer == name || layer.ends_with("." + name);
+    return layer == name || layer.ends_with("." + name) || layer.starts_with(name + ".");
   });
 }
 

@@ -13,7 +13,8 @@ namespace atelier::model {
 struct QuantOption {
   std::string entry;  // of --model_paths or --model_id_with_origin_paths, as it stands there
   weights::Storage storage = weights::Storage::kPlain;
-  // Layers that stay plain: by their published name, or by its end from a dot on.
+  // Layers that stay plain: by their published name, by its end from a dot on, or by its beginning
+  // up to one: a whole block.
   std::set<std::string> plain_layers = {};
 
   bool leaves_plain(std::string_view layer) const;

@@ -331,6 +331,10 @@ TEST_CASE("A quant option says how an entry is stored, and what of it is not", "
   CHECK(packed_store_of(*part, "blocks.0.up.weight") != nullptr);
   CHECK(packed_store_of(*part, "blocks.1.up.weight") == nullptr);
   CHECK(packed_store_of(*part, "blocks.0.down.weight") == nullptr);
+  const auto without_block = load(file + ":bitsandbytes_nf4/blocks.1");
+  CHECK(packed_store_of(*without_block, "blocks.0.up.weight") != nullptr);
+  CHECK(packed_store_of(*without_block, "blocks.1.up.weight") == nullptr);
+  CHECK(packed_store_of(*without_block, "blocks.1.down.weight") == nullptr);
   const auto over = load(file + ":bitsandbytes_nf4/down", {{"dit", Storage::kFp4}});
   CHECK(over->storage("dit") == Storage::kFp4);
   CHECK(packed_store_of(*over, "blocks.0.down.weight") != nullptr);
