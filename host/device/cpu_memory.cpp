@@ -79,7 +79,8 @@ void bound_freed_memory(int64_t most_bytes) {
 }
 
 void keep_kernels(int64_t most) {
-  setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", std::to_string(most).c_str(), /*overwrite=*/0);
+  for (const char* name : {"ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"})
+    setenv(name, std::to_string(most).c_str(), /*overwrite=*/0);
 }
 
 }  // namespace atelier::device

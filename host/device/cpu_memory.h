@@ -17,8 +17,9 @@ void release_freed_memory();
 // it between pieces of work of changing sizes: what one leaves may not fit the next.
 void bound_freed_memory(int64_t most_bytes);
 
-// oneDNN keeps so many of the kernels that it makes for each shape, about 80 KiB each, unless the
-// environment says another number. Call it before the first product.
+// oneDNN, and LibTorch behind its operators, keep so many of the kernels that are made for each
+// shape, 80 to 250 KiB each, unless the environment says another number. Call it before the first
+// product.
 void keep_kernels(int64_t most);
 
 }  // namespace atelier::device

@@ -114,12 +114,13 @@ TEST_CASE("What is freed stays for the next work, but for more than is allowed",
 }
 
 TEST_CASE("The user's number of kernels is kept", "[cpu_memory]") {
-  constexpr const char* kName = "ONEDNN_PRIMITIVE_CACHE_CAPACITY";
-  unsetenv(kName);
-  keep_kernels(3);
-  CHECK(std::string(std::getenv(kName)) == "3");
-  keep_kernels(4);
-  CHECK(std::string(std::getenv(kName)) == "3");
+  for (const char* name : {"ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"}) {
+    unsetenv(name);
+    keep_kernels(3);
+    CHECK(std::string(std::getenv(name)) == "3");
+    keep_kernels(4);
+    CHECK(std::string(std::getenv(name)) == "3");
+  }
 }
 
 }  // namespace atelier::device
