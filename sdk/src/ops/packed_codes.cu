@@ -197,16 +197,19 @@ struct DrawPacked : PlainFunctor<T, 4> {
     }
   }
 
-  // A pack is whole, or not there: rows are whole blocks.
+  // A pack is whole, or not there: rows are whole blocks. In the place of one that is not there the
+  // lane's first is read, or the first of all: loads behind a branch would wait for the pack
+  // before.
   template <typename Block>
   static ATELIER_LANE void draw_blocks(const PackedArguments& packed, const Place& place,
                                        Packs& values) {
+    const uint64_t column = place.count<T>(0) > 0 ? uint64_t(place.column) : 0;
+    const uint8_t* blocks = packed.codes + column / Block::kValues * Block::kBytes;
     Base::for_packs([&](int p) {
-      values[p] = {};
-      if (place.count<T>(p) == 0) return;
-      const uint64_t column = uint64_t(place.column_of(p));
-      const uint8_t* block = packed.codes + column / Block::kValues * Block::kBytes;
-      const int first = int(column % Block::kValues);
+      const uint32_t behind = place.count<T>(p) > 0 ? p * uint32_t(place.step) : 0;
+      const uint32_t at = uint32_t(column % Block::kValues) + behind;
+      const uint8_t* block = blocks + at / Block::kValues * Block::kBytes;
+      const int first = int(at % Block::kValues);
       const Group group = Block::group(block, first);
       float v[kElements];
       ATELIER_UNROLL
@@ -224,15 +227,21 @@ struct DrawPacked : PlainFunctor<T, 4> {
 
   static ATELIER_LANE void draw_four_bit(const PackedArguments& packed, const Place& place,
                                          Packs& values) {
+    uint32_t codes[Base::kLanePacks];
+    float scales[Base::kLanePacks];
     Base::for_packs([&](int p) {
       const int count = place.count<T>(p);
-      const uint64_t column = uint64_t(place.column_of(p));
-      const uint32_t codes = four_bit_codes(packed.codes + column / 2, count);
-      const float scale = count > 0 ? packed.scales[column >> packed.block_bits] : 0.0f;
+      const uint64_t column = count > 0 ? uint64_t(place.column_of(p)) : 0;
+      codes[p] = four_bit_codes(packed.codes + column / 2, count);
+      scales[p] = packed.scales[column >> packed.block_bits];
+    });
+    Base::for_packs([&](int p) {
       float v[kElements];
       ATELIER_UNROLL
-      for (int i = 0; i < kElements; ++i)
-        v[i] = product(packed.values[codes >> (i / 2 * 8 + (i % 2 == 0 ? 4 : 0)) & 15u], scale);
+      for (int i = 0; i < kElements; ++i) {
+        const uint32_t code = codes[p] >> (i / 2 * 8 + (i % 2 == 0 ? 4 : 0)) & 15u;
+        v[i] = product(packed.values[code], scales[p]);
+      }
       values[p] = narrow<T>(v);
     });
   }
