@@ -115,7 +115,7 @@ struct BlockQ3_K : GgufBlock<256, 110, 4> {
   }
 };
 
-// Of 8 scales and 8 offsets of 6 bits in 12 bytes, behind what all are multiplied by.
+// Number g of 8 scales and 8 offsets of 6 bits in 12 bytes, behind what all are multiplied by.
 ATELIER_LANE Group group_of_six_bits(const uint8_t* block, int g) {
   const uint8_t* bytes = block + 4;
   uint32_t scale = bytes[g % 4], offset = bytes[4 + g % 4];

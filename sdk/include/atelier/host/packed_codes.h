@@ -12,7 +12,7 @@ namespace atelier::ops {
 struct PackedCodes {
   Packing packing = Packing::kNf4;
   at::Tensor codes;  // uint8; of nf4 and fp4 two in a byte, the first in the high bits
-  // Of nf4 and fp4 alone.
+  // Only nf4 and fp4 have these.
   at::Tensor values = {};  // of the 16 codes, float32
   at::Tensor scales = {};  // float32, one for each `block` values; the last block may be shorter
   int64_t block = 0;

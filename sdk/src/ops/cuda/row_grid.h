@@ -100,7 +100,7 @@ struct AdamWArguments {
 struct PackedArguments {
   const uint8_t* codes;
   Packing packing;
-  // Of nf4 and fp4: numbers of the 16 codes, and a scale for each 2^block_bits values.
+  // What nf4 and fp4 have: numbers of the 16 codes, and a scale for each 2^block_bits values.
   const float *values, *scales;
   int block_bits;
 };
