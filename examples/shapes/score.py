@@ -50,9 +50,16 @@ def run(program, command, model, *arguments):
     # Threads that wait for one another give the core away, so that other work delays them little.
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     paths = model if isinstance(model, list) else [model]
-    subprocess.run([program, command, "--plugin", "qwen_image", "--model_paths",
-                    json.dumps([str(path) for path in paths]), *map(str, arguments)],
-                   check=True, stdout=subprocess.DEVNULL, env=environment)
+    words = [program, command, "--plugin", "qwen_image", "--model_paths",
+             json.dumps([str(path) for path in paths]), *map(str, arguments)]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, env=environment)
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:  # the program is interrupted as well, and saves what it has
+        process.wait()
+        raise
+    if code != 0:
+        raise subprocess.CalledProcessError(code, words)
 
 
 def generate(program, model, prompts, folder, steps=STEPS, cfg_scale=CFG_SCALE, seed=SEED,

@@ -306,7 +306,8 @@ void SizeGuard::check(const Settings& settings, const order::Origin& place,
     hint = "--tiled needs " + shown(in_tiles) + "; or ";
   const std::string fitting = is_too_much ? size_that_fits(size, bytes_of) : "";
   hint += "use a smaller size" + at_most(fitting);
-  if (size.latent_frames > 1) hint += "; or fewer frames";
+  if (size.latent_frames > 1 && !model::media_defaults(model_).frames_are_pictures)
+    hint += "; or fewer frames";
   problems.add(Error(ErrorCode::kOutOfMemory,
                      order::size_origin(settings, place) + ": to " +
                          (is_too_much ? need.what : std::string("hold")) + " " +

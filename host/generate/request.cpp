@@ -61,14 +61,38 @@ CfgScales cfg_scales_of(const order::Settings& s, const ModelFamily& family,
 
 namespace {
 
-// Notes the controls that do nothing, and returns the inputs that are for nothing but such ones.
-std::set<std::string, std::less<>> find_idle(Request& request, const model::LoadedModel& model) {
+using Names = std::set<std::string, std::less<>>;
+
+// Whether the stage makes what a control beside the denoiser follows.
+bool is_of_control(const EncodeStage& stage, const ModelFamily& family) {
+  return std::ranges::any_of(family.components(), [&](const ComponentSpec& component) {
+    return component.role == Role::kControl &&
+           std::ranges::find(stage.components, component.name) != stage.components.end();
+  });
+}
+
+// Inputs that are for a control and read by no other stage, but for that of what is made.
+Names inputs_of(const ComponentSpec& control, const model::LoadedModel& model) {
   const model::Stages& stages = model.stages();
-  std::set<std::string, std::less<>> idle, running;
+  const auto is_read_besides = [&](const InputSpec& input) {
+    return std::ranges::any_of(stages.encoding, [&](const EncodeStage& stage) {
+      return model::reads(stage, input.name) && !stages.is_target(stage) &&
+             !is_of_control(stage, model.family());
+    });
+  };
+  Names names;
+  for (const InputSpec& input : stages.inputs)
+    if (model::is_for(input, control, stages.encoding) && !is_read_besides(input))
+      names.emplace(input.name);
+  return names;
+}
+
+// Notes the controls that do nothing, and returns the inputs that are for nothing but such ones.
+Names find_idle(Request& request, const model::LoadedModel& model) {
+  const model::Stages& stages = model.stages();
+  Names idle, running;
   for (const model::PresentComponent& control : stages.components) {
-    std::set<std::string, std::less<>> own;
-    for (const InputSpec& input : stages.inputs)
-      if (model::is_for(input, control.spec, stages.encoding)) own.emplace(input.name);
+    Names own = inputs_of(control.spec, model);
     const auto is_given = [&](const std::string& name) { return request.inputs.contains(name); };
     if (std::ranges::none_of(own, is_given)) continue;
     const bool runs = model.model().runs(control.name, request.inputs, request.num_steps());

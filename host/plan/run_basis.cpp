@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <optional>
 
 #include "host/data/dataset.h"
 #include "host/generate/request.h"
@@ -33,12 +34,15 @@ bool is_leading_image(const InputSpec& input) {
          input.paired_with.empty();
 }
 
-// Pixels that one sample stands for.
+// Pixels that one sample stands for. Images of controls that do nothing in it count for nothing.
 double pixels_of(const Settings& settings, const LoadedModel& model) {
   size_t images = 0;
+  std::optional<generate::Request> request;
   for (const InputSpec& input : model.family().inputs()) {
     const auto given = settings.family_inputs.find(input.name);
-    if (is_leading_image(input) && given != settings.family_inputs.end())
+    if (!is_leading_image(input) || given == settings.family_inputs.end()) continue;
+    if (!request) request = generate::blank_request(settings, model);
+    if (request->idle_controls.empty() || request->inputs.contains(input.name))
       images += inputs::texts_of(*given).size();
   }
   return pixels_of(order::target_of(settings)) * static_cast<double>(1 + images);

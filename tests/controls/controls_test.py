@@ -142,6 +142,20 @@ class Controls(unittest.TestCase):
         self.assertEqual(whole, self.draw(*self.images(0), "--controlnet_end", 1, nets=nets))
         self.assertNotIn(self.draw(*self.images(0), "--controlnet_end", 0.5, nets=nets), (plain, whole))
 
+    def test_a_plan_is_of_the_job_whose_control_runs(self):
+        nets, planned = ["model/controlnet"], []
+        for ends in ((0, 1), (1, 0)):
+            lines = [json.dumps({"prompt": "a cat", "controlnet_image": str(self.folder / "0.png"),
+                                 "controlnet_end": end, "output": f"{number}_{end}.png"})
+                     for number, end in enumerate(ends)]
+            (self.folder / "jobs.jsonl").write_text("\n".join(lines) + "\n")
+            words = ["plan", "generate", *self.model(*nets), "--prompts_file", "jobs.jsonl", "--height", 16, "--width", 24,
+                     "--device", "simulated", "--vram", "1GiB", "--json", self.folder / "plan.json"]
+            self.run_program(*words)
+            planned.append(json.loads((self.folder / "plan.json").read_text())["device_bytes"])
+        self.assertEqual(*planned)
+        self.assertEqual(planned[0], self.plan(*self.images(0), nets=nets)["device_bytes"])
+
     def test_what_does_not_fit_is_told(self):
         four = ("model/controlnet", "net1", "net2", "net3")
         said = self.refused(*self.images(0), nets=four)

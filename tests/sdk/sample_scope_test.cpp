@@ -160,6 +160,21 @@ TEST_CASE("Neighbours with adapters of the same ranks have their own products an
   }
 }
 
+TEST_CASE("A strong LoRA beside a weak one stays within float16", "[ops][samples]") {
+  Scene scene(at::kHalf);
+  scene.strengths = {{0.001, 0, 0}, {0, 1, 0}};
+  for (Adapter& adapter : scene.adapters) {
+    adapter.a = at::full({2, kIn}, 20.0).to(at::kHalf);
+    adapter.b = at::full({kOut, 2}, 0.01).to(at::kHalf);
+    adapter.scale = 1;
+  }
+  const SampleScope scope(scene.strengths);
+  const Tensor x = at::ones({2, 3, kIn}, at::kHalf), got = scene.together(x);
+  CHECK(got.isfinite().all().item<bool>());
+  for (int64_t s = 0; s < 2; ++s)
+    CHECK(error(got[s], scene.alone(x[s], static_cast<size_t>(s))) < 0.005);
+}
+
 TEST_CASE("Rows that may be of other samples are refused, and nothing else is", "[ops][samples]") {
   const Scene scene(at::kFloat);
   const auto is_refused = [&](const std::vector<Segments>& made, const Tensor& x,

@@ -1,6 +1,7 @@
 #include "atelier/ops/linear.h"
 
 #include <algorithm>
+#include <cmath>
 #include <mutex>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -351,14 +352,16 @@ void expand(const LinearCall& call, const Layer& layer, Groups batch, Tensor low
     column += rank;
     count_product(own, layer.weight->sizes()[0]);
     const auto scale_of = [&](size_t group) { return batch[group].scales[shares[group][j]]; };
+    double scale = scale_of(0);  // the product has one: the largest, so that no factor overflows
+    for (size_t g = 1; g < batch.size(); ++g)
+      if (std::abs(scale_of(g)) > std::abs(scale)) scale = scale_of(g);
     std::vector<Tensor> parts;
     for (size_t g = 0; g < batch.size(); ++g) {
       parts.push_back(adapters[2 * shares[g][j] + 1]);
-      // The product has one scale.
-      if (scale_of(g) != scale_of(0)) own[static_cast<int64_t>(g)].mul_(scale_of(g) / scale_of(0));
+      if (scale_of(g) != scale) own[static_cast<int64_t>(g)].mul_(scale_of(g) / scale);
     }
     const Tensor b = at::stack(parts).to(y.scalar_type());
-    y.baddbmm_(own, b.transpose(1, 2), 1, scale_of(0));
+    y.baddbmm_(own, b.transpose(1, 2), 1, scale);
   }
 }
 

@@ -177,6 +177,8 @@ class PackedTest(FolderTest):
             print(f"{schedule} rate, validation loss above that on plain weights, %:",
                   {name: round(value, 2) for name, value in above.items()})
             self.assertLess(abs(above["nf4 but the last block"]), 2)
+            self.assertLess(above["nf4 but the last block"], 0.5 * above["nf4"])
+            self.assertLess(above["nf4"], 4)
 
     def test_a_lora_is_trained_and_used_on_the_codes_of_a_file(self):
         lora = self.train("lora", self.files["Q4_0"], max_train_steps=6, save_steps=6) / "step-6.safetensors"
