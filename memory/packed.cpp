@@ -12,6 +12,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "atelier/error.h"
+#include "atelier/host/packed_codes.h"
 
 #include "memory/four_bit.h"
 #include "memory/packed_loops.h"
@@ -407,6 +408,20 @@ Packed with_plain_scales(const Packed& packed) {
   return plain;
 }
 
+// What a kernel is given. `packed`: with scales that are no codes, where they are read.
+ops::PackedCodes codes_of(const Packed& packed) {
+  ops::PackedCodes codes = {.packing = packed.packing, .codes = packed.parts[0]};
+  if (!is_4_bit(packed.packing)) return codes;
+  codes.values = packed.parts[1], codes.scales = packed.parts[2];
+  codes.block = packed.block;
+  return codes;
+}
+
+// Whether a kernel of its device takes it.
+bool has_kernel(const Packed& packed, at::ScalarType dtype) {
+  return ops::has_kernel_for(codes_of(packed), dtype);
+}
+
 void draw_all(const Packed& packed, Tensor& out) {
   if (out.numel() > 0) run_loops(with_plain_scales(packed), all_of(packed), out);
 }
@@ -431,9 +446,13 @@ Tensor unpack(const Packed& packed, at::ScalarType dtype) {
   const at::NoGradGuard no_grad;
   const auto options = packed.parts.front().options().dtype(dtype);
   if (packed.parts.front().is_meta()) return at::empty(packed.shape, options);
-  if (!has_loops(packed, dtype)) return unpack_composed(packed, dtype);
+  const bool is_for_kernel = has_kernel(packed, dtype);
+  if (!is_for_kernel && !has_loops(packed, dtype)) return unpack_composed(packed, dtype);
   Tensor out = at::empty(packed.shape, options);
-  draw_all(packed, out);
+  if (is_for_kernel)
+    ops::draw_packed_codes(codes_of(with_plain_scales(packed)), out);
+  else
+    draw_all(packed, out);
   return out;
 }
 
@@ -515,7 +534,7 @@ PackedStore::PackedStore(Packed value, at::ScalarType dtype)
 
 Tensor PackedStore::draw() const {
   const at::NoGradGuard no_grad;
-  if (!has_loops(value_, dtype_)) return unpack(value_, dtype_);
+  if (has_kernel(value_, dtype_) || !has_loops(value_, dtype_)) return unpack(value_, dtype_);
   Tensor out = memory_->take(value_.shape, dtype_);
   draw_all(value_, out);
   return out;

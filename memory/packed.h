@@ -8,27 +8,12 @@
 #include <string_view>
 #include <vector>
 
+#include "atelier/host/packing.h"
 #include "atelier/host/weight_state.h"
 
 namespace atelier::memory {
 
-enum class Packing {
-  kQ4_0,  // of GGUF, as all that begin with Q
-  kQ4_1,
-  kQ5_0,
-  kQ5_1,
-  kQ8_0,
-  kQ2_K,
-  kQ3_K,
-  kQ4_K,
-  kQ5_K,
-  kQ6_K,
-  kNf4,  // of bitsandbytes, as fp4
-  kFp4,
-  kInt8,  // of ComfyUI, as all that follow: a scale for each row
-  kNvfp4,
-  kMxfp8,
-};
+using ops::Packing;
 
 // "Q4_K", "nf4".
 std::string_view packing_name(Packing packing);
@@ -66,8 +51,8 @@ struct Packed {
 // float32, with a rounding behind each operation, and rounded once. They are those of gguf-py, of
 // bitsandbytes and of ComfyUI's kernels for float32, to the bit.
 at::Tensor unpack(const Packed& packed, at::ScalarType dtype);
-// Unpacks by operators of LibTorch, to the same bits, as on devices that have no loops of their own
-// for it.
+// Unpacks by operators of LibTorch, to the same bits, as on devices that have neither loops nor a
+// kernel for it.
 at::Tensor unpack_composed(const Packed& packed, at::ScalarType dtype);
 
 // Whether rows stand by themselves: they are whole blocks, and no scale is of all.

@@ -14,6 +14,7 @@
 #include "atelier/host/device_traits.h"
 
 #include "host/tune/coded_layer.h"
+#include "memory/four_bit.h"
 
 namespace atelier::tune {
 namespace {
@@ -259,6 +260,56 @@ std::vector<Operator> row_codes(const Sizes& sizes, const Noise& noise) {
   return all;
 }
 
+// --- weights as blocks of small codes ---
+
+// A matrix of any codes in blocks of GGUF.
+memory::Packed gguf_matrix(memory::Packing packing, int64_t rows, int64_t columns,
+                           at::Device device) {
+  const memory::BlockSize block = memory::block_size(packing);
+  Tensor blocks = at::randint(0, 256, {rows * columns / block.values, block.bytes},
+                              at::TensorOptions(at::kByte).device(device));
+  // Where float16 numbers may stand, they are below 2^-5.
+  for (const int64_t at : {int64_t{1}, int64_t{3}, block.bytes - 3, block.bytes - 1})
+    blocks.select(1, at).bitwise_and_(0xa7);
+  return {packing, {rows, columns}, {blocks.view({rows, -1})}};
+}
+
+Operator packed_layer(const memory::Packed& packed, const Tensor& rows) {
+  return plain("packed_codes", {rows},
+               [packed](const Tensors& in) { return Tensors{packed_product(in[0], packed)}; });
+}
+
+// To the bit.
+Operator packed_like_composed(const memory::Packed& packed, const Tensor& rows) {
+  const std::string name(memory::packing_name(packed.packing));
+  Operator op = plain("packed_codes of " + name, {rows}, [packed](const Tensors& in) {
+    return Tensors{packed_difference(in[0], packed)};
+  });
+  op.is_timed = false;
+  return op;
+}
+
+std::vector<Operator> packed_codes(const Sizes& sizes, const Noise& noise) {
+  using memory::Packing;
+  constexpr int64_t kBlock = 256, kFewRows = 40;
+  const Rows r(sizes, noise);
+  const Tensor rows = r.wide();
+  const memory::Packed nf4 =
+      memory::quantize_4bit(noise({sizes.layer_width, r.d}).to(at::kFloat), Packing::kNf4);
+  std::vector<Operator> all = {packed_layer(nf4, rows), packed_like_composed(nf4, rows)};
+  // Rows of GGUF are whole blocks.
+  const int64_t columns = (r.d + kBlock - 1) / kBlock * kBlock;
+  const Tensor wider = noise({r.n, columns});
+  const auto matrix = [&](Packing packing, int64_t height) {
+    return gguf_matrix(packing, height, columns, rows.device());
+  };
+  for (const Packing packing : {Packing::kQ4_K, Packing::kQ8_0})
+    all.push_back(packed_layer(matrix(packing, sizes.layer_width), wider));
+  for (int i = 0; i <= static_cast<int>(Packing::kQ6_K); ++i)
+    all.push_back(packed_like_composed(matrix(static_cast<Packing>(i), kFewRows), wider));
+  return all;
+}
+
 constexpr std::array kKernelProofs = {
     KernelProof{"norm_modulate", norm_modulate},
     KernelProof{"gate_residual", gate_residual},
@@ -274,6 +325,7 @@ constexpr std::array kKernelProofs = {
     KernelProof{"group_norm", group_norm},
     KernelProof{"channel_norm", channel_norm},
     KernelProof{"row_codes", row_codes},
+    KernelProof{"packed_codes", packed_codes},
 };
 
 // --- times ---

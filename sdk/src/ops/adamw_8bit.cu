@@ -8,15 +8,6 @@
 
 namespace atelier::ops::cuda {
 
-// a * b, which no later sum takes in.
-ATELIER_LANE float product(float a, float b) {
-#if defined(__CUDA_ARCH__)
-  return __fmul_rn(a, b);
-#else
-  return a * b;
-#endif
-}
-
 // --- stochastic rounding ---
 
 // a * b: the upper and the lower half.

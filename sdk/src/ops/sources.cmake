@@ -7,6 +7,7 @@ set(_files
   group_norm.cpp group_norm_cuda.cpp group_norm.cu
   layer_norm.cpp layer_norm_cpu.cpp layer_norm_cuda.cpp layer_norm.cu
   norm_rope.cpp norm_rope_cpu.cpp norm_rope_cuda.cpp norm_rope.cu
+  packed_codes.cpp packed_codes_cuda.cpp packed_codes.cu
   rms_norm.cpp rms_norm_cpu.cpp rms_norm_cuda.cpp rms_norm.cu
   row_codes_cuda.cpp row_codes.cu
   swiglu.cpp swiglu_cpu.cpp swiglu_cuda.cpp swiglu.cu

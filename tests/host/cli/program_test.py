@@ -95,7 +95,7 @@ class ProgramTest(FolderTest):
         self.assertTrue(all(item["reason"] for item in items.values() if item["state"] != "ok"))
         kernels = items["CUDA kernels"]
         if kernels["state"] == "ok":
-            self.assertRegex(kernels["found"], r"for sm_\d+.*: .*rms_norm, row_codes, swiglu")
+            self.assertRegex(kernels["found"], r"for sm_\d+.*: .*packed_codes, rms_norm, row_codes, swiglu")
 
     def test_tune_proves_every_operator_elsewhere(self):
         result = run("tune", "--device", "cpu")

@@ -5,6 +5,7 @@
 #include <random>
 #include <vector>
 
+#include "atelier/host/packed_codes.h"
 #include "atelier/host/row_codes.h"
 #include "atelier/ops/linear.h"
 #include "atelier/ops/pointwise.h"
@@ -164,6 +165,38 @@ TEST_CASE("Every code is drawn as its value, in one pass", "[ops][cuda]") {
         CHECK(at::equal(given.isnan(), want.isnan()));
         CHECK(at::equal(given.nan_to_num(0), want.nan_to_num(0)));
       }
+    }
+  }
+}
+
+// tests/memory/packed_kernel_test.cpp compares every packing with LibTorch's operators; here the
+// sanitizers see what is read and written.
+TEST_CASE("Blocks of small codes are drawn from their own bytes", "[ops][cuda]") {
+  const std::pair<int64_t, int64_t> sizes[] = {{32, 18},   {32, 20},  {32, 22},   {32, 24},
+                                               {32, 34},   {256, 84}, {256, 110}, {256, 144},
+                                               {256, 176}, {256, 210}};
+  for (const at::ScalarType dtype : kTypes) {
+    for (int i = 0; i <= static_cast<int>(Packing::kQ6_K); ++i) {
+      for (const int64_t blocks : {1, 3, 70}) {
+        // Scales of zero.
+        const Tensor bytes = at::zeros({blocks, sizes[i].second}, at::kByte);
+        Tensor out = at::full({blocks, sizes[i].first}, 7, dtype);
+        const PackedCodes codes = {static_cast<Packing>(i), bytes};
+        REQUIRE(has_kernel_for(codes, dtype));
+        CHECK_FALSE(has_kernel_for(codes, at::kDouble));
+        draw_packed_codes(codes, out);
+        CHECK(at::equal(out, at::zeros_like(out)));
+      }
+    }
+    for (const int64_t count : {1, 2, 7, 8, 9, 64, 65, 4001}) {
+      const Tensor bytes = at::randint(0, 256, {(count + 1) / 2}, at::kByte);
+      const Tensor values = at::randn({16}), scales = at::randn({(count + 63) / 64});
+      Tensor out = at::empty({count}, dtype);
+      draw_packed_codes({Packing::kNf4, bytes, values, scales, 64}, out);
+      const Tensor halves = at::stack({bytes.bitwise_right_shift(4), bytes.bitwise_and(15)}, 1);
+      const Tensor want = values.index_select(0, halves.view({-1}).narrow(0, 0, count).to(at::kInt))
+                              .mul(scales.repeat_interleave(64).narrow(0, 0, count));
+      CHECK(same_bits({out}, {want.to(dtype)}));
     }
   }
 }

@@ -28,7 +28,7 @@ extern "C" [[gnu::visibility("default")]] const char* __tsan_default_options() {
 namespace atelier::ops::cuda {
 
 extern const RowKernel adamw_8bit_rows, channel_gradient_sums_rows, channel_gradients_rows,
-    channel_sums_rows, draw_codes_rows, gate_residual_backward_rows,
+    channel_sums_rows, draw_codes_rows, draw_packed_rows, gate_residual_backward_rows,
     gate_residual_norm_modulate_codes_rows, gate_residual_norm_modulate_rows, gate_residual_rows,
     gelu_tanh_backward_rows, gelu_tanh_codes_rows, gelu_tanh_rows, norm_modulate_backward_rows,
     norm_modulate_codes_rows, norm_modulate_rows, norm_rope_backward_rows, norm_rope_rows,
@@ -50,6 +50,7 @@ const NamedKernel kKernels[] = {
     {"channel_gradients", channel_gradients_rows},
     {"channel_sums", channel_sums_rows},
     {"draw_codes", draw_codes_rows},
+    {"draw_packed", draw_packed_rows},
     {"gate_residual_backward", gate_residual_backward_rows},
     {"gate_residual_norm_modulate_codes", gate_residual_norm_modulate_codes_rows},
     {"gate_residual_norm_modulate", gate_residual_norm_modulate_rows},
@@ -115,6 +116,7 @@ class Arrays {
     step.is_skipped = &kZero;
     step.grad_scale = floats();
     step.corrections = floats();
+    arguments.packed = {bytes(), Packing::kQ4_K, nullptr, nullptr, 0};
   }
 
   RowArguments arguments = {};

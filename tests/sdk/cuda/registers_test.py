@@ -14,11 +14,13 @@ PACKS_AND_ROWS = {"NormModulate": (3, 1), "RmsScale": (3, 1), "RmsGateResidualNo
                   "NormModulateBackward": (2, 2), "RmsScaleBackward": (2, 2), "RmsGateResidualNormModulateBackward": (2, 3),
                   "GateResidual": (2, 2), "GateResidualBackward": (2, 1), "NormRope": (2, 1), "NormRopeBackward": (2, 2),
                   "Swiglu": (2, 2), "SwigluBackward": (2, 3), "GeluTanh": (2, 1), "GeluTanhBackward": (2, 2),
-                  "QuantizeRows": (4, 1), "GeluTanhCodes": (4, 1), "DrawCodes": (8, 0), "ScaleSums": (2, 0),
+                  "QuantizeRows": (4, 1), "GeluTanhCodes": (4, 1), "DrawCodes": (8, 0), "DrawPacked": (4, 0), "ScaleSums": (2, 0),
                   "ChannelSums": (2, 1), "ScaleChannels": (2, 1), "ChannelGradientSums": (2, 2), "ChannelGradients": (2, 2),
                   "AdamWCodes": (1, 0)}
 # Bytes that are read for each value of what these write.
-BYTES_READ = {"DrawCodes": 1, "ScaleSums": 4}
+BYTES_READ = {"DrawCodes": 1, "DrawPacked": 0.5, "ScaleSums": 4}
+# What of a kernel's bytes are read, where that is much less than the half that it is of others.
+PART_READ = {"DrawPacked": {"Float32": 0.5 / 4.5, "BFloat16": 0.5 / 2.5, "Float16": 0.5 / 2.5}}
 # Bytes that a lane reads, where it has eight values of any type: a gradient, a weight and two codes of each.
 BYTES_OF_LANE = {"AdamWCodes": {"Float32": 8 * (4 + 4 + 2), "BFloat16": 8 * (2 + 2 + 2), "Float16": 8 * (2 + 2 + 2)}}
 GATED = 1  # one row more where a gated residual is part of it
@@ -94,7 +96,8 @@ class Registers(unittest.TestCase):
             in_flight = threads * of_lane
             print(f"{kernel.name:<38} {kernel.element:<9} {lanes:>5} {kernel.registers:>9} {threads:>7} "
                   f"{in_flight / 1024:>6.1f}")
-            self.assertGreaterEqual(in_flight, LEAST_IN_FLIGHT, kernel)
+            part = PART_READ.get(kernel.name, {}).get(kernel.element, 0.5)
+            self.assertGreaterEqual(in_flight, LEAST_IN_FLIGHT * part / 0.5, kernel)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@
 // need not add up.
 #pragma once
 
+#include "atelier/host/packing.h"
+
 #include "ops/cuda/packs.h"
 
 namespace atelier::ops::cuda {
@@ -94,6 +96,15 @@ struct AdamWArguments {
   uint64_t first;
 };
 
+// Weights as blocks of small codes; see atelier/host/packed_codes.h.
+struct PackedArguments {
+  const uint8_t* codes;
+  Packing packing;
+  // What nf4 and fp4 have: numbers of the 16 codes, and a scale for each 2^block_bits values.
+  const float *values, *scales;
+  int block_bits;
+};
+
 // The tensors of every kernel on rows; each functor says which it reads and writes.
 struct RowArguments {
   Input x, y, grad, added;
@@ -120,6 +131,7 @@ struct RowArguments {
   // By sample: how many rows later than in x they are in `out`, or in `grad`. Null: none.
   const int64_t* rows_before;
   AdamWArguments adamw;
+  PackedArguments packed;
 };
 
 // A kernel on rows, as an operator's .cu file defines it.

@@ -7,6 +7,15 @@
 
 namespace atelier::ops::cuda {
 
+// a * b, which no later sum takes in.
+ATELIER_LANE float product(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
 // 1 / v within 2 units in the last place; 0 for what is larger than 2^126.
 ATELIER_LANE float reciprocal(float v) {
 #if defined(__CUDA_ARCH__)
