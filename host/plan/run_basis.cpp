@@ -34,15 +34,21 @@ bool is_leading_image(const InputSpec& input) {
          input.paired_with.empty();
 }
 
+bool has_controls(const LoadedModel& model) {
+  return std::ranges::any_of(model.stages().components, [](const model::PresentComponent& one) {
+    return one.spec.role == Role::kControl;
+  });
+}
+
 // Pixels that one sample stands for. Images of controls that do nothing in it count for nothing.
 double pixels_of(const Settings& settings, const LoadedModel& model) {
   size_t images = 0;
-  std::optional<generate::Request> request;
+  std::optional<generate::Request> request;  // which reads images' headers: where it may matter
   for (const InputSpec& input : model.family().inputs()) {
     const auto given = settings.family_inputs.find(input.name);
     if (!is_leading_image(input) || given == settings.family_inputs.end()) continue;
-    if (!request) request = generate::blank_request(settings, model);
-    if (request->idle_controls.empty() || request->inputs.contains(input.name))
+    if (!request && has_controls(model)) request = generate::blank_request(settings, model);
+    if (!request || request->idle_controls.empty() || request->inputs.contains(input.name))
       images += inputs::texts_of(*given).size();
   }
   return pixels_of(order::target_of(settings)) * static_cast<double>(1 + images);
