@@ -25,6 +25,7 @@
 #include "host/plan/plan_run.h"
 #include "host/report/text.h"
 #include "host/sampling/sigma_schedule.h"
+#include "host/train/global_batch.h"
 #include "host/train/objective.h"
 #include "host/train/row_check.h"
 #include "host/train/run_checks.h"
@@ -89,12 +90,18 @@ class Preparation {
         run_{.config = std::move(order)} {
     config_.model.components = needed_components(family_, config_);
     config_.model.placement.denoisers_take_turns = trained_denoisers(family_, config_).size() > 1;
-    run_.layout = parameters::unplanned_layout(config_);
   }
 
-  PreparedRun for_training(bool guards_sizes) {
+  PreparedRun for_training() {
+    for (const std::string& note : train::fit_to_ranks(config_, problems_)) progress_.note(note);
+    train::check_output_folder(config_, problems_);
+    check_training(/*guards_sizes=*/true);
+    return std::move(run_);
+  }
+
+  PreparedRun for_planning(bool guards_sizes) {
+    train::share_batch(config_, /*processes=*/1, problems_);
     check_training(guards_sizes);
-    if (sizes_) run_.unchecked = sizes_->unchecked();
     return std::move(run_);
   }
 
@@ -130,10 +137,12 @@ class Preparation {
     check_sizes();
     check_resumed();
     finish();
+    if (sizes_) run_.unchecked = sizes_->unchecked();
   }
 
   // Without its files, the declarations of the model are there for the other checks.
   void open_model() {
+    run_.layout = parameters::unplanned_layout(config_);
     problems_.collect([&] { run_.model = LoadedModel::open(family_, config_.model); });
     if (run_.model) check_sequence();
     if (!run_.model) without_files_ = LoadedModel::open_empty(family_);
@@ -464,9 +473,13 @@ class Preparation {
 
 }  // namespace
 
-PreparedRun open_training(Training order, bool guards_sizes, progress::Progress& progress,
-                          Problems& problems) {
-  return Preparation(std::move(order), progress, problems).for_training(guards_sizes);
+PreparedRun open_training(Training order, progress::Progress& progress, Problems& problems) {
+  return Preparation(std::move(order), progress, problems).for_training();
+}
+
+PreparedRun open_planned(Training order, bool guards_sizes, progress::Progress& progress,
+                         Problems& problems) {
+  return Preparation(std::move(order), progress, problems).for_planning(guards_sizes);
 }
 
 PreparedRun open_encoding(Training order, progress::Progress& progress, Problems& problems) {
