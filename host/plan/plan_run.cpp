@@ -152,7 +152,7 @@ Outcome plan_training(const train::PreparedRun& run) {
   share_host(target, run.config.ranks.local_size);
   return plan_unless_impossible(run.config.memory.limits, [&] {
     LoadedModel& model = *run.model;
-    TrainingBasis basis = training_basis(run, run.config);
+    TrainingBasis basis = training_basis(run);
     const std::vector<Alternative> alternatives = training_alternatives(model, basis, target.basis);
     const SizedRun sized = size_training(model, basis, target.basis);
     // On the device it is faster; where that does not fit, trained weights and optimizer move.

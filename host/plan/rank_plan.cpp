@@ -69,16 +69,16 @@ std::vector<RankMode> sequence_modes(const RankMode& base, const LinkProfile& li
 
 class Planning {
  public:
-  // `config`: that of `run` with its step, which rows with other ranks to a batch say where
+  // `basis`: of an order with its step, which rows with other ranks to a batch say where
   // `says_step`. What is given by reference outlives this.
-  Planning(const train::PreparedRun& run, const order::Training& config, bool says_step,
-           const PlanTarget& target, const LinkProfile& links)
-      : model_(*run.model),
-        config_(config),
+  Planning(LoadedModel& model, const TrainingBasis& basis, bool says_step, const PlanTarget& target,
+           const LinkProfile& links)
+      : model_(model),
+        basis_(basis),
+        config_(*basis.config),
         says_step_(says_step),
         target_(target),
-        links_(links),
-        basis_(training_basis(run, config)) {}
+        links_(links) {}
 
   RanksPlan of(int64_t ranks) const {
     RanksPlan plan{.ranks = ranks};
@@ -232,11 +232,11 @@ class Planning {
   }
 
   LoadedModel& model_;
+  const TrainingBasis& basis_;
   const order::Training& config_;
   bool says_step_;
   const PlanTarget& target_;
   const LinkProfile& links_;
-  TrainingBasis basis_;
 };
 
 }  // namespace
@@ -254,10 +254,12 @@ PlannedRanks plan_ranks(const train::PreparedRun& run, const RanksOrder& ranks) 
                     std::to_string(most),
                 "measure on two machines, or say infiniband or ethernet");
   const bool says_step = run.config.global_batch_size == 0 && run.config.resume.empty();
+  TrainingBasis basis = training_basis(run);
   for (const int64_t count : ranks.counts) {
     const order::Training config = with_step(run.config, count);
+    basis.config = &config;
     planned.plans.push_back(
-        Planning(run, config, says_step, planned.target, planned.links).of(count));
+        Planning(*run.model, basis, says_step, planned.target, planned.links).of(count));
   }
   return planned;
 }

@@ -1,7 +1,6 @@
 #include "host/plan/run_basis.h"
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -113,10 +112,9 @@ void take_dataset(TrainingBasis& basis, const data::Dataset& dataset, const Load
   if (largest) basis.inputs = dataset.shapes(*largest);
   basis.samples = std::max<int64_t>(1, dataset.samples());
   const bool has_encoder =
-      std::any_of(model.family().components().begin(), model.family().components().end(),
-                  [&](const ComponentSpec& spec) {
-                    return model::only_encodes(spec) && model.find_part(spec.name) != nullptr;
-                  });
+      std::ranges::any_of(model.family().components(), [&](const ComponentSpec& spec) {
+        return model::only_encodes(spec) && model.find_part(spec.name) != nullptr;
+      });
   if (!has_encoder) {
     basis.inputs.erase("prompt");
   } else if (text) {
@@ -187,21 +185,16 @@ void take_cache(TrainingBasis& basis, const std::string& folder, const LoadedMod
       1, std::ranges::count(manifest.items, false, &samples::CacheItem::is_alternative));
 }
 
-// The steps of a whole run, however many they are.
-double count_steps(const order::Training& config, int64_t samples) {
-  const data::OrderOptions& order = config.order;
-  const double in_a_step =
-      std::max(1.0, static_cast<double>(order.batch_size) *
-                        static_cast<double>(order.gradient_accumulation_steps));
-  const double seen = static_cast<double>(samples) * static_cast<double>(order.dataset_repeat);
-  return static_cast<double>(config.num_epochs) * std::max(1.0, std::floor(seen / in_a_step));
-}
-
 }  // namespace
 
 const Job& largest_job(const LoadedModel& model, std::span<const Job> jobs) {
   return *std::ranges::max_element(jobs, {},
                                    [&](const Job& job) { return area_of(job.settings, model); });
+}
+
+const Settings& largest_prompt(const LoadedModel& model, std::span<const Settings> prompts) {
+  return *std::ranges::max_element(
+      prompts, {}, [&](const Settings& prompt) { return pixels_of(prompt, model); });
 }
 
 GenerationBasis generation_basis(LoadedModel& model, const order::Generation& order,
@@ -220,21 +213,15 @@ GenerationBasis generation_basis(LoadedModel& model, const order::Generation& or
   return basis;
 }
 
-TrainingBasis training_basis(const train::PreparedRun& run, const order::Training& config) {
-  const LoadedModel& model = *run.model;
-  TrainingBasis basis{.config = &config, .selection = &run.selection};
+TrainingBasis training_basis(const train::PreparedRun& run) {
+  TrainingBasis basis{.config = &run.config,
+                      .selection = &run.selection,
+                      .prompts = run.prompts,
+                      .on_host = run.config.offload.optimizer};
   if (run.dataset != nullptr) {
-    take_dataset(basis, *run.dataset, model);
+    take_dataset(basis, *run.dataset, *run.model);
   } else {
-    take_cache(basis, config.cache_path, model);
-  }
-  basis.steps = config.max_train_steps ? static_cast<double>(*config.max_train_steps)
-                                       : count_steps(config, basis.samples);
-  basis.on_host = config.offload.optimizer;
-  if (!run.prompts.empty()) {
-    const Settings& largest = std::ranges::max(
-        run.prompts, {}, [&](const Settings& prompt) { return pixels_of(prompt, model); });
-    basis.preview = generate::blank_request(largest, model);
+    take_cache(basis, run.config.cache_path, *run.model);
   }
   return basis;
 }
