@@ -21,13 +21,7 @@ using model::LoadedModel;
 using order::Job;
 using order::Settings;
 
-double pixels_of(const MediaTarget& target) {
-  return static_cast<double>(target.frames) * static_cast<double>(target.height) *
-         static_cast<double>(target.width);
-}
-
-// Images that lead what is made count as much as it does: families bring them to about its size.
-// Those that say where texts hold do not.
+// Whether images lead what is made, and do not say where texts hold.
 bool is_leading_image(const InputSpec& input) {
   return input.kind == InputKind::kImage && input.role == InputRole::kCondition &&
          input.paired_with.empty();
@@ -39,8 +33,15 @@ bool has_controls(const LoadedModel& model) {
   });
 }
 
-// Pixels that one sample stands for. Images of controls that do nothing in it count for nothing.
-double pixels_of(const Settings& settings, const LoadedModel& model) {
+// Pixels of what is made and of the images that lead it, which count as much: families bring them
+// to about its size.
+double pixels_with(const MediaTarget& target, size_t images) {
+  return static_cast<double>(target.frames) * static_cast<double>(target.height) *
+         static_cast<double>(target.width) * static_cast<double>(1 + images);
+}
+
+// Pixels that settings ask for. Images of controls that do nothing count for nothing.
+double asked_pixels(const Settings& settings, const LoadedModel& model) {
   size_t images = 0;
   std::optional<generate::Request> request;  // which reads images' headers: where it may matter
   for (const InputSpec& input : model.family().inputs()) {
@@ -50,22 +51,24 @@ double pixels_of(const Settings& settings, const LoadedModel& model) {
     if (!request || request->idle_controls.empty() || request->inputs.contains(input.name))
       images += inputs::texts_of(*given).size();
   }
-  return pixels_of(order::target_of(settings)) * static_cast<double>(1 + images);
+  return pixels_with(order::target_of(settings), images);
 }
-double pixels_of(const data::Item& item, std::span<const InputSpec> inputs) {
+
+// Pixels that a sample stands for.
+double sample_pixels(const data::Item& item, std::span<const InputSpec> inputs) {
   size_t images = 0;
   for (const InputSpec& input : inputs) {
     const auto given = item.files.find(input.name);
     if (is_leading_image(input) && given != item.files.end()) images += given->second.size();
   }
-  return pixels_of(item.target) * static_cast<double>(1 + images);
+  return pixels_with(item.target, images);
 }
 
 // Pixels that are denoised at once.
 double area_of(const Settings& settings, const LoadedModel& model) {
   const bool is_guided =
       generate::cfg_scales_of(settings, model.family(), model.stages().variant).is_guided();
-  return (is_guided ? 2.0 : 1.0) * pixels_of(settings, model) *
+  return (is_guided ? 2.0 : 1.0) * asked_pixels(settings, model) *
          static_cast<double>(
              std::min(settings.batch_size, std::max<int64_t>(1, settings.num_images)));
 }
@@ -97,7 +100,7 @@ void take_dataset(TrainingBasis& basis, const data::Dataset& dataset, const Load
     const data::Item& item = dataset.items()[i];
     basis.distillation_steps =
         std::max(basis.distillation_steps, train::distillation_steps(item.values));
-    if (const double pixels = pixels_of(item, dataset.inputs()); pixels > most) {
+    if (const double pixels = sample_pixels(item, dataset.inputs()); pixels > most) {
       most = pixels;
       basis.target = item.target;
       largest = i;
@@ -172,7 +175,7 @@ void take_cache(TrainingBasis& basis, const std::string& folder, const LoadedMod
       }
     }
     const double latents = item.latents_shape.empty()
-                               ? pixels_of(item.target)
+                               ? pixels_with(item.target, /*images=*/0)
                                : static_cast<double>(c10::multiply_integers(item.latents_shape));
     if (latents + numbers_of_pictures(made) <= most) continue;
     most = latents + numbers_of_pictures(made);
@@ -194,7 +197,7 @@ const Job& largest_job(const LoadedModel& model, std::span<const Job> jobs) {
 
 const Settings& largest_prompt(const LoadedModel& model, std::span<const Settings> prompts) {
   return *std::ranges::max_element(
-      prompts, {}, [&](const Settings& prompt) { return pixels_of(prompt, model); });
+      prompts, {}, [&](const Settings& prompt) { return asked_pixels(prompt, model); });
 }
 
 GenerationBasis generation_basis(LoadedModel& model, const order::Generation& order,
