@@ -40,6 +40,12 @@ parameters::Layout layout_of(const order::Training& order, const Planned& planne
 generate::Layout layout_of(const order::Generation& order, const model::LoadedModel& model,
                            const std::optional<Planned>& planned);
 
+// What LibTorch's allocator may take of a GPU of which a run may take `vram` bytes in all. Throws
+// Error{kInvalidArgument} when nothing is left for it.
+int64_t allocator_limit(int64_t vram);
+// Limits a GPU's allocator by a size of --vram; does nothing on other devices.
+void apply_limits(const MemoryLimits& limits, at::Device device);
+
 // Places the model of an order, or of a training with its activations and optimizer, as it was
 // planned, and tells what that means; where nothing was, `unchecked` of its sizes.
 void follow_plan(const Outcome& outcome, const order::Generation& order, model::LoadedModel& model,

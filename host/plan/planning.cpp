@@ -6,7 +6,6 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
-#include "host/device/cuda.h"
 #include "host/device/simulated_device.h"
 #include "host/files/file_reader.h"
 #include "host/files/folder.h"
@@ -19,10 +18,8 @@ namespace atelier::plan {
 namespace {
 
 using memory::MemoryPlan;
-using memory::Place;
 using model::LoadedModel;
 using model::LoadOptions;
-using weights::Storage;
 
 // The part of a device's limit that is planned with.
 constexpr double kPlannedPart = 0.97;
@@ -51,19 +48,6 @@ void plan_elsewhere(const std::optional<memory::DeviceProfile>& profile, MemoryL
                     model::LoadOptions& request) {
   limits.device_profile = profile;
   if (profile && request.dtype == "auto") request.dtype = "bfloat16";
-}
-
-int64_t allocator_limit(int64_t vram) {
-  if (vram > memory::kCudaReserveBytes) return vram - memory::kCudaReserveBytes;
-  throw Error(ErrorCode::kInvalidArgument,
-              "--vram " + report::bytes_text(vram) + ": driver and libraries alone take " +
-                  report::bytes_text(memory::kCudaReserveBytes) + " of a GPU",
-              "give more");
-}
-
-void apply_limits(const MemoryLimits& limits, at::Device device) {
-  if (!limits.device_profile && limits.vram && device.is_cuda())
-    device::limit_memory(device, allocator_limit(*limits.vram));
 }
 
 PlanTarget plan_target(const MemoryLimits& limits, const LoadOptions& request,
@@ -111,10 +95,8 @@ namespace {
 
 // The phase that takes most.
 std::string largest_phase(const MemoryPlan& plan) {
-  const auto found = std::max_element(
-      plan.phases.begin(), plan.phases.end(),
-      [](const auto& a, const auto& b) { return a.device_bytes < b.device_bytes; });
-  return found == plan.phases.end() ? "" : found->name;
+  if (plan.phases.empty()) return "";
+  return std::ranges::max(plan.phases, {}, &memory::PhaseChoice::device_bytes).name;
 }
 
 Error refusal(const memory::PlannedRun& run, const PlanTarget& target,
@@ -177,53 +159,6 @@ Planned plan_or_refuse(const SizedRun& sized, const PlanTarget& target,
   std::optional<Planned> planned = try_plan(sized, target);
   if (!planned) throw refusal(sized.run, target, alternatives);
   return std::move(*planned);
-}
-
-model::WeightLayout planned_weights(const MemoryPlan& plan, const LoadOptions& request) {
-  model::WeightLayout layout = {request.placement, request.storage};
-  model::Placement& placement = layout.placement;
-  placement.resident_blocks.clear();
-  placement.resident_denoiser_blocks.reset();
-  placement.offload.clear();
-  placement.offload_others = false;
-  for (const memory::ComponentChoice& choice : plan.components) {
-    if (choice.storage != "plain")
-      layout.storage[choice.name] = weights::storage_named(choice.storage);
-    if (choice.resident == choice.num_blocks) continue;
-    placement.offload[choice.name] = choice.others;
-    placement.resident_blocks[choice.name] = choice.resident;
-    placement.prefetch = choice.prefetch;
-  }
-  return layout;
-}
-
-std::vector<Alternative> storage_alternatives(LoadedModel& model, const LoadOptions& request,
-                                              const std::vector<std::string>& components,
-                                              const SizeModel& size) {
-  std::vector<std::string> names;
-  for (const std::string& name : components) {
-    if (model.storage(name) == Storage::kPlain &&
-        !weights::storable_weights(model.model(), name).empty())
-      names.push_back(name);
-  }
-  const auto alternative = [&](const std::vector<std::string>& stored) {
-    std::string flags;
-    LoadOptions changed = request;
-    // One simulated device with a limit lives at a time.
-    if (device::parse_simulated_device(request.device)) changed.device = "cpu";
-    for (const std::string& name : stored) {
-      flags += (flags.empty() ? "--storage " : ",") + name + "=fp8";
-      changed.storage[name] = Storage::kFp8;
-    }
-    return Alternative{flags, [&model, changed, size] {
-                         const auto opened = LoadedModel::open(model.family(), changed);
-                         return size(*opened);
-                       }};
-  };
-  std::vector<Alternative> alternatives;
-  for (const std::string& name : names) alternatives.push_back(alternative({name}));
-  if (names.size() > 1) alternatives.push_back(alternative(names));
-  return alternatives;
 }
 
 }  // namespace atelier::plan
