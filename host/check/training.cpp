@@ -112,7 +112,7 @@ class Preparation {
     open_datasets();
     if (run_.model && run_.dataset) {
       problems_.collect([&] {
-        const SizeGuard sizes(*run_.model, config_.model, limits());
+        const SizeGuard sizes(*run_.model, limits());
         sizes.check(*run_.dataset, problems_);
         if (!sizes.unchecked().empty())
           progress_.warn("warning: sizes are not checked beforehand: " + sizes.unchecked());
@@ -132,7 +132,7 @@ class Preparation {
     if (run_.model && config_.stage != Stage::kDataProcess && has_denoiser()) check_trained();
     open_datasets();
     check_cached_stages();
-    if (run_.model && guards_sizes) sizes_.emplace(*run_.model, config_.model, limits());
+    if (run_.model && guards_sizes) sizes_.emplace(*run_.model, limits());
     read_prompts();
     check_sizes();
     check_resumed();
