@@ -20,13 +20,16 @@ using report::Problems;
 
 namespace {
 
-// Names that no component has were found with the flags.
-void add_not_given(const LoadedModel& model, const std::string& flag, const std::string& component,
-                   Problems& problems) {
-  if (model::find_component(model.family(), component) == nullptr) return;
-  problems.add(flag + ": component " + component + " was not given",
-               "pass its files with --model_paths or --model_id_with_origin_paths",
-               ErrorCode::kNotFound);
+// Whether a component has files; a problem where it has none. Names that no component has were
+// found with the flags.
+bool is_given(const LoadedModel& model, const std::string& flag, const std::string& component,
+              Problems& problems) {
+  if (model.find_part(component) != nullptr) return true;
+  if (model::find_component(model.family(), component) != nullptr)
+    problems.add(flag + ": component " + component + " was not given",
+                 "pass its files with --model_paths or --model_id_with_origin_paths",
+                 ErrorCode::kNotFound);
+  return false;
 }
 
 // The last parts of paths, by which users name things: "to_q".
@@ -55,13 +58,11 @@ weights::WeightBinding bind(LoadedModel& model, const std::string& component) {
 void select_weights(LoadedModel& model, const std::string& name, Selection& selection,
                     Problems& problems) {
   const std::string component = model::component_of(name);
-  if (model.find_part(component) == nullptr) {
-    add_not_given(model, "--trainable_models", component, problems);
-    return;
-  }
+  if (!is_given(model, "--trainable_models", component, problems)) return;
+  const std::string at = "--trainable_models: " + quote_and_escape(name);
   if (const auto storage = model.storage(component); storage != weights::Storage::kPlain) {
-    problems.add("--trainable_models: " + quote_and_escape(name) + ": " + component +
-                     " is stored as " + std::string(weights::storage_name(storage)) +
+    problems.add(at + ": " + component + " is stored as " +
+                     std::string(weights::storage_name(storage)) +
                      ", and weights that are trained cannot be",
                  "leave it out of --storage and --fp8_models, or train a LoRA");
     return;
@@ -83,8 +84,7 @@ void select_weights(LoadedModel& model, const std::string& name, Selection& sele
     if (is_meant) selection.weights.push_back({component, bound.path, bound.weight});
   }
   if (selection.weights.size() > before) return;
-  problems.add("--trainable_models: " + quote_and_escape(name) + " names nothing in " + component,
-               did_you_mean(below, paths));
+  problems.add(at + " names nothing in " + component, did_you_mean(below, paths));
 }
 
 void drop_twice_named(Selection& selection) {
@@ -122,10 +122,7 @@ std::set<std::string> automatic_targets(LoadedModel& model, const std::string& c
 
 void select_layers(LoadedModel& model, const LoraSettings& lora, const std::string& component,
                    Selection& selection, Problems& problems) {
-  if (model.find_part(component) == nullptr) {
-    add_not_given(model, "--lora_base_model", component, problems);
-    return;
-  }
+  if (!is_given(model, "--lora_base_model", component, problems)) return;
   std::map<std::string, nn::Linear*> linears;
   std::vector<std::string> paths;
   model.model().component(component).visit([&](nn::Module& module) {
@@ -169,7 +166,7 @@ bool is_in_rows(const Training& config, const InputSpec& input, std::string_view
   const data::DatasetOptions& options = config.dataset;
   if (input.use == InputUse::kGenerate) return false;
   return options.dataset_base_path.empty() || inputs::is_required(input, variant) ||
-         std::ranges::find(options.extra_inputs, input.name) != options.extra_inputs.end() ||
+         std::ranges::count(options.extra_inputs, input.name) > 0 ||
          options.texts_of_all.contains(input.name);
 }
 
