@@ -71,10 +71,8 @@ Alternative tiled(LoadedModel& model, const GenerationBasis& basis, const PlanBa
           }};
 }
 
-// Where weights rest by the plan, as it chose beside what `request` says.
-model::WeightLayout planned_weights(const memory::MemoryPlan& plan,
-                                    const model::LoadOptions& request) {
-  model::WeightLayout layout = {request.placement, request.storage};
+// Where weights rest by the plan, as it chose beside what `layout` says.
+model::WeightLayout planned_weights(const memory::MemoryPlan& plan, model::WeightLayout layout) {
   model::Placement& placement = layout.placement;
   placement.resident_blocks.clear();
   placement.resident_denoiser_blocks.reset();
@@ -109,7 +107,7 @@ std::optional<int64_t> bytes_of_everything(const Planned& planned) {
 // Whether all components have room beside each other, so that none needs to leave for another.
 bool everything_stays(const Planned& planned) {
   const std::optional<int64_t> bytes = bytes_of_everything(planned);
-  return bytes && *bytes <= within(planned.target.limits).device_bytes;
+  return bytes && *bytes <= planned.limits.device_bytes;
 }
 
 }  // namespace
@@ -160,7 +158,7 @@ generate::Layout layout_of(const order::Generation& order, const LoadedModel& mo
     if (phase.name.starts_with("denoise")) strategy = std::max(strategy, phase.strategy);
   }
   generate::Layout layout = planned->sized.layouts.at(strategy);
-  layout.weights = planned_weights(planned->plan, *order.load);
+  layout.weights = planned_weights(planned->plan, {order.load->placement, order.load->storage});
   layout.keeps_all = order.has_several_jobs() && everything_stays(*planned);
   return layout;
 }
@@ -221,9 +219,10 @@ Outcome plan_training(const train::PreparedRun& run) {
   });
 }
 
-parameters::Layout layout_of(const order::Training& order, const Planned& planned) {
-  parameters::Layout layout = parameters::unplanned_layout(order);
-  layout.weights = planned_weights(planned.plan, order.model);
+parameters::Layout planned_layout(parameters::Layout said, const order::Training& order,
+                                  const Planned& planned) {
+  parameters::Layout layout = std::move(said);
+  layout.weights = planned_weights(planned.plan, std::move(layout.weights));
   const memory::PhaseChoice* phase = planned.plan.phase("train");
   if (phase == nullptr) return layout;
   const memory::ActivationBudget& budget = planned.sized.activations.at(phase->strategy);
@@ -284,7 +283,7 @@ void follow_plan(const Outcome& outcome, train::PreparedRun& run, progress::Prog
   apply_limits(run.config.memory.limits, run.model->device());
   note_plan(outcome, run.unchecked, progress);
   if (!outcome.planned) return;
-  run.layout = layout_of(run.config, *outcome.planned);
+  run.layout = planned_layout(std::move(run.layout), run.config, *outcome.planned);
   run.model->rearrange(run.layout.weights);
   report::Problems problems;
   place_trained(run, problems);

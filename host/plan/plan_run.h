@@ -34,8 +34,10 @@ Outcome plan_training(const train::PreparedRun& run);
 // The limits that a training is planned within, and the choices that its user has made.
 PlanTarget training_target(const train::PreparedRun& run);
 
-// How a training is carried out: as planned where the user said nothing.
-parameters::Layout layout_of(const order::Training& order, const Planned& planned);
+// How a training is carried out: as planned where the user said nothing. `said`: all that the order
+// says, see unplanned_layout().
+parameters::Layout planned_layout(parameters::Layout said, const order::Training& order,
+                                  const Planned& planned);
 // How an order is carried out. `planned`: nullopt where nothing was planned.
 generate::Layout layout_of(const order::Generation& order, const model::LoadedModel& model,
                            const std::optional<Planned>& planned);

@@ -6,7 +6,6 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
-#include "host/device/simulated_device.h"
 #include "host/files/file_reader.h"
 #include "host/files/folder.h"
 #include "host/report/problems.h"
@@ -38,12 +37,6 @@ memory::DeviceProfile profile_named(const std::string& name) {
                   std::string("give a JSON file with the device's numbers"));
 }
 
-memory::PlanLimits within(memory::PlanLimits limits) {
-  limits.device_bytes =
-      static_cast<int64_t>(kPlannedPart * static_cast<double>(limits.device_bytes));
-  return limits;
-}
-
 void plan_elsewhere(const std::optional<memory::DeviceProfile>& profile, MemoryLimits& limits,
                     model::LoadOptions& request) {
   limits.device_profile = profile;
@@ -58,7 +51,7 @@ PlanTarget plan_target(const MemoryLimits& limits, const LoadOptions& request,
   target.basis.allowed_storages = limits.allowed_storages;
   target.basis.stored = request.storage;
   target.basis.keeps_places = !limits.vram;
-  const auto simulated = device::parse_simulated_device(request.device);
+  const auto& simulated = model.simulated();
   memory::DeviceProfile& profile = target.basis.profile;
   if (limits.device_profile) {
     profile = *limits.device_profile;
@@ -99,26 +92,16 @@ std::string largest_phase(const MemoryPlan& plan) {
   return std::ranges::max(plan.phases, {}, &memory::PhaseChoice::device_bytes).name;
 }
 
-Error refusal(const memory::PlannedRun& run, const PlanTarget& target,
-              const std::vector<Alternative>& alternatives) {
-  const auto smallest = memory::smallest_plan(run, target.limits.host_bytes, target.basis.profile);
-  std::string message =
-      "the run does not fit into " + report::bytes_text(target.limits.device_bytes);
-  if (smallest) {
-    message += ": it needs " + report::bytes_text(limit_for(smallest->device_bytes)) +
-               " at least, to " + largest_phase(*smallest);
-  } else {
-    message += " and " + report::bytes_text(target.limits.host_bytes) + " of host memory";
-    if (target.host_sharers > 1)
-      message += ", which is what each of " + std::to_string(target.host_sharers) +
-                 " processes has of the machine's";
-  }
+// What `alternatives` would need, those that need least first: those that fit, or where none does,
+// those that need less than `least` bytes.
+std::string hint_of(const std::vector<Alternative>& alternatives, const PlanTarget& target,
+                    int64_t least) {
   std::vector<std::pair<int64_t, std::string>> found;
   for (const Alternative& alternative : alternatives) {
     const SizedRun sized = alternative.size();
     const auto plan =
         memory::smallest_plan(sized.run, target.limits.host_bytes, target.basis.profile);
-    if (plan && (!smallest || plan->device_bytes < smallest->device_bytes))
+    if (plan && plan->device_bytes < least)
       found.emplace_back(limit_for(plan->device_bytes), alternative.flags);
   }
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
@@ -132,9 +115,26 @@ Error refusal(const memory::PlannedRun& run, const PlanTarget& target,
     std::string& list = bytes <= target.limits.device_bytes ? fitting : smaller;
     list += (list.empty() ? "" : "; ") + flags + " would need " + report::bytes_text(bytes);
   }
-  std::string hint = fitting.empty() ? smaller : fitting;
-  if (fitting.empty())
-    hint += (hint.empty() ? "" : ": not enough; ") + std::string(report::kSmallerHint);
+  if (!fitting.empty()) return fitting;
+  return smaller + (smaller.empty() ? "" : ": not enough; ") + std::string(report::kSmallerHint);
+}
+
+Error refusal(const memory::PlannedRun& run, const PlanTarget& target,
+              const std::vector<Alternative>& alternatives) {
+  const auto smallest = memory::smallest_plan(run, target.limits.host_bytes, target.basis.profile);
+  const std::string hint =
+      hint_of(alternatives, target, smallest ? smallest->device_bytes : INT64_MAX);
+  std::string message =
+      "the run does not fit into " + report::bytes_text(target.limits.device_bytes);
+  if (smallest) {
+    message += ": it needs " + report::bytes_text(limit_for(smallest->device_bytes)) +
+               " at least, to " + largest_phase(*smallest);
+  } else {
+    message += " and " + report::bytes_text(target.limits.host_bytes) + " of host memory";
+    if (target.host_sharers > 1)
+      message += ", which is what each of " + std::to_string(target.host_sharers) +
+                 " processes has of the machine's";
+  }
   return {ErrorCode::kOutOfMemory, message, hint, "PLAN_DOES_NOT_FIT"};
 }
 
@@ -148,10 +148,12 @@ std::vector<memory::CurvePoint> Planned::curve(int64_t count) const {
 }
 
 std::optional<Planned> try_plan(const SizedRun& sized, const PlanTarget& target) {
-  std::optional<MemoryPlan> plan =
-      memory::plan_memory(sized.run, within(target.limits), target.basis.profile);
+  memory::PlanLimits limits = target.limits;  // less than they are: predictions are not exact
+  limits.device_bytes =
+      static_cast<int64_t>(kPlannedPart * static_cast<double>(limits.device_bytes));
+  std::optional<MemoryPlan> plan = memory::plan_memory(sized.run, limits, target.basis.profile);
   if (!plan) return std::nullopt;
-  return Planned{sized, std::move(*plan), target};
+  return Planned{sized, std::move(*plan), target, limits};
 }
 
 Planned plan_or_refuse(const SizedRun& sized, const PlanTarget& target,

@@ -39,8 +39,6 @@ PlanTarget plan_target(const MemoryLimits& limits, const model::LoadOptions& req
 // Leaves one of `processes` its part of the machine's host memory.
 void share_host(PlanTarget& target, int64_t processes);
 
-// What a plan may take of the limits: its prediction is not exact.
-memory::PlanLimits within(memory::PlanLimits limits);
 // The limit within which a plan of `bytes` fits.
 int64_t limit_for(int64_t bytes);
 
@@ -49,6 +47,7 @@ struct Planned {
   SizedRun sized;
   memory::MemoryPlan plan;
   PlanTarget target;
+  memory::PlanLimits limits;  // what the plan could take of those of the target
 
   // The time of the run over the memory of the device.
   std::vector<memory::CurvePoint> curve(int64_t count = 24) const;

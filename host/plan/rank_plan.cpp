@@ -67,6 +67,18 @@ std::vector<RankMode> sequence_modes(const RankMode& base, const LinkProfile& li
   return modes;
 }
 
+// A training of `order` by so many ranks with its step written down, as train::share_batch() makes
+// it for them: every way to share it is planned for the same samples a step.
+order::Training with_step(const order::Training& order, int64_t ranks) {
+  order::Training config = order;
+  if (order.global_batch_size > 0 || ranks == 1) return config;
+  const int64_t parts = ranks % order.sequence_parallel == 0 ? order.sequence_parallel : 1;
+  if (order.resume.empty()) config.order.gradient_accumulation_steps *= ranks / parts;
+  config.global_batch_size =
+      static_cast<int>(config.order.batch_size * config.order.gradient_accumulation_steps);
+  return config;
+}
+
 class Planning {
  public:
   // `basis`: of an order with its step, which rows with other ranks to a batch say where

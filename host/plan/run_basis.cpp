@@ -90,12 +90,17 @@ int64_t lora_bytes(const LoadedModel& model, std::span<const Job> jobs) {
   return most;
 }
 
+// The caption of a row; null: it has none.
+const std::string* caption_of(const data::Item& item) {
+  if (!item.values.contains("prompt")) return nullptr;
+  return item.values.at("prompt").get_ptr<const std::string*>();
+}
+
 // The largest image, the longest text and how many there are.
 void take_dataset(TrainingBasis& basis, const data::Dataset& dataset, const LoadedModel& model) {
   double most = 0;
-  size_t longest = 0;
   std::optional<size_t> largest;
-  std::optional<std::string> text;
+  const std::string* text = nullptr;
   for (size_t i = 0; i < dataset.items().size(); ++i) {
     const data::Item& item = dataset.items()[i];
     basis.distillation_steps =
@@ -105,12 +110,8 @@ void take_dataset(TrainingBasis& basis, const data::Dataset& dataset, const Load
       basis.target = item.target;
       largest = i;
     }
-    const auto prompt = item.values.find("prompt");
-    if (prompt == item.values.end() || !prompt->second.is_string()) continue;
-    const auto& caption = prompt->second.get_ref<const std::string&>();
-    if (text && caption.size() <= longest) continue;
-    longest = caption.size();
-    text = caption;
+    const std::string* const caption = caption_of(item);
+    if (caption != nullptr && (text == nullptr || caption->size() > text->size())) text = caption;
   }
   if (largest) basis.inputs = dataset.shapes(*largest);
   basis.samples = std::max<int64_t>(1, dataset.samples());
@@ -120,7 +121,7 @@ void take_dataset(TrainingBasis& basis, const data::Dataset& dataset, const Load
       });
   if (!has_encoder) {
     basis.inputs.erase("prompt");
-  } else if (text) {
+  } else if (text != nullptr) {
     basis.inputs.insert_or_assign("prompt", *text);
   }
 }
