@@ -184,7 +184,8 @@ class Preparation {
   void check_trained() {
     LoadedModel& model = *run_.model;
     run_.selection = parameters::select_trained(model, config_, problems_);
-    plan::place_trained(run_, problems_);
+    check_places();
+    plan::place_trained(run_);
     open_preset();
     if (!config_.lora.base_models.empty()) {
       if (const auto warning = formats::lora_spelling(config_.lora.format).warning;
@@ -208,6 +209,19 @@ class Preparation {
                           parameters::running_denoisers(model, run_.selection));
     });
     check_distilled_levels();
+  }
+
+  // Files are not changed, so what is trained cannot rest in them.
+  void check_places() {
+    for (const auto& [component, place] : config_.model.placement.offload) {
+      const bool is_trained = std::ranges::any_of(run_.selection.weights, [&](const auto& trained) {
+        return trained.component == component;
+      });
+      if (place == memory::Place::kDisk && is_trained)
+        problems_.add(
+            "--offload " + component + "=disk: its weights are trained, files are not changed",
+            "use " + component + "=host");
+    }
   }
 
   // Direct distillation goes through all noise levels, so every denoiser has to take part.

@@ -68,9 +68,7 @@ int train(PreparedRun& run, const plan::Outcome& outcome, progress::Progress& pr
 int train_with(Group& group, order::Training order, report::Problems& problems) {
   agree_on_kernels(group, order);
   order.ranks = group.ranks();
-  progress::Options shown = progress::stderr_options(order.log.quiet);
-  if (!group.is_first()) shown.quiet = true;
-  progress::Progress progress(shown);
+  progress::Progress progress(progress::stderr_options(order.log.quiet || !group.is_first()));
   plan::Outcome outcome;
   PreparedRun run = prepare_together(group, [&] {
     PreparedRun opened = check::open_training(std::move(order), progress, problems);

@@ -241,19 +241,13 @@ parameters::Layout planned_layout(parameters::Layout said, const order::Training
   return layout;
 }
 
-void place_trained(train::PreparedRun& run, report::Problems& problems) {
+void place_trained(train::PreparedRun& run) {
   const auto& places = run.layout.weights.placement.offload;
   std::set<const Weight*> stay;
-  std::set<std::string> on_disk;
   for (const auto& trained : run.selection.weights) {
-    const std::string& component = trained.component;
-    if (!places.contains(component) && !run.layout.optimizes_on_host) stay.insert(trained.weight);
-    if (places.contains(component) && places.at(component) == memory::Place::kDisk)
-      on_disk.insert(component);
+    if (!places.contains(trained.component) && !run.layout.optimizes_on_host)
+      stay.insert(trained.weight);
   }
-  for (const std::string& component : on_disk)
-    problems.add("--offload " + component + "=disk: its weights are trained, files are not changed",
-                 "use " + component + "=host");
   run.model->keep_on_device(stay);
 }
 
@@ -285,9 +279,7 @@ void follow_plan(const Outcome& outcome, train::PreparedRun& run, progress::Prog
   if (!outcome.planned) return;
   run.layout = planned_layout(std::move(run.layout), run.config, *outcome.planned);
   run.model->rearrange(run.layout.weights);
-  report::Problems problems;
-  place_trained(run, problems);
-  problems.throw_if_any();
+  place_trained(run);
 }
 
 void note_measured(const Planned& planned, LoadedModel& model, progress::Progress& progress) {

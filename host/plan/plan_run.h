@@ -54,7 +54,7 @@ void follow_plan(const Outcome& outcome, const order::Generation& order, model::
                  const std::string& unchecked, progress::Progress& progress);
 void follow_plan(const Outcome& outcome, train::PreparedRun& run, progress::Progress& progress);
 // Decides where trained weights rest, with the model placed as `run` says. Reads no values.
-void place_trained(train::PreparedRun& run, report::Problems& problems);
+void place_trained(train::PreparedRun& run);
 
 // Tells, when the run is done, what was predicted and what was measured, where that can be.
 void note_measured(const Planned& planned, model::LoadedModel& model, progress::Progress& progress);

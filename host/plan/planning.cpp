@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include <c10/util/StringUtil.h>
+
 #include "atelier/error.h"
 
 #include "formats/escape.h"
@@ -132,8 +134,8 @@ Error refusal(const memory::PlannedRun& run, const PlanTarget& target,
   } else {
     message += " and " + report::bytes_text(target.limits.host_bytes) + " of host memory";
     if (target.host_sharers > 1)
-      message += ", which is what each of " + std::to_string(target.host_sharers) +
-                 " processes has of the machine's";
+      message += c10::str(", which is what each of ", target.host_sharers,
+                          " processes has of the machine's");
   }
   return {ErrorCode::kOutOfMemory, message, hint, "PLAN_DOES_NOT_FIT"};
 }

@@ -58,8 +58,8 @@ double asked_pixels(const Settings& settings, const LoadedModel& model) {
 double sample_pixels(const data::Item& item, std::span<const InputSpec> inputs) {
   size_t images = 0;
   for (const InputSpec& input : inputs) {
-    const auto given = item.files.find(input.name);
-    if (is_leading_image(input) && given != item.files.end()) images += given->second.size();
+    if (is_leading_image(input) && item.files.contains(input.name))
+      images += item.files.at(std::string(input.name)).size();
   }
   return pixels_with(item.target, images);
 }
