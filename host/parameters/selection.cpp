@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include <c10/util/StringUtil.h>
+
 #include "formats/escape.h"
 #include "formats/glob.h"
 #include "host/inputs/parse.h"
@@ -42,10 +44,12 @@ std::vector<std::string> known_ends(const std::vector<std::string>& paths) {
   return {ends.begin(), ends.end()};
 }
 
-std::string did_you_mean(const std::string& name, const std::vector<std::string>& paths) {
+// Adds that a name is none of `paths`, with the one that it may be.
+void add_unknown(const std::string& message, const std::string& name,
+                 const std::vector<std::string>& paths, Problems& problems) {
   const std::string nearest = report::nearest_name(name, known_ends(paths));
-  return nearest.empty() ? "atelier inspect lists the tensors of a checkpoint"
-                         : "did you mean " + nearest + "?";
+  problems.add(message, nearest.empty() ? "atelier inspect lists the tensors of a checkpoint"
+                                        : "did you mean " + nearest + "?");
 }
 
 weights::WeightBinding bind(LoadedModel& model, const std::string& component) {
@@ -84,7 +88,7 @@ void select_weights(LoadedModel& model, const std::string& name, Selection& sele
     if (is_meant) selection.weights.push_back({component, bound.path, bound.weight});
   }
   if (selection.weights.size() > before) return;
-  problems.add(at + " names nothing in " + component, did_you_mean(below, paths));
+  add_unknown(at + " names nothing in " + component, below, paths, problems);
 }
 
 void drop_twice_named(Selection& selection) {
@@ -141,9 +145,9 @@ void select_layers(LoadedModel& model, const LoraSettings& lora, const std::stri
       is_known = true;
     }
     if (!is_known)
-      problems.add("--lora_target_modules: " + quote_and_escape(target) +
-                       " is no linear layer of " + component,
-                   did_you_mean(target, paths));
+      add_unknown("--lora_target_modules: " + quote_and_escape(target) + " is no linear layer of " +
+                      component,
+                  target, paths, problems);
   }
   int64_t largest_rank = 0;
   for (const std::string& path : paths) {
@@ -156,9 +160,8 @@ void select_layers(LoadedModel& model, const LoraSettings& lora, const std::stri
     problems.add("--lora_base_model: no layer of " + component + " gets a LoRA by itself",
                  "name layers with --lora_target_modules");
   if (largest_rank > 0 && lora.rank > largest_rank)
-    problems.add(
-        "--lora_rank: " + std::to_string(lora.rank) + " is more than any of the layers has",
-        "use at most " + std::to_string(largest_rank));
+    problems.add(c10::str("--lora_rank: ", lora.rank, " is more than any of the layers has"),
+                 c10::str("use at most ", largest_rank));
 }
 
 // Whether the rows of the dataset have an input. Of a cache alone nothing says it, and they may.
