@@ -28,9 +28,10 @@ Outcome plan_unless_impossible(const MemoryLimits& limits, const F& make) {
   }
 }
 
+using SizeModel = std::function<SizedRun(LoadedModel& model)>;
+
 // Components with weights that could rest in 8 bits and do not, but for those whose own weights are
 // `trained`: --storage flags, and the run's model opened with them, as alternatives.
-using SizeModel = std::function<SizedRun(LoadedModel& model)>;
 std::vector<Alternative> storage_alternatives(LoadedModel& model, const model::LoadOptions& request,
                                               const parameters::Selection& trained,
                                               const SizeModel& size) {
