@@ -328,6 +328,18 @@ class CompatLine(FolderTest):
                   "--tokenizer_path", "--discrete_flow_shift", "presets of kohya's trainers",
                   "--num_cpu_threads_per_process 1 is left out", "--save_every_n_epochs=1 is left out")
 
+    def test_epochs_of_kohyas_trainers_override_steps(self):
+        line = "python lumina_train_network.py --network_module n --train_data_dir d "
+        for steps in ("--max_train_steps 30", "--max_train_steps=30"):
+            flags = self.paste(f"{line} --max_train_epochs 2 {steps}")
+            self.assertEqual("2", flags["--num_epochs"])
+            self.assertNotIn("--max_train_steps", flags)
+            self.told("--max_train_steps is left out: epochs say how long the run is")
+        flags = self.paste(line + "--max_train_steps 30")
+        self.assertEqual("30", flags["--max_train_steps"])
+        self.assertNotIn("--num_epochs", flags)
+        self.assertNotIn("left out: epochs", self.result.stderr)
+
     def test_presets_of_kohyas_trainers_are_written_down(self):
         flags = self.paste("python lumina_train_network.py --pretrained_model_name_or_path m.safetensors "
                            "--network_module networks.lora_lumina --train_data_dir data --resolution 512 "
