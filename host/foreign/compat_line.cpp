@@ -238,8 +238,9 @@ class TrainLine final : public LineWords {
   void finish_kohya() {
     if (resolution_) {
       try {
+        const bool has_buckets = is_on("enable_bucket");
         std::string said;
-        for (const auto& [name, value] : flags_of_resolution(resolution_->value(), has_buckets())) {
+        for (const auto& [name, value] : flags_of_resolution(resolution_->value(), has_buckets)) {
           set(name, value);
           said += " --" + name + " " + value;
         }
@@ -267,6 +268,9 @@ class TrainLine final : public LineWords {
     if (is_shift) preset("discrete_flow_shift", is_musubi_ ? "1" : "6");
     if (!is_shift) drop("discrete_flow_shift", "it is of --timestep_sampling shift alone");
     if (!is_musubi_) preset("caption_extension", ".caption");
+    // No limit holds there beside the second flag, and none at all in musubi-tuner.
+    if (!is_musubi_ && is_on("enable_bucket") && !is_on("bucket_no_upscale"))
+      preset("max_bucket_reso", "1024");
     if (find("num_epochs") == nullptr)
       preset("max_train_steps", "1600");
     else
@@ -274,8 +278,8 @@ class TrainLine final : public LineWords {
     note_presets(is_musubi_ ? "musubi-tuner" : "kohya's trainers");
   }
 
-  bool has_buckets() const {
-    const std::string* said = find("enable_bucket");
+  bool is_on(std::string_view name) const {
+    const std::string* said = find(name);
     return said != nullptr && *said == "true";
   }
 
