@@ -1,6 +1,7 @@
 #include "host/flags/compat_flags.h"
 
 #include <algorithm>
+#include <iterator>
 #include <unistd.h>
 
 namespace atelier::flags {
@@ -429,6 +430,21 @@ constexpr CompatRow kRows[] = {
     {kVariable, "WANDB_* SWANLAB_*", kIdle, kNoLog},
 };
 
+// A value of another program, of a flag that is called the same here.
+struct ValueRow {
+  std::string_view flag;
+  std::string_view value;  // empty: any that is not taken
+  std::string_view use;
+};
+
+constexpr ValueRow kValues[] = {
+    {"lr_warmup_steps", "", "steps are meant, not a part of the run: 0.05 of 1000 steps is 50"},
+    {"weighting_scheme", "logit_normal",
+     "noise levels are drawn so by --timestep_sampling logit_normal, with --weighting_scheme none"},
+    {"weighting_scheme", "mode",
+     "noise levels are drawn so by --timestep_sampling mode, with --weighting_scheme none"},
+};
+
 std::vector<std::string_view> words_of(std::string_view text) {
   std::vector<std::string_view> words;
   while (!text.empty()) {
@@ -536,6 +552,13 @@ std::vector<OtherFlag> compat_answers(unsigned origins) {
       answers.push_back({flag.name, flag.has_value, hint_of(flag), program_of(asked)});
   }
   return answers;
+}
+
+std::string_view use_of_value(std::string_view flag, std::string_view value) {
+  const auto row = std::ranges::find_if(kValues, [&](const ValueRow& known) {
+    return known.flag == flag && (known.value.empty() || known.value == value);
+  });
+  return row == std::end(kValues) ? "" : row->use;
 }
 
 FlagSpec compat_spec(std::string_view name) {

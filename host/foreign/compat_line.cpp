@@ -152,6 +152,7 @@ class TrainLine final : public LineWords {
       return set(flag.name, flag.values.empty() ? "true" : flag.value());
     if (flag.name == "optimizer_args") return take_optimizer_args(flag);
     std::string value = flag.value();
+    draws_by_weighting_ |= flag.name == "timestep_sampling" && value == "sigma";
     if (is_kohya_ && flag.name == "weighting_scheme" && value == "uniform")
       return rename(flag.shown, flag.name, "none");
     if (flag.name == "timestep_sampling" && is_shift_of_family(value))
@@ -307,7 +308,28 @@ class TrainLine final : public LineWords {
       preset("max_train_steps", "1600");
     else
       drop("max_train_steps", "epochs say how long the run is where both are given");
+    finish_warmup();
+    finish_weighting();
     note_presets(is_musubi_ ? "musubi-tuner" : "kohya's trainers");
+  }
+
+  // Below 1 it is a part of the run there.
+  void finish_warmup() {
+    const std::string *said = find("lr_warmup_steps"), *steps = find("max_train_steps");
+    if (said == nullptr || steps == nullptr) return;
+    const double part = report::parse_number<double>(*said).value_or(0);
+    const int64_t all = report::parse_number<int64_t>(*steps).value_or(0);
+    if (part <= 0 || part >= 1) return;
+    const auto warmup = static_cast<int64_t>(part * static_cast<double>(all));
+    rename("--lr_warmup_steps " + *said, "lr_warmup_steps", std::to_string(warmup));
+  }
+
+  // Two of its words there say how sigma draws noise levels, and weigh all levels alike.
+  void finish_weighting() {
+    const std::string word = *find("weighting_scheme");
+    if (word != "logit_normal" && word != "mode") return;
+    if (!draws_by_weighting_ && find("timestep_sampling") != nullptr)
+      rename("--weighting_scheme " + word, "weighting_scheme", "none");
   }
 
   // One flag of there that is several here.
@@ -405,7 +427,7 @@ class TrainLine final : public LineWords {
   bool is_kohya_ = false, is_musubi_ = false, is_cache_ = false;
   bool has_images_ = false, has_texts_ = false;  // files of what encodes them are named
   std::vector<flags::GivenValue> own_idle_;      // flags that mean nothing here
-  bool has_dataset_file_ = false;
+  bool has_dataset_file_ = false, draws_by_weighting_ = false;
   std::optional<Given> resolution_, train_data_;
 };
 

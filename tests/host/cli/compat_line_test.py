@@ -348,6 +348,21 @@ class CompatLine(FolderTest):
         self.paste(line.replace("SCRIPT", "lumina_train_network.py").replace("RELATIVE", ""), code=2)
         self.told("nothing is trained")
 
+    def test_values_that_mean_something_else_to_kohyas_trainers(self):
+        line = "python lumina_train_network.py --network_module n --train_data_dir d "
+        flags = self.paste(line + "--max_train_steps 300 --lr_warmup_steps 0.05 --weighting_scheme logit_normal")
+        self.assertEqual(("15", "none"), (flags["--lr_warmup_steps"], flags["--weighting_scheme"]))
+        self.told("--lr_warmup_steps 0.05 is --lr_warmup_steps 15 here",
+                  "--weighting_scheme logit_normal is --weighting_scheme none here")
+        self.assertEqual("800", self.paste(line + "--lr_warmup_steps 0.5")["--lr_warmup_steps"])
+        self.assertEqual("20", self.paste(line + "--lr_warmup_steps 20")["--lr_warmup_steps"])
+        self.paste(line + "--max_train_epochs 2 --lr_warmup_steps 0.05 --weighting_scheme mode "
+                   "--timestep_sampling sigma", code=2)
+        self.told('"0.05" is no whole number; steps are meant, not a part of the run: 0.05 of 1000 steps is 50',
+                  "noise levels are drawn so by --timestep_sampling mode, with --weighting_scheme none")
+        self.paste(line + "--optimizer_type PagedAdamW8bit", code=2)
+        self.told('"PagedAdamW8bit" is not one of "AdamW", "AdamW8bit", "Adafactor", "Prodigy"\n')
+
     def test_epochs_of_kohyas_trainers_override_steps(self):
         line = "python lumina_train_network.py --network_module n --train_data_dir d "
         for steps in ("--max_train_steps 30", "--max_train_steps=30"):
