@@ -9,6 +9,7 @@
 
 #include "atelier/host/weight_state.h"
 
+#include "host/generate/request.h"
 #include "host/model/components.h"
 #include "host/model/sequence_check.h"
 #include "host/model/stages.h"
@@ -17,7 +18,7 @@
 #include "host/plan/dry_exchange.h"
 #include "host/plan/dry_generation.h"
 #include "host/plan/phases.h"
-#include "host/plan/run_sizes.h"
+#include "host/plan/run_basis.h"
 #include "host/report/text.h"
 #include "host/train/objective.h"
 
@@ -34,6 +35,17 @@ constexpr int64_t kUnknownTokens = 256;  // of a text that is not there to be co
 // Bytes a second that an optimizer on the host reads and writes.
 constexpr double kHostBytesPerSecond = 20e9;
 
+// The steps of a whole run, however many they are.
+double count_steps(const order::Training& config, int64_t samples) {
+  if (config.max_train_steps) return static_cast<double>(*config.max_train_steps);
+  const data::OrderOptions& order = config.order;
+  const double in_a_step =
+      std::max(1.0, static_cast<double>(order.batch_size) *
+                        static_cast<double>(order.gradient_accumulation_steps));
+  const double seen = static_cast<double>(samples) * static_cast<double>(order.dataset_repeat);
+  return static_cast<double>(config.num_epochs) * std::max(1.0, std::floor(seen / in_a_step));
+}
+
 class TrainingSizes {
  public:
   TrainingSizes(LoadedModel& model, const TrainingBasis& training, const PlanBasis& basis)
@@ -43,6 +55,7 @@ class TrainingSizes {
         stages_(model.stages()),
         cached_(samples::cached_stages(model.family(), stages_.encoding,
                                        training.config->trained_names())),
+        preview_(preview_of(model, training.prompts)),
         dry_(model, basis.like, basis.counts_scratch),
         encoded_(training.encoded) {}
 
@@ -70,11 +83,17 @@ class TrainingSizes {
     if (training_.config->stage == order::Stage::kDataProcess) return sized;
     plan_exchange(sized);
     sized.run.phases.push_back(train_phase(sized));
-    if (training_.preview) sized.run.phases.push_back(preview_phase());
+    if (preview_) sized.run.phases.push_back(preview_phase());
     return sized;
   }
 
  private:
+  static std::optional<generate::Request> preview_of(const LoadedModel& model,
+                                                     std::span<const order::Settings> prompts) {
+    if (prompts.empty()) return std::nullopt;
+    return generate::blank_request(largest_prompt(model, prompts), model);
+  }
+
   // What does not depend on the ranks.
   void measure_passes() {
     if (std::exchange(has_measured_, true)) return;
@@ -319,7 +338,7 @@ class TrainingSizes {
     PlannedPhase phase{.name = "train"};
     const auto components = parameters::running_components(model_, *training_.selection);
     phase.components = {components.begin(), components.end()};
-    phase.passes = training_.steps;
+    phase.passes = count_steps(config(), training_.samples);
     for (const ActivationBudget& budget : possible_budgets(config())) {
       std::vector<Strategy> strategies;
       int64_t larger_bytes = 0, planned_bytes = 0, backward = 0;
@@ -455,7 +474,7 @@ class TrainingSizes {
   PlannedPhase preview_phase() {
     const auto stays = parameters::running_components(model_, *training_.selection);
     DryGeneration generator(dry_, model_, stays);
-    generate::Request request = *training_.preview;
+    generate::Request request = *preview_;
     generator.encode_ahead(request);
     const auto encoders = model_.family().components();
     if (std::ranges::any_of(encoders, [&](const ComponentSpec& spec) {
@@ -542,6 +561,7 @@ class TrainingSizes {
   const PlanBasis& basis_;
   const model::Stages& stages_;
   samples::CachedStages cached_;
+  std::optional<generate::Request> preview_;  // the largest image on the way
   DryModel dry_;
   const std::vector<model::RangedDenoiser> denoisers_ =
       parameters::running_denoisers(model_, *training_.selection);
