@@ -13,8 +13,8 @@
 #include "atelier/host/weight_state.h"
 
 #include "memory/block_stream.h"
+#include "memory/divided_slab.h"
 #include "memory/quantized_store.h"
-#include "memory/slab.h"
 
 namespace atelier::memory {
 
@@ -40,10 +40,8 @@ Parts parts_in(const at::Tensor& slab, const Slices& slices, const std::shared_p
 
 Slices add_to(SlabLayout& layout, const Parts& parts, bool is_divided = false) {
   Slices slices;
-  for (const at::Tensor& part : parts) {
-    const bool is_in_blocks = is_divided && part.numel() >= kLeastInBlocks;
-    slices.push_back(layout.add(part, is_in_blocks ? kPartBytes : kSlabAlignment));
-  }
+  for (const at::Tensor& part : parts)
+    slices.push_back(is_divided ? add_divided(layout, part) : layout.add(part));
   return slices;
 }
 
@@ -56,25 +54,12 @@ Parts copied_into(const at::Tensor& slab, const Slices& slices, const Parts& par
   return parts_in(slab, slices, nullptr);
 }
 
-// So many bytes of a slab each of `count` processes keeps: equal parts.
-int64_t part_bytes(int64_t slab_bytes, int64_t count) {
-  return ((slab_bytes + count - 1) / count + kPartBytes - 1) / kPartBytes * kPartBytes;
-}
-
 // A plain weight of a divided block.
 struct Divided {
   SlabSlice slice;
   at::Tensor part;  // of the slab: this process's
   bool is_on_host = false;
 };
-
-// In which bytes of the part number `part` the weight lies: from there, and how many.
-std::pair<int64_t, int64_t> bytes_in(const Divided& weight, int64_t part) {
-  const int64_t bytes = weight.part.numel();
-  const int64_t from = std::max(weight.slice.offset, part * bytes);
-  const int64_t to = std::min(weight.slice.offset + weight.slice.bytes, (part + 1) * bytes);
-  return {from - part * bytes, std::max<int64_t>(0, to - from)};
-}
 
 // Draws from the slab of its block while that is on the device, else from a copy made for it. Of a
 // divided block nothing is there: it is held.
@@ -474,16 +459,13 @@ const Divided& Residency::Impl::divided_weight(const Weight& weight) const {
 
 Residency::Extent Residency::extent(const Weight& weight, int64_t part) const {
   const Divided& divided = impl_->divided_weight(weight);
-  const auto [at, bytes] = bytes_in(divided, part);
-  if (bytes == 0) return {};
-  const auto itemsize = static_cast<int64_t>(c10::elementSize(divided.slice.dtype));
-  return {.begin = (part * divided.part.numel() + at - divided.slice.offset) / itemsize,
-          .count = bytes / itemsize};
+  const NumberRange numbers = numbers_in(divided.slice, divided.part.numel(), part);
+  return {.begin = numbers.begin, .count = numbers.count};
 }
 
 at::Tensor Residency::own_numbers(const Weight& weight) const {
   const Divided& divided = impl_->divided_weight(weight);
-  const auto [at, bytes] = bytes_in(divided, impl_->peers->rank());
+  const auto [at, bytes] = bytes_in(divided.slice, divided.part.numel(), impl_->peers->rank());
   return divided.part.narrow(0, bytes == 0 ? 0 : at, bytes).view(divided.slice.dtype);
 }
 

@@ -27,7 +27,7 @@ OpenedGeneration::OpenedGeneration(order::Generation order, progress::Progress& 
 void OpenedGeneration::open_model(report::Problems& problems) {
   problems.collect([&] { model_ = LoadedModel::open(*order_.family(), *order_.load); });
   if (!model_) return;
-  sizes_.emplace(*model_, *order_.load, order_.limits);
+  sizes_.emplace(*model_, order_.limits);
   lengths_.emplace(model_->model(), order_.load->cuts_texts);
   loras_.emplace(*model_, order_.lora_mode, progress_);
   problems.collect([&] { generate::unplanned_layout(order_, *model_); });

@@ -7,7 +7,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include "host/device/simulated_device.h"
 #include "host/generate/input_files.h"
 #include "host/inputs/parse.h"
 #include "host/model/media_defaults.h"
@@ -23,7 +22,6 @@ namespace atelier::check {
 namespace {
 
 using model::LoadedModel;
-using model::LoadOptions;
 using model::MemoryLimits;
 using order::Settings;
 using order::Tiling;
@@ -139,11 +137,10 @@ double BytesOfSize::at(double pixels) const {
   return least;
 }
 
-SizeGuard::SizeGuard(LoadedModel& model, const LoadOptions& request, const MemoryLimits& limits)
-    : model_(model) {
+SizeGuard::SizeGuard(LoadedModel& model, const MemoryLimits& limits) : model_(model) {
   basis_.profile = memory::known_profile("h200").value();  // times do not matter
   basis_.counts_scratch = false;                           // the least is enough
-  find_limits(request, limits);
+  find_limits(limits);
   if (!try_dry_run([&] { measure(); })) work_.clear();
 }
 
@@ -157,14 +154,14 @@ bool SizeGuard::try_dry_run(const std::function<void()>& run) {
   }
 }
 
-void SizeGuard::find_limits(const LoadOptions& request, const MemoryLimits& limits) {
+void SizeGuard::find_limits(const MemoryLimits& limits) {
   const auto set = [](Limit& limit, int64_t bytes, const std::string& before,
                       const std::string& behind = "") {
     limit = {static_cast<double>(bytes), before + " " + shown(static_cast<double>(bytes)) + behind};
   };
   has_said_ = limits.vram || limits.host_memory;
   const bool is_elsewhere = limits.device_profile.has_value();
-  const auto simulated = device::parse_simulated_device(request.device);
+  const auto& simulated = model_.simulated();
   is_host_ = !is_elsewhere && !simulated && model_.device().is_cpu();
   basis_.like = is_elsewhere ? at::kCUDA : model_.device().type();
   if (limits.host_memory) {

@@ -38,9 +38,8 @@ class BytesOfSize {
 class SizeGuard {
  public:
   // Runs the model without values; of nothing in it a weight is loaded. Where it cannot be run so,
-  // nothing is refused. `request` and `limits` as for plan_target().
-  SizeGuard(model::LoadedModel& model, const model::LoadOptions& request,
-            const model::MemoryLimits& limits);
+  // nothing is refused.
+  SizeGuard(model::LoadedModel& model, const model::MemoryLimits& limits);
 
   // Why sizes were not checked, where a limit was said or the device is not the host; empty: they
   // were, or need not be.
@@ -75,7 +74,7 @@ class SizeGuard {
     double latent_pixels() const { return pixels() * static_cast<double>(latent_frames); }
   };
 
-  void find_limits(const model::LoadOptions& request, const model::MemoryLimits& limits);
+  void find_limits(const model::MemoryLimits& limits);
   void measure();
   Size size_of(const MediaTarget& target) const;
   // Makes a dry run. Returns whether it came to its end.

@@ -25,6 +25,7 @@
 #include "host/plan/plan_run.h"
 #include "host/report/text.h"
 #include "host/sampling/sigma_schedule.h"
+#include "host/train/global_batch.h"
 #include "host/train/objective.h"
 #include "host/train/row_check.h"
 #include "host/train/run_checks.h"
@@ -89,12 +90,18 @@ class Preparation {
         run_{.config = std::move(order)} {
     config_.model.components = needed_components(family_, config_);
     config_.model.placement.denoisers_take_turns = trained_denoisers(family_, config_).size() > 1;
-    run_.layout = parameters::unplanned_layout(config_);
   }
 
-  PreparedRun for_training(bool guards_sizes) {
+  PreparedRun for_training() {
+    for (const std::string& note : train::fit_to_ranks(config_, problems_)) progress_.note(note);
+    train::check_output_folder(config_, problems_);
+    check_training(/*guards_sizes=*/true);
+    return std::move(run_);
+  }
+
+  PreparedRun for_planning(bool guards_sizes) {
+    train::share_batch(config_, /*processes=*/1, problems_);
     check_training(guards_sizes);
-    if (sizes_) run_.unchecked = sizes_->unchecked();
     return std::move(run_);
   }
 
@@ -105,7 +112,7 @@ class Preparation {
     open_datasets();
     if (run_.model && run_.dataset) {
       problems_.collect([&] {
-        const SizeGuard sizes(*run_.model, config_.model, limits());
+        const SizeGuard sizes(*run_.model, limits());
         sizes.check(*run_.dataset, problems_);
         if (!sizes.unchecked().empty())
           progress_.warn("warning: sizes are not checked beforehand: " + sizes.unchecked());
@@ -125,15 +132,17 @@ class Preparation {
     if (run_.model && config_.stage != Stage::kDataProcess && has_denoiser()) check_trained();
     open_datasets();
     check_cached_stages();
-    if (run_.model && guards_sizes) sizes_.emplace(*run_.model, config_.model, limits());
+    if (run_.model && guards_sizes) sizes_.emplace(*run_.model, limits());
     read_prompts();
     check_sizes();
     check_resumed();
     finish();
+    if (sizes_) run_.unchecked = sizes_->unchecked();
   }
 
   // Without its files, the declarations of the model are there for the other checks.
   void open_model() {
+    run_.layout = parameters::unplanned_layout(config_);
     problems_.collect([&] { run_.model = LoadedModel::open(family_, config_.model); });
     if (run_.model) check_sequence();
     if (!run_.model) without_files_ = LoadedModel::open_empty(family_);
@@ -175,7 +184,8 @@ class Preparation {
   void check_trained() {
     LoadedModel& model = *run_.model;
     run_.selection = parameters::select_trained(model, config_, problems_);
-    plan::place_trained(run_, problems_);
+    check_places();
+    plan::place_trained(run_);
     open_preset();
     if (!config_.lora.base_models.empty()) {
       if (const auto warning = formats::lora_spelling(config_.lora.format).warning;
@@ -199,6 +209,19 @@ class Preparation {
                           parameters::running_denoisers(model, run_.selection));
     });
     check_distilled_levels();
+  }
+
+  // Files are not changed, so what is trained cannot rest in them.
+  void check_places() {
+    for (const auto& [component, place] : config_.model.placement.offload) {
+      const bool is_trained = std::ranges::any_of(run_.selection.weights, [&](const auto& trained) {
+        return trained.component == component;
+      });
+      if (place == memory::Place::kDisk && is_trained)
+        problems_.add(
+            "--offload " + component + "=disk: its weights are trained, files are not changed",
+            "use " + component + "=host");
+    }
   }
 
   // Direct distillation goes through all noise levels, so every denoiser has to take part.
@@ -464,9 +487,13 @@ class Preparation {
 
 }  // namespace
 
-PreparedRun open_training(Training order, bool guards_sizes, progress::Progress& progress,
-                          Problems& problems) {
-  return Preparation(std::move(order), progress, problems).for_training(guards_sizes);
+PreparedRun open_training(Training order, progress::Progress& progress, Problems& problems) {
+  return Preparation(std::move(order), progress, problems).for_training();
+}
+
+PreparedRun open_planned(Training order, bool guards_sizes, progress::Progress& progress,
+                         Problems& problems) {
+  return Preparation(std::move(order), progress, problems).for_planning(guards_sizes);
 }
 
 PreparedRun open_encoding(Training order, progress::Progress& progress, Problems& problems) {

@@ -140,9 +140,7 @@ plan::Outcome plan_opened(OpenedGeneration& opened, Progress& progress) {
 }
 
 Progress progress_of(const Generation& order, bool is_first) {
-  progress::Options shown = progress::stderr_options(order.is_quiet);
-  if (!is_first) shown.quiet = true;
-  return Progress(shown);
+  return Progress(progress::stderr_options(order.is_quiet || !is_first));
 }
 
 // Makes this process's pictures, and waits until the others have made theirs, so that none is ended

@@ -172,11 +172,20 @@ int run_plan(std::span<const std::string> arguments) {
               nearest.empty() ? "atelier plan train …" : "did you mean " + nearest + "?");
 }
 
-int print_ranks(const plan::PlannedRanks& planned, const PlanOnly& only) {
-  std::fputs(plan::rank_table(planned).c_str(), stdout);
-  const std::string note = files::replaced_note(std::vector<std::string>{only.json});
+namespace {
+
+// Prints a table, and writes what it tells into the file of --json.
+void write_plan(const std::string& table, const nlohmann::json& json, const PlanOnly& only) {
+  std::fputs(table.c_str(), stdout);
+  const std::string note = files::replaced_note(std::vector<std::string>{only.json, only.curve});
   if (!note.empty()) std::fprintf(stderr, "%s\n", note.c_str());
-  if (!only.json.empty()) files::write_file(only.json, plan::rank_json(planned).dump(2) + "\n");
+  if (!only.json.empty()) files::write_file(only.json, json.dump(2) + "\n");
+}
+
+}  // namespace
+
+int print_ranks(const plan::PlannedRanks& planned, const PlanOnly& only) {
+  write_plan(plan::rank_table(planned), plan::rank_json(planned), only);
   return 0;
 }
 
@@ -187,10 +196,7 @@ int print_plan(const plan::Outcome& outcome, const PlanOnly& only) {
                                           : "no plan: " + outcome.unplanned,
                 "say a limit with --vram, or a device with --device_profile");
   const plan::Planned& planned = *outcome.planned;
-  std::fputs(plan::plan_table(planned).c_str(), stdout);
-  const std::string note = files::replaced_note(std::vector<std::string>{only.json, only.curve});
-  if (!note.empty()) std::fprintf(stderr, "%s\n", note.c_str());
-  if (!only.json.empty()) files::write_file(only.json, plan::plan_json(planned).dump(2) + "\n");
+  write_plan(plan::plan_table(planned), plan::plan_json(planned), only);
   if (only.curve.empty()) return 0;
   const std::vector<memory::CurvePoint> curve = planned.curve();
   files::write_file(only.curve,

@@ -18,8 +18,6 @@
 #include "host/report/say_once.h"
 #include "host/run/memory_timeline.h"
 #include "host/run/stop.h"
-#include "host/train/global_batch.h"
-#include "host/train/run_checks.h"
 
 namespace atelier::cli {
 
@@ -69,16 +67,11 @@ int train(PreparedRun& run, const plan::Outcome& outcome, progress::Progress& pr
 // One of the processes that train together, which may be the only one.
 int train_with(Group& group, order::Training order, report::Problems& problems) {
   agree_on_kernels(group, order);
-  const std::vector<std::string> notes = train::fit_to_ranks(order, group.ranks(), problems);
-  train::check_output_folder(order, problems);
-  progress::Options shown = progress::stderr_options(order.log.quiet);
-  if (!group.is_first()) shown.quiet = true;
-  progress::Progress progress(shown);
-  for (const std::string& note : notes) progress.note(note);
+  order.ranks = group.ranks();
+  progress::Progress progress(progress::stderr_options(order.log.quiet || !group.is_first()));
   plan::Outcome outcome;
   PreparedRun run = prepare_together(group, [&] {
-    PreparedRun opened =
-        check::open_training(std::move(order), /*guards_sizes=*/true, progress, problems);
+    PreparedRun opened = check::open_training(std::move(order), progress, problems);
     outcome = plan::plan_training(opened);
     plan::follow_plan(outcome, opened, progress);
     return opened;
@@ -105,12 +98,11 @@ int train_with_others(order::Training order, report::Problems& problems) {
 
 int plan_only(order::Training order, const PlanOnly& only, report::Problems& problems) {
   progress::Progress progress(progress::stderr_options(order.log.quiet));
-  train::share_batch(order, /*processes=*/1, problems);
   plan::plan_elsewhere(only.device_profile, order.memory.limits, order.model);
   // What one process cannot hold, several may.
   const bool is_alone = only.ranks.counts.empty();
   const PreparedRun run =
-      check::open_training(std::move(order), /*guards_sizes=*/is_alone, progress, problems);
+      check::open_planned(std::move(order), /*guards_sizes=*/is_alone, progress, problems);
   if (!is_alone) return print_ranks(plan::plan_ranks(run, only.ranks), only);
   return print_plan(plan::plan_training(run), only);
 }

@@ -23,13 +23,14 @@ int64_t round_up(int64_t number, int64_t multiple) {
 }  // namespace
 
 FlatLayout::FlatLayout(const std::vector<at::Tensor>& tensors, int parts)
-    : parts_(parts), bucket_of_(tensors.size()), extents_(tensors.size()) {
+    : parts_(parts),
+      bucket_of_(tensors.size()),
+      numbers_(tensors.size()),
+      extents_(tensors.size()) {
   for (size_t tensor = tensors.size(); tensor-- > 0;) add(tensor, tensors[tensor]);
   for (Bucket& bucket : buckets_) {
-    const auto itemsize = static_cast<int64_t>(bucket.options.dtype().itemsize());
-    if (parts > 1) bucket.count = round_up(bucket.count, parts * (kPartBytes / itemsize));
-    for (const Position& position : bucket.positions)
-      cut(position, tensors[position.tensor].numel());
+    if (parts > 1) bucket.count = round_up(bucket.count, parts * (kPartBytes / bucket.itemsize()));
+    for (const Position& position : bucket.positions) cut(position);
   }
 }
 
@@ -47,9 +48,11 @@ FlatLayout::FlatLayout(const std::vector<Cut>& tensors)
     }
     buckets_[bucket].positions.push_back({bucket_of_.size(), 0});
     bucket_of_.push_back(bucket);
+    int64_t& numbers = numbers_.emplace_back(0);
     std::vector<Extent>& extents = extents_.emplace_back(tensor.extents);
     for (size_t part = 0; part < extents.size(); ++part) {
       extents[part].at = ends[bucket][part];
+      numbers += extents[part].count;
       ends[bucket][part] += round_up(extents[part].count, kSmallBlockNumbers);
     }
   }
@@ -69,13 +72,14 @@ void FlatLayout::add(size_t tensor, const at::Tensor& value) {
         round_up(bucket.count, value.numel() < kLeastInBlocks ? kSmallBlockNumbers : kBlockNumbers);
   bucket.positions.push_back({tensor, bucket.count});
   bucket_of_[tensor] = buckets_.size() - 1;
+  numbers_[tensor] = value.numel();
   bucket.count += value.numel();
 }
 
-// Finds what each part has of a tensor of `size` numbers that lies in one piece.
-void FlatLayout::cut(const Position& position, int64_t size) {
+// Finds what each part has of a tensor that lies in one piece.
+void FlatLayout::cut(const Position& position) {
   const int64_t length = buckets_[bucket_of_[position.tensor]].count / parts_;
-  const int64_t first = position.begin, end = first + size;
+  const int64_t first = position.begin, end = first + numbers_[position.tensor];
   for (int64_t part = 0; part < parts_; ++part) {
     const int64_t from = std::max(first, part * length), to = std::min(end, (part + 1) * length);
     Extent& extent = extents_[position.tensor].emplace_back();
@@ -87,8 +91,7 @@ int64_t FlatLayout::most_bytes(size_t count, size_t passes) const {
   int64_t most = 0, bytes = 0;
   std::vector<int64_t> all;
   for (size_t i = 0; i < buckets_.size() * std::min(passes, count); ++i) {
-    const Bucket& bucket = buckets_[i % buckets_.size()];
-    all.push_back(bucket.count * static_cast<int64_t>(bucket.options.dtype().itemsize()));
+    all.push_back(buckets_[i % buckets_.size()].bytes());
     bytes += all.back();
     if (i >= count) bytes -= all[i - count];
     most = std::max(most, bytes);

@@ -38,6 +38,9 @@ class FlatLayout {
     int64_t count = 0;  // of numbers, with those between tensors and behind the last one
     at::TensorOptions options;
     const Block* block = nullptr;  // of tensors that were cut already
+
+    int64_t itemsize() const { return static_cast<int64_t>(options.dtype().itemsize()); }
+    int64_t bytes() const { return count * itemsize(); }
   };
   // Numbers of a tensor that lie in one part.
   struct Extent {
@@ -62,6 +65,9 @@ class FlatLayout {
   size_t tensors() const { return bucket_of_.size(); }
   const std::vector<Bucket>& buckets() const { return buckets_; }
   size_t bucket_of(size_t tensor) const { return bucket_of_[tensor]; }
+  int64_t bytes_of(size_t tensor) const {
+    return numbers_[tensor] * buckets_[bucket_of_[tensor]].itemsize();
+  }
   Extent extent(size_t tensor, int part) const {
     return extents_[tensor][static_cast<size_t>(part)];
   }
@@ -70,11 +76,12 @@ class FlatLayout {
 
  private:
   void add(size_t tensor, const at::Tensor& value);
-  void cut(const Position& position, int64_t size);
+  void cut(const Position& position);
 
   int parts_;
   std::vector<Bucket> buckets_;
   std::vector<size_t> bucket_of_;             // by tensor
+  std::vector<int64_t> numbers_;              // by tensor
   std::vector<std::vector<Extent>> extents_;  // by tensor and part
 };
 

@@ -35,15 +35,6 @@ using flags::find_compat_flag;
 using flags::FlagKind;
 using flags::FlagSpec;
 
-bool is_launcher(std::string_view word) {
-  const std::string name = std::filesystem::path(word).filename().string();
-  for (const std::string_view known :
-       {"accelerate", "torchrun", "deepspeed", "python", "python3", "env"}) {
-    if (name == known) return true;
-  }
-  return false;
-}
-
 // Whether a bare `begin` is followed by nothing or by what is no letter.
 bool stands_in(std::string_view text, std::string_view name) {
   const auto is_letter = [&](size_t at) {
@@ -360,12 +351,6 @@ class TrainLine final : public LineWords {
   std::vector<flags::GivenValue> own_idle_;      // flags that mean nothing here
   std::optional<Given> resolution_;
 };
-
-std::span<const std::string> without_variables(std::span<const std::string> words) {
-  while (!words.empty() && (is_variable(words.front()) || words.front() == "env"))
-    words = words.subspan(1);
-  return words;
-}
 
 }  // namespace
 

@@ -30,15 +30,31 @@ Given given_of(const std::string& word) {
   return flag;
 }
 
-}  // namespace
-
-bool is_variable(std::string_view word) {
+// Whether a word is a variable, or env, which may stand before them.
+bool stands_in_front(std::string_view word) {
+  if (word == "env") return true;
   const size_t equals = word.find('=');
   if (equals == 0 || equals == std::string_view::npos) return false;
   const std::string_view name = word.substr(0, equals);
   return !std::isdigit(static_cast<unsigned char>(name.front())) &&
          std::all_of(name.begin(), name.end(),
                      [](unsigned char c) { return std::isalnum(c) || c == '_'; });
+}
+
+}  // namespace
+
+std::span<const std::string> without_variables(std::span<const std::string> words) {
+  while (!words.empty() && stands_in_front(words.front())) words = words.subspan(1);
+  return words;
+}
+
+bool is_launcher(std::string_view word) {
+  const std::string name = std::filesystem::path(word).filename().string();
+  for (const std::string_view known :
+       {"accelerate", "torchrun", "deepspeed", "python", "python3", "env"}) {
+    if (name == known) return true;
+  }
+  return false;
 }
 
 bool is_script(std::string_view word) {
@@ -155,7 +171,7 @@ void LineWords::finish_model() {
 
 size_t LineWords::take_variables(std::span<const std::string> words) {
   size_t at = 0;
-  for (; at < words.size() && (is_variable(words[at]) || words[at] == "env"); ++at) {
+  for (; at < words.size() && stands_in_front(words[at]); ++at) {
     if (words[at] == "env") continue;
     const size_t equals = words[at].find('=');
     const std::string name = words[at].substr(0, equals), value = words[at].substr(equals + 1);

@@ -19,8 +19,9 @@
 
 namespace atelier::foreign {
 
-// "CUDA_VISIBLE_DEVICES=0"
-bool is_variable(std::string_view word);
+// What follows variables, as "CUDA_VISIBLE_DEVICES=0" and env.
+std::span<const std::string> without_variables(std::span<const std::string> words);
+bool is_launcher(std::string_view word);
 bool is_script(std::string_view word);
 
 struct Given {

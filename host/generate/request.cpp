@@ -1,6 +1,7 @@
 #include "host/generate/request.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "host/inputs/parse.h"
@@ -87,19 +88,30 @@ Names inputs_of(const ComponentSpec& control, const model::LoadedModel& model) {
   return names;
 }
 
-// Notes the controls that do nothing, and returns the inputs that are for nothing but such ones.
-Names find_idle(Request& request, const model::LoadedModel& model) {
-  const model::Stages& stages = model.stages();
-  Names idle, running;
-  for (const model::PresentComponent& control : stages.components) {
+// The controls that are given inputs, and which inputs are for each.
+std::map<std::string, Names> given_controls(const Request& request,
+                                            const model::LoadedModel& model) {
+  std::map<std::string, Names> given;
+  for (const model::PresentComponent& control : model.stages().components) {
     Names own = inputs_of(control.spec, model);
     const auto is_given = [&](const std::string& name) { return request.inputs.contains(name); };
-    if (std::ranges::none_of(own, is_given)) continue;
-    const bool runs = model.model().runs(control.name, request.inputs, request.num_steps());
-    if (!runs) request.idle_controls.insert(control.name);
-    (runs ? running : idle).merge(own);
+    if (std::ranges::any_of(own, is_given)) given.emplace(control.name, std::move(own));
   }
-  std::erase_if(idle, [&](const std::string& name) { return running.contains(name); });
+  return given;
+}
+
+// Notes the controls that do nothing, and returns the inputs that are for nothing but such ones.
+Names find_idle(Request& request, const model::LoadedModel& model) {
+  std::set<std::string> running;
+  for (const std::set<std::string>& controls : running_controls(request, model))
+    running.insert(controls.begin(), controls.end());
+  Names idle, read;
+  for (const auto& [control, own] : given_controls(request, model)) {
+    const bool runs = running.contains(control);
+    if (!runs) request.idle_controls.insert(control);
+    (runs ? read : idle).insert(own.begin(), own.end());
+  }
+  std::erase_if(idle, [&](const std::string& name) { return read.contains(name); });
   return idle;
 }
 
@@ -165,6 +177,19 @@ Request make_request(const order::Settings& s, InputFiles files, const ModelFami
     request.seeds.push_back(seed + static_cast<uint64_t>(i));
   request.batch_size = s.batch_size;
   return request;
+}
+
+std::vector<std::set<std::string>> running_controls(const Request& request,
+                                                    const model::LoadedModel& model) {
+  const std::map<std::string, Names> given = given_controls(request, model);
+  const int64_t steps = request.num_steps();
+  std::vector<std::set<std::string>> running(static_cast<size_t>(steps));
+  for (int64_t step = 0; step < steps; ++step) {
+    for (const auto& [control, inputs] : given)
+      if (model.model().runs(control, request.inputs, step, steps))
+        running[static_cast<size_t>(step)].insert(control);
+  }
+  return running;
 }
 
 }  // namespace atelier::generate

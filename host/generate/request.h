@@ -3,7 +3,10 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "atelier/model_family.h"
 
@@ -41,5 +44,10 @@ Request blank_request(const order::Settings& settings, const model::LoadedModel&
 // for them.
 Request make_request(const order::Settings& settings, InputFiles files, const ModelFamily& family,
                      const LatentSpec& spec, uint64_t seed, std::string_view variant = {});
+
+// The controls that are given inputs and do something, see Model::runs(), in each step of the
+// request.
+std::vector<std::set<std::string>> running_controls(const Request& request,
+                                                    const model::LoadedModel& model);
 
 }  // namespace atelier::generate

@@ -321,7 +321,7 @@ void LoadedModel::place_blocks() {
       for (const Weight* weight : weights_of(*blocks[i])) places_[weight] = plan.blocks[i];
     }
   }
-  if (holds_on_host && device_.is_cpu() && !is_simulated_)
+  if (holds_on_host && device_.is_cpu() && !is_simulated())
     notes_.push_back(
         "--offload to host memory saves nothing on the CPU, where everything is in host memory");
 }
@@ -330,7 +330,7 @@ void LoadedModel::rearrange(const WeightLayout& layout) {
   report::Problems problems;
   check_storage(family_, layout.storage, *model_, parts_, problems);
   auto plans = residency_of(layout.placement, placed_components(),
-                            !is_simulated_ && device_.is_cpu(), problems);
+                            !is_simulated() && device_.is_cpu(), problems);
   problems.throw_if_any();
   plans_ = std::move(plans);
   for (const auto& [component, storage] : layout.storage) storage_[component] = storage;
@@ -566,7 +566,7 @@ std::vector<std::string> LoadedModel::streaming_report() const {
       add_stats(stats, now->second->stats());
     if (stats.copies > 0) lines.push_back(name + ": " + describe(plan, stats));
   }
-  if (!is_simulated_) return lines;
+  if (!is_simulated()) return lines;
   const memory::TransferDevice::Stats stats = transfer_->stats();
   lines.push_back("simulated device: at most " + report::bytes_text(stats.peak_bytes) +
                   (stats.capacity == INT64_MAX ? "" : " of " + report::bytes_text(stats.capacity)) +

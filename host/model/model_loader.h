@@ -145,7 +145,9 @@ class LoadedModel {
   // Null for a component that is not loaded or not streamed.
   memory::Residency* residency(std::string_view component);
   // A device of host memory, which may be limited.
-  bool is_simulated() const { return is_simulated_; }
+  bool is_simulated() const { return simulated_.has_value(); }
+  // What the device is simulated by; nullopt: it is a real one.
+  const std::optional<memory::SimulatedDeviceOptions>& simulated() const { return simulated_; }
   // Null when nothing is streamed and the device is no simulated device.
   memory::TransferDevice* transfer() { return transfer_.get(); }
   // What the user should know about the places that were asked for: one line each.
@@ -208,7 +210,7 @@ class LoadedModel {
   std::map<std::string, bool, std::less<>> loaded_;
   std::vector<std::weak_ptr<const Listener>> listeners_;
 
-  bool is_simulated_ = false;
+  std::optional<memory::SimulatedDeviceOptions> simulated_;
   bool prepares_levels_ = false;
   std::map<std::string, memory::ResidencyPlan, std::less<>> plans_;  // by component
   std::map<const Weight*, memory::Place> places_;                    // of streamed blocks

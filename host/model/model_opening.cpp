@@ -141,9 +141,9 @@ class LoadedModel::Opening {
 
   void choose_device() {
     problems_.collect([&] {
-      simulated_ = device::parse_simulated_device(request_.device);
-      model_->is_simulated_ = simulated_.has_value();
-      model_->device_ = simulated_ ? at::Device(at::kCPU) : device::choose(request_.device);
+      model_->simulated_ = device::parse_simulated_device(request_.device);
+      model_->device_ =
+          model_->is_simulated() ? at::Device(at::kCPU) : device::choose(request_.device);
     });
   }
 
@@ -311,7 +311,7 @@ class LoadedModel::Opening {
   void arrange() {
     check_storage(family_, request_.storage, *model_->model_, model_->parts_, problems_);
     model_->plans_ = residency_of(request_.placement, model_->placed_components(),
-                                  !simulated_ && model_->device_.is_cpu(), problems_);
+                                  !model_->is_simulated() && model_->device_.is_cpu(), problems_);
     for (const auto& [component, storage] : request_.storage) {
       model_->storage_[component] = storage;
       model_->quant_options_.erase(component);
@@ -350,8 +350,8 @@ class LoadedModel::Opening {
   }
 
   void make_transfer_device() {
-    if (simulated_) {
-      model_->transfer_ = memory::make_simulated_device(*simulated_);
+    if (model_->simulated_) {
+      model_->transfer_ = memory::make_simulated_device(*model_->simulated_);
     } else if (!model_->plans_.empty()) {
       model_->transfer_ = memory::make_transfer_device(model_->device_);
     }
@@ -362,7 +362,6 @@ class LoadedModel::Opening {
   std::unique_ptr<LoadedModel> model_;
   report::Problems problems_;
   at::ScalarType asked_dtype_ = at::kFloat;
-  std::optional<memory::SimulatedDeviceOptions> simulated_;
   files::FoundFiles found_;
   bool are_files_right_ = true;
   static constexpr int kNamedAlone = 2;  // see take_parts()

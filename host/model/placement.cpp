@@ -155,11 +155,12 @@ std::map<std::string, memory::ResidencyPlan, std::less<>> plan_residency(
     if (!has_blocks("--offload: ", component, components, problems)) continue;
     const int64_t blocks = components.blocks.at(component);
     const auto stay = residents.find(component);
+    const bool takes_turns = placement.denoisers_take_turns && is_denoiser(components, component);
+    const bool has_shards = is_divided(placement, components, component);
     memory::ResidencyPlan plan = memory::spread_residents(
         blocks, stay == residents.end() ? 0 : std::min(stay->second, blocks), place,
         std::max<int64_t>(prefetch, 0));
-    const bool takes_turns = placement.denoisers_take_turns && is_denoiser(components, component);
-    if (is_divided(placement, components, component)) {
+    if (has_shards) {
       plan.shards = placement.denoiser_shards;
       if (takes_turns) plan.turns = turns;
       plan.stays.resize(plan.blocks.size());

@@ -67,14 +67,14 @@ optim::Parameter DividedWeights::add(const Selection::TrainedWeight& trained, co
   optim::Parameter parameter = {trained.component + "." + trained.path,
                                 at::empty(weight.sizes(), options.device(at::kMeta))};
   places_.emplace(parameter.name, divided_.size());
+  names_.push_back(parameter.name);
   divided_.push_back(std::move(divided));
   return parameter;
 }
 
 void DividedWeights::cut(optim::Parameter& parameter) const {
   const Divided& divided = divided_[places_.at(parameter.name)];
-  parameter.leaf = divided.moved;
-  parameter.shard = optim::Shard{divided.weight->sizes().vec(), divided.begin};
+  parameters::cut(parameter, {.begin = divided.begin}, divided.moved);
 }
 
 std::string DividedWeights::note() const {

@@ -37,6 +37,7 @@ class DividedWeights {
 
   // What parts have of the weights, in the order of their sums.
   const std::vector<distributed::FlatLayout::Cut>& cuts() const { return cuts_; }
+  const std::vector<std::string>& names() const { return names_; }  // of these
   // Gradients go to `sums` from now on, which outlives this.
   void send_gradients(GradientSums& sums);
   // Gives each part its sum.
@@ -58,6 +59,7 @@ class DividedWeights {
   std::map<const Block*, memory::Residency*> trained_blocks_;
   std::vector<Divided> divided_;
   std::vector<distributed::FlatLayout::Cut> cuts_;  // as divided_
+  std::vector<std::string> names_;                  // as divided_
   std::map<std::string, size_t> places_;            // of parameters, by name
 };
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "atelier/block.h"
@@ -13,6 +14,7 @@
 #include "host/distributed/ranks.h"
 #include "host/distributed/shards.h"
 #include "host/model/model_loader.h"
+#include "host/optim/optimizer.h"
 #include "host/order/training.h"
 #include "host/parameters/selection.h"
 #include "host/report/problems.h"
@@ -41,6 +43,8 @@ struct RankMode {
   int64_t group = 1;     // ranks that share one copy of what the stage shards
   int64_t sequence = 1;  // ranks that share the rows of one sample
   int64_t replicas() const { return ranks / group; }
+  // In how many parts tensors are shared out.
+  int parts() const { return zero_stage == 0 ? 1 : static_cast<int>(group); }
   // Batches that are made at one time.
   int64_t batches() const { return std::max<int64_t>(1, ranks / sequence); }
   int64_t ranks_of_machine(const memory::LinkProfile& links) const {
@@ -53,15 +57,49 @@ RankMode summing_mode(const RankMode& mode, bool is_of_factors);
 // are made: where the weights' blocks do, or the user wants it and nothing is shared out. Wholes of
 // what is shared out stay on the device, and shards go to the host.
 bool has_wholes_on_host(const RankMode& summing, bool is_wanted, bool rest_on_host);
+// Whether shards of what is whole on the device are moved in host memory, `wholes_on_host` being
+// what that says: in float32 masters, or as stochastic rounding has it, in copies.
+bool has_shards_on_host(const RankMode& summing, bool wholes_on_host);
 
-// Blocks of a model in the order in which they run, and those that trained tensors belong to.
+// A tensor that ranks exchange.
+struct ExchangedTensor {
+  std::string name = {};
+  // In whose steps alone it has a gradient, where a step may be of one of several denoisers; empty:
+  // in all.
+  std::string denoiser = {};
+  const Block* block = nullptr;  // null: it is outside of blocks
+};
+
+// Blocks of a model in the order in which they run, and what is trained in and beside them.
 struct TrainedBlocks {
   TrainedBlocks(model::LoadedModel& model, const Selection& selection);
-  // Null: the tensor of that name is outside of blocks.
-  const Block* find(const std::string& name) const;
 
   std::vector<const Block*> blocks;
-  std::map<std::string, const Block*> of;  // by name of a tensor
+  std::map<std::string, ExchangedTensor> tensors;  // by name
+};
+
+// Tensors in the buckets in which ranks exchange them.
+struct ExchangedTensors {
+  // Tensors without names, all of which are outside of blocks.
+  explicit ExchangedTensors(distributed::FlatLayout of)
+      : layout(std::move(of)), tensors(layout.tensors()) {}
+  // `known`: in the order of `of`.
+  ExchangedTensors(distributed::FlatLayout of, std::vector<ExchangedTensor> known)
+      : layout(std::move(of)), tensors(std::move(known)) {}
+
+  // Whether the tensor may have a gradient in a step of `denoiser`; empty: in one of all of them.
+  bool is_of(size_t tensor, const std::string& denoiser) const {
+    const std::string& own = tensors[tensor].denoiser;
+    return denoiser.empty() || own.empty() || own == denoiser;
+  }
+  // Places of the buckets that such a step sends: with all that lies in them.
+  std::vector<size_t> buckets_of(const std::string& denoiser) const;
+  // Bytes of these, and of the tensors alone.
+  int64_t bucket_bytes(const std::string& denoiser) const;
+  int64_t tensor_bytes(const std::string& denoiser) const;
+
+  distributed::FlatLayout layout;  // buckets as they are sent, and the shards of all ranks in them
+  std::vector<ExchangedTensor> tensors;
 };
 
 // Buckets in the order in which moved values come back, which all ranks have, whatever each of them
@@ -74,23 +112,28 @@ struct ArrivalOrder {
 
   std::vector<size_t> buckets;
   std::map<const Block*, size_t> ends;  // in `buckets`, behind the last one that a block needs
+  // By bucket: the one that reads it first, which in a backward pass is the last to give it a
+  // gradient.
+  std::vector<const Block*> first;
 };
-// `names`: of the tensors that `layout` has, in its order.
-ArrivalOrder arrival_order(const TrainedBlocks& blocks, const distributed::FlatLayout& layout,
-                           const std::vector<std::string>& names);
+ArrivalOrder arrival_order(const std::vector<const Block*>& blocks,
+                           const ExchangedTensors& tensors);
 
 // Buckets of gradients, or of moved values that come back, at one time, at most.
 inline constexpr size_t kBucketsUnderWay = 4;
 
 struct ExchangePlan {
-  // `tensors`: whole on each rank, in the optimizer's order. `divided`: of blocks that are divided,
-  // which exchange their gradients beside these, one block behind the other.
-  ExchangePlan(const RankMode& summing, bool rest_on_host, const std::vector<at::Tensor>& tensors,
-               const std::vector<distributed::FlatLayout::Cut>& divided = {})
+  // `wholes`: whole on each rank, in the optimizer's order, in buckets of mode.parts(). `divided`:
+  // of blocks that are divided, which exchange their gradients beside these, one block behind the
+  // other. `blocks`: all of them in the order in which they run.
+  ExchangePlan(const RankMode& summing, bool rest_on_host, ExchangedTensors wholes,
+               ExchangedTensors divided = ExchangedTensors(distributed::FlatLayout({})),
+               const std::vector<const Block*>& blocks = {})
       : mode(summing),
         wholes_on_host(rest_on_host),
-        layout(tensors, mode.zero_stage == 0 ? 1 : static_cast<int>(mode.group)),
-        divided(divided) {}
+        wholes(std::move(wholes)),
+        divided(std::move(divided)),
+        arrival(arrival_order(blocks, this->wholes)) {}
 
   // Parts of sums are all that is kept of gradients: they are sent in each backward pass, and not
   // once in a step. What gathers on the host is whole there anyway.
@@ -99,10 +142,18 @@ struct ExchangePlan {
   // be whole, and what is saved behind a step that ranks compute together and leave.
   bool brings_ahead() const { return !wholes_on_host && mode.sequence == 1 && mode.zero_stage < 3; }
 
-  RankMode mode;                   // see summing_mode()
-  bool wholes_on_host;             // see has_wholes_on_host()
-  distributed::FlatLayout layout;  // buckets as they are sent, and the shards of all ranks in them
-  distributed::FlatLayout divided;
+  RankMode mode;        // see summing_mode()
+  bool wholes_on_host;  // see has_wholes_on_host()
+  ExchangedTensors wholes;
+  ExchangedTensors divided;
+  ArrivalOrder arrival;  // of wholes
 };
+
+// What the optimizer of rank `part` of a group moves of `wholes`, all that is trained: shards as the
+// plan cuts them, in shape and dtype alone. `masters`: see optim::Options.
+std::vector<optim::Group> moved_by(const ExchangePlan& plan, std::vector<optim::Group> wholes,
+                                   int part, optim::MasterWeights masters);
+// Lets the optimizer move `leaf`, which has the numbers of `extent`, in place of a whole parameter.
+void cut(optim::Parameter& whole, const distributed::FlatLayout::Extent& extent, at::Tensor leaf);
 
 }  // namespace atelier::parameters

@@ -76,11 +76,11 @@ GradientSums::GradientSums(Group& world, distributed::ShardGroups groups, const 
       plan_(plan),
       leaves_(std::move(leaves)),
       options_(std::move(options)),
-      blocks_(plan.divided.buckets().empty()
+      blocks_(plan.divided.layout.buckets().empty()
                   ? nullptr
                   : world.neighbours(groups_.shards->size(), "gradients of blocks")),
-      whole_{plan.layout, is_shared() ? groups_.shards.get() : &world_},
-      divided_{plan.divided, blocks_.get()} {
+      whole_{plan.wholes.layout, is_shared() ? groups_.shards.get() : &world_},
+      divided_{plan.divided.layout, blocks_.get()} {
   for (size_t place = 0; place < leaves_.size(); ++place) {
     if (leaves_[place].requires_grad())
       torch::autograd::impl::set_post_acc_grad_hooks(leaves_[place],
@@ -109,10 +109,8 @@ void GradientSums::open(const std::string& denoiser, int64_t passes) {
   denoiser_ = denoiser;
   const auto [known, is_first] = expected_by_.try_emplace(denoiser);
   if (is_first) {
-    for (const std::string& own : options_.denoisers)
-      known->second.push_back(plan_.mode.zero_stage > 1 &&
-                              (denoiser.empty() || own.empty() || own == denoiser));
-    known->second.resize(leaves_.size());
+    for (size_t place = 0; place < leaves_.size(); ++place)
+      known->second.push_back(plan_.mode.zero_stage > 1 && plan_.wholes.is_of(place, denoiser));
   }
   expected_ = known->second;
   whole_.has.assign(leaves_.size(), 0);

@@ -39,8 +39,6 @@ class GradientSums {
  public:
   struct Options {
     bool on_host = false;  // where shards are summed
-    // By leaf, the denoiser that it belongs to where a step may be of one alone; empty: of none.
-    std::vector<std::string> denoisers = {};
   };
 
   // `groups`: those that `plan` shares over; without one where it shares nothing. `leaves`: in the

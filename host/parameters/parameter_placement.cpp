@@ -73,7 +73,8 @@ ParameterPlacement::ParameterPlacement(LoadedModel& model, const Selection& sele
         is_part && model.residency(trained.component)->keeps_on_host(*trained.weight);
   }
   const bool has_wholes = has_wholes_on_host(mode_, is_wanted, rest_on_host);
-  const bool has_shards = is_shared() && !has_wholes && (is_wanted || keeps_parts_on_host);
+  mode_.on_host = has_wholes || is_wanted || keeps_parts_on_host;
+  const bool has_shards = has_shards_on_host(mode_, has_wholes);
   if ((has_wholes || has_shards) && model.transfer() == nullptr)
     own_transfer_ = memory::make_transfer_device(model.device());
   memory::TransferDevice* const transfer = own_transfer_ ? own_transfer_.get() : model.transfer();
@@ -95,7 +96,7 @@ ParameterPlacement::~ParameterPlacement() = default;
 optim::Parameter ParameterPlacement::add(const Selection::TrainedWeight& trained) {
   Weight& weight = *trained.weight;
   const std::string name = trained.component + "." + trained.path;
-  const Block* const block = blocks_.find(name);
+  const Block* const block = blocks_.tensors.at(name).block;
   if (is_divided(model_, trained)) return divided_->add(trained, *block);
   Tensor value;
   if (!model_.is_streamed(weight)) {
@@ -133,21 +134,31 @@ void ParameterPlacement::share_out(std::vector<optim::Group> wholes) {
 // Makes the plan of `tensors`, which are whole on each rank, and of those that are divided, and
 // what carries it out.
 void ParameterPlacement::exchange(const std::vector<optim::Parameter*>& tensors) {
-  std::set<std::string> denoisers;
-  for (const auto& denoiser : running_denoisers(model_, selection_))
-    denoisers.insert(denoiser.name());
   std::vector<Tensor> leaves;
-  GradientSums::Options options = {.on_host = is_on_host()};
+  std::vector<std::string> names, of_divided;
   for (const optim::Parameter* parameter : tensors) {
-    const std::string denoiser = denoiser_of(model_, model::component_of(parameter->name));
     leaves.push_back(parameter->leaf);
-    options.denoisers.push_back(denoisers.contains(denoiser) ? denoiser : "");
+    names.push_back(parameter->name);
   }
-  plan_.emplace(mode_, host_ != nullptr, leaves,
-                divided_ ? divided_->cuts() : std::vector<distributed::FlatLayout::Cut>());
-  sums_.emplace(*group_, shards_, *plan_, std::move(leaves), std::move(options));
+  std::vector<distributed::FlatLayout::Cut> cuts;
+  if (divided_) {
+    cuts = divided_->cuts();
+    of_divided = divided_->names();
+  }
+  plan_.emplace(mode_, host_ != nullptr,
+                ExchangedTensors(distributed::FlatLayout(leaves, mode_.parts()), known(names)),
+                ExchangedTensors(distributed::FlatLayout(cuts), known(of_divided)), blocks_.blocks);
+  sums_.emplace(*group_, shards_, *plan_, std::move(leaves),
+                GradientSums::Options{.on_host = is_on_host()});
   if (divided_) divided_->send_gradients(*sums_);
-  if (is_shared()) shared_.emplace(shards_, *plan_, blocks_, tensors, shard_memory_);
+  if (is_shared()) shared_.emplace(shards_, *plan_, tensors, shard_memory_);
+}
+
+std::vector<ExchangedTensor> ParameterPlacement::known(
+    const std::vector<std::string>& names) const {
+  std::vector<ExchangedTensor> known;
+  for (const std::string& name : names) known.push_back(blocks_.tensors.at(name));
+  return known;
 }
 
 std::unique_ptr<memory::HostScope> ParameterPlacement::allocate_beside() const {

@@ -61,7 +61,7 @@ class ParameterPlacement {
   // What the optimizer of this process moves of these: the same, or shards.
   const std::vector<optim::Group>& moved() const { return moved_; }
 
-  bool is_on_host() const { return host_ || shard_memory_.transfer != nullptr; }
+  bool is_on_host() const { return mode_.on_host; }
   // While what is returned lives, memory is allocated where the parameters are. May be null.
   std::unique_ptr<memory::HostScope> allocate_beside() const;
   // One line for the user; empty: there is nothing to say.
@@ -126,6 +126,7 @@ class ParameterPlacement {
   enum class State { kWhole, kComing, kPasses, kSent, kGathered, kMoving };
   void require(std::initializer_list<State> states, const char* call) const;
   void exchange(const std::vector<optim::Parameter*>& tensors);
+  std::vector<ExchangedTensor> known(const std::vector<std::string>& names) const;
   void clear_gradients();
 
   model::LoadedModel& model_;

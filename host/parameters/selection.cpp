@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include <c10/util/StringUtil.h>
+
 #include "formats/escape.h"
 #include "formats/glob.h"
 #include "host/inputs/parse.h"
@@ -20,13 +22,16 @@ using report::Problems;
 
 namespace {
 
-// Names that no component has were found with the flags.
-void add_not_given(const LoadedModel& model, const std::string& flag, const std::string& component,
-                   Problems& problems) {
-  if (model::find_component(model.family(), component) == nullptr) return;
-  problems.add(flag + ": component " + component + " was not given",
-               "pass its files with --model_paths or --model_id_with_origin_paths",
-               ErrorCode::kNotFound);
+// Whether a component has files; a problem where it has none. Names that no component has were
+// found with the flags.
+bool is_given(const LoadedModel& model, const std::string& flag, const std::string& component,
+              Problems& problems) {
+  if (model.find_part(component) != nullptr) return true;
+  if (model::find_component(model.family(), component) != nullptr)
+    problems.add(flag + ": component " + component + " was not given",
+                 "pass its files with --model_paths or --model_id_with_origin_paths",
+                 ErrorCode::kNotFound);
+  return false;
 }
 
 // The last parts of paths, by which users name things: "to_q".
@@ -39,10 +44,12 @@ std::vector<std::string> known_ends(const std::vector<std::string>& paths) {
   return {ends.begin(), ends.end()};
 }
 
-std::string did_you_mean(const std::string& name, const std::vector<std::string>& paths) {
+// Adds that a name is none of `paths`, with the one that it may be.
+void add_unknown(const std::string& message, const std::string& name,
+                 const std::vector<std::string>& paths, Problems& problems) {
   const std::string nearest = report::nearest_name(name, known_ends(paths));
-  return nearest.empty() ? "atelier inspect lists the tensors of a checkpoint"
-                         : "did you mean " + nearest + "?";
+  problems.add(message, nearest.empty() ? "atelier inspect lists the tensors of a checkpoint"
+                                        : "did you mean " + nearest + "?");
 }
 
 weights::WeightBinding bind(LoadedModel& model, const std::string& component) {
@@ -55,13 +62,11 @@ weights::WeightBinding bind(LoadedModel& model, const std::string& component) {
 void select_weights(LoadedModel& model, const std::string& name, Selection& selection,
                     Problems& problems) {
   const std::string component = model::component_of(name);
-  if (model.find_part(component) == nullptr) {
-    add_not_given(model, "--trainable_models", component, problems);
-    return;
-  }
+  if (!is_given(model, "--trainable_models", component, problems)) return;
+  const std::string at = "--trainable_models: " + quote_and_escape(name);
   if (const auto storage = model.storage(component); storage != weights::Storage::kPlain) {
-    problems.add("--trainable_models: " + quote_and_escape(name) + ": " + component +
-                     " is stored as " + std::string(weights::storage_name(storage)) +
+    problems.add(at + ": " + component + " is stored as " +
+                     std::string(weights::storage_name(storage)) +
                      ", and weights that are trained cannot be",
                  "leave it out of --storage and --fp8_models, or train a LoRA");
     return;
@@ -83,8 +88,7 @@ void select_weights(LoadedModel& model, const std::string& name, Selection& sele
     if (is_meant) selection.weights.push_back({component, bound.path, bound.weight});
   }
   if (selection.weights.size() > before) return;
-  problems.add("--trainable_models: " + quote_and_escape(name) + " names nothing in " + component,
-               did_you_mean(below, paths));
+  add_unknown(at + " names nothing in " + component, below, paths, problems);
 }
 
 void drop_twice_named(Selection& selection) {
@@ -122,10 +126,7 @@ std::set<std::string> automatic_targets(LoadedModel& model, const std::string& c
 
 void select_layers(LoadedModel& model, const LoraSettings& lora, const std::string& component,
                    Selection& selection, Problems& problems) {
-  if (model.find_part(component) == nullptr) {
-    add_not_given(model, "--lora_base_model", component, problems);
-    return;
-  }
+  if (!is_given(model, "--lora_base_model", component, problems)) return;
   std::map<std::string, nn::Linear*> linears;
   std::vector<std::string> paths;
   model.model().component(component).visit([&](nn::Module& module) {
@@ -144,9 +145,9 @@ void select_layers(LoadedModel& model, const LoraSettings& lora, const std::stri
       is_known = true;
     }
     if (!is_known)
-      problems.add("--lora_target_modules: " + quote_and_escape(target) +
-                       " is no linear layer of " + component,
-                   did_you_mean(target, paths));
+      add_unknown("--lora_target_modules: " + quote_and_escape(target) + " is no linear layer of " +
+                      component,
+                  target, paths, problems);
   }
   int64_t largest_rank = 0;
   for (const std::string& path : paths) {
@@ -159,9 +160,8 @@ void select_layers(LoadedModel& model, const LoraSettings& lora, const std::stri
     problems.add("--lora_base_model: no layer of " + component + " gets a LoRA by itself",
                  "name layers with --lora_target_modules");
   if (largest_rank > 0 && lora.rank > largest_rank)
-    problems.add(
-        "--lora_rank: " + std::to_string(lora.rank) + " is more than any of the layers has",
-        "use at most " + std::to_string(largest_rank));
+    problems.add(c10::str("--lora_rank: ", lora.rank, " is more than any of the layers has"),
+                 c10::str("use at most ", largest_rank));
 }
 
 // Whether the rows of the dataset have an input. Of a cache alone nothing says it, and they may.
@@ -169,7 +169,7 @@ bool is_in_rows(const Training& config, const InputSpec& input, std::string_view
   const data::DatasetOptions& options = config.dataset;
   if (input.use == InputUse::kGenerate) return false;
   return options.dataset_base_path.empty() || inputs::is_required(input, variant) ||
-         std::ranges::find(options.extra_inputs, input.name) != options.extra_inputs.end() ||
+         std::ranges::count(options.extra_inputs, input.name) > 0 ||
          options.texts_of_all.contains(input.name);
 }
 

@@ -20,22 +20,19 @@ static_assert(distributed::kBlockNumbers % optim::kQuantizedBlock == 0 &&
               distributed::kSmallBlockNumbers % 8 == 0);
 
 ShardedTensors::ShardedTensors(distributed::ShardGroups groups, const ExchangePlan& plan,
-                               const TrainedBlocks& blocks,
                                const std::vector<optim::Parameter*>& tensors, ShardMemory memory)
-    : plan_(plan), groups_(std::move(groups)), memory_(memory) {
-  std::vector<std::string> names;
+    : plan_(plan),
+      groups_(std::move(groups)),
+      memory_(memory),
+      values_(plan.arrival,
+              [this](size_t bucket) { return bring(plan_.wholes.layout.buckets()[bucket]); }) {
   for (optim::Parameter* tensor : tensors) {
     Shared& shared = shared_.emplace_back();
     shared.whole = *tensor;
-    shared.extent = plan_.layout.extent(shared_.size() - 1, groups_.shards->rank());
+    shared.extent = plan_.wholes.layout.extent(shared_.size() - 1, groups_.shards->rank());
     shared.shard = make_shard(shared.own_part());
-    if (memory_.has_masters) tensor->master_of = tensor->dtype();
-    tensor->leaf = shared.shard;
-    tensor->shard = optim::Shard{shared.whole.leaf.sizes().vec(), shared.extent.begin};
-    names.push_back(tensor->name);
+    cut(*tensor, shared.extent, shared.shard);
   }
-  values_.emplace(arrival_order(blocks, plan_.layout, names),
-                  [this](size_t bucket) { return bring(plan_.layout.buckets()[bucket]); });
 }
 
 Tensor ShardedTensors::make_shard(const Tensor& own_part) const {
@@ -47,11 +44,11 @@ Tensor ShardedTensors::make_shard(const Tensor& own_part) const {
 }
 
 void ShardedTensors::take_gradients(const GradientSums& sums) {
-  is_moved_.emplace(plan_.layout.buckets().size());
+  is_moved_.emplace(plan_.wholes.layout.buckets().size());
   for (size_t place = 0; place < shared_.size(); ++place) {
     const Tensor gradient = sums.shard(place);
     shared_[place].shard.mutable_grad() = gradient;
-    if (gradient.defined()) (*is_moved_)[plan_.layout.bucket_of(place)] = true;
+    if (gradient.defined()) (*is_moved_)[plan_.wholes.layout.bucket_of(place)] = true;
   }
 }
 
@@ -91,8 +88,8 @@ std::function<void()> ShardedTensors::bring(const FlatLayout::Bucket& bucket) {
 }
 
 void ShardedTensors::send_values() {
-  const std::vector<bool> all(plan_.layout.buckets().size(), true);
-  values_->open(std::exchange(is_moved_, std::nullopt).value_or(all));
+  const std::vector<bool> all(plan_.wholes.layout.buckets().size(), true);
+  values_.open(std::exchange(is_moved_, std::nullopt).value_or(all));
 }
 
 void ShardedTensors::adopt() {

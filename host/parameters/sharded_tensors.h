@@ -35,8 +35,7 @@ class ShardedTensors {
   // `tensors`: in the order of the plan. The optimizer moves this rank's shards of them from now
   // on. `plan` outlives this.
   ShardedTensors(distributed::ShardGroups groups, const ExchangePlan& plan,
-                 const TrainedBlocks& blocks, const std::vector<optim::Parameter*>& tensors,
-                 ShardMemory memory);
+                 const std::vector<optim::Parameter*>& tensors, ShardMemory memory);
   ShardedTensors(const ShardedTensors&) = delete;
   ShardedTensors& operator=(const ShardedTensors&) = delete;
 
@@ -45,7 +44,7 @@ class ShardedTensors {
 
   // Moved shards begin to come back into the wholes, in buckets that each block waits for.
   void send_values();
-  ArrivingValues& values() { return *values_; }
+  ArrivingValues& values() { return values_; }
   // Makes shards of wholes that were loaded.
   void adopt();
 
@@ -70,7 +69,7 @@ class ShardedTensors {
   at::Tensor staging_;          // on the host, of shards of a bucket on their way to the device
   // By bucket, whether the step has a gradient for it; nullopt: no step is under way.
   std::optional<std::vector<bool>> is_moved_;
-  std::optional<ArrivingValues> values_;
+  ArrivingValues values_;
 };
 
 }  // namespace atelier::parameters

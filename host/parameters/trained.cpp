@@ -35,6 +35,19 @@ using order::Training;
 using model::LoadedModel;
 using model::LoadedPart;
 
+std::vector<optim::Group> optimizer_groups(const Training& config,
+                                           std::vector<optim::Parameter> weights,
+                                           std::vector<optim::Parameter> a,
+                                           std::vector<optim::Parameter> b) {
+  std::vector<optim::Group> groups = {
+      {std::move(weights), 1.0, config.weight_decay},
+      {std::move(a), 1.0, config.weight_decay},
+      {std::move(b), config.lora.loraplus_lr_ratio, config.weight_decay},
+  };
+  std::erase_if(groups, [](const optim::Group& group) { return group.parameters.empty(); });
+  return groups;
+}
+
 TrainedTensors::TrainedTensors(LoadedModel& model, Selection selection, const Training& config,
                                const Layout& layout, distributed::Group* group)
     : model_(model),
@@ -44,23 +57,18 @@ TrainedTensors::TrainedTensors(LoadedModel& model, Selection selection, const Tr
   const at::NoGradGuard no_grad;
   for (const Selection::AdaptedLayer& layer : selection_.layers) adapt(layer);
   if (!config.lora.checkpoint.empty()) load_lora_checkpoint();
-  optim::Group weights{{}, 1.0, config.weight_decay}, a = weights, b = weights;
-  b.lr_scale = config.lora.loraplus_lr_ratio;
+  std::vector<optim::Parameter> weights, a, b;
   for (const Selection::TrainedWeight& trained : selection_.weights)
-    weights.parameters.push_back(placement_->add(trained));
-  const auto add_factors = [&](optim::Group& factors, at::Tensor AdaptedLayer::*factor,
-                               const char* name) {
+    weights.push_back(placement_->add(trained));
+  const auto add_factors = [&](std::vector<optim::Parameter>& factors,
+                               at::Tensor AdaptedLayer::*factor, const char* name) {
     for (const AdaptedLayer& adapted : adapted_)
-      factors.parameters.push_back(placement_->add(
-          adapted.layer.component + "." + adapted.layer.path + name, adapted.*factor));
+      factors.push_back(placement_->add(adapted.layer.component + "." + adapted.layer.path + name,
+                                        adapted.*factor));
   };
   add_factors(a, &AdaptedLayer::a, ".lora_A");
   add_factors(b, &AdaptedLayer::b, ".lora_B");
-  std::vector<optim::Group> groups;
-  for (optim::Group* trained : {&weights, &a, &b}) {
-    if (!trained->parameters.empty()) groups.push_back(std::move(*trained));
-  }
-  placement_->share_out(std::move(groups));
+  placement_->share_out(optimizer_groups(config, std::move(weights), std::move(a), std::move(b)));
 }
 
 TrainedTensors::~TrainedTensors() {

@@ -23,6 +23,13 @@ namespace atelier::parameters {
 void check_lora_checkpoint(model::LoadedModel& model, const Selection& selection,
                            const order::LoraSettings& settings, report::Problems& problems);
 
+// What the optimizer moves, in its order: weights, and factors A and B of LoRA layers, which share
+// a decay. There is no group of none.
+std::vector<optim::Group> optimizer_groups(const order::Training& config,
+                                           std::vector<optim::Parameter> weights,
+                                           std::vector<optim::Parameter> a,
+                                           std::vector<optim::Parameter> b);
+
 // One file of what is trained of one component.
 struct WeightFile {
   std::string component;

@@ -1,8 +1,11 @@
 #include "host/plan/dry_generation.h"
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 #include "host/generate/engine.h"
+#include "host/generate/request.h"
 #include "host/plugins/guard.h"
 
 namespace atelier::plan {
@@ -39,14 +42,17 @@ generate::EngineModel DryGeneration::engine_model() {
   return engine;
 }
 
-// The first step of each denoiser, and of those the first one without guidance.
+// The first step of each denoiser, with the same controls, with guidance or without.
 void DryGeneration::choose_steps(const Request& request) {
-  std::map<std::pair<const model::RangedDenoiser*, bool>, int64_t> first;
+  using Kind = std::tuple<const model::RangedDenoiser*, bool, std::set<std::string>>;
+  std::map<Kind, int64_t> first;
+  std::vector<std::set<std::string>> controls = generate::running_controls(request, model_);
   steps_.clear();
-  for (int64_t i = 0; i + 1 < std::ssize(request.sigmas); ++i) {
+  for (int64_t i = 0; i < request.num_steps(); ++i) {
     const auto [kind, is_new] =
         first.try_emplace({&generate::denoiser_of(request, model_.stages().denoisers, i),
-                           generate::is_guided(request, model_.stages(), i)},
+                           generate::is_guided(request, model_.stages(), i),
+                           std::move(controls[static_cast<size_t>(i)])},
                           i);
     ++steps_[kind->second];
   }

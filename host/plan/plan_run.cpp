@@ -6,6 +6,7 @@
 
 #include "atelier/error.h"
 
+#include "host/device/cuda.h"
 #include "host/plan/run_basis.h"
 #include "host/report/problems.h"
 #include "host/report/text.h"
@@ -27,17 +28,40 @@ Outcome plan_unless_impossible(const MemoryLimits& limits, const F& make) {
   }
 }
 
-// Components whose own weights are not trained.
-std::vector<std::string> untrained(const LoadedModel& model,
-                                   const parameters::Selection& selection) {
+using SizeModel = std::function<SizedRun(LoadedModel& model)>;
+
+// Components with weights that could rest in 8 bits and do not, but for those whose own weights are
+// `trained`: --storage flags, and the run's model opened with them, as alternatives.
+std::vector<Alternative> storage_alternatives(LoadedModel& model, const model::LoadOptions& request,
+                                              const parameters::Selection& trained,
+                                              const SizeModel& size) {
   std::vector<std::string> names;
   for (const model::LoadedPart& part : model.parts()) {
     const std::string& name = part.detection.component;
-    if (std::none_of(selection.weights.begin(), selection.weights.end(),
-                     [&](const auto& trained) { return trained.component == name; }))
+    const bool is_trained = std::ranges::any_of(
+        trained.weights, [&](const auto& weight) { return weight.component == name; });
+    if (!is_trained && model.storage(name) == weights::Storage::kPlain &&
+        !weights::storable_weights(model.model(), name).empty())
       names.push_back(name);
   }
-  return names;
+  const auto alternative = [&](const std::vector<std::string>& stored) {
+    std::string flags;
+    model::LoadOptions changed = request;
+    // One simulated device with a limit lives at a time.
+    if (model.is_simulated()) changed.device = "cpu";
+    for (const std::string& name : stored) {
+      flags += (flags.empty() ? "--storage " : ",") + name + "=fp8";
+      changed.storage[name] = weights::Storage::kFp8;
+    }
+    return Alternative{flags, [&model, changed, size] {
+                         const auto opened = LoadedModel::open(model.family(), changed);
+                         return size(*opened);
+                       }};
+  };
+  std::vector<Alternative> alternatives;
+  for (const std::string& name : names) alternatives.push_back(alternative({name}));
+  if (names.size() > 1) alternatives.push_back(alternative(names));
+  return alternatives;
 }
 
 Alternative tiled(LoadedModel& model, const GenerationBasis& basis, const PlanBasis& plan_basis) {
@@ -46,6 +70,24 @@ Alternative tiled(LoadedModel& model, const GenerationBasis& basis, const PlanBa
             changed.request.tiling = order::Tiling();
             return size_generation(model, changed, plan_basis);
           }};
+}
+
+// Where weights rest by the plan, as it chose beside what `layout` says.
+model::WeightLayout planned_weights(const memory::MemoryPlan& plan, model::WeightLayout layout) {
+  model::Placement& placement = layout.placement;
+  placement.resident_blocks.clear();
+  placement.resident_denoiser_blocks.reset();
+  placement.offload.clear();
+  placement.offload_others = false;
+  for (const memory::ComponentChoice& choice : plan.components) {
+    if (choice.storage != "plain")
+      layout.storage[choice.name] = weights::storage_named(choice.storage);
+    if (choice.resident == choice.num_blocks) continue;
+    placement.offload[choice.name] = choice.others;
+    placement.resident_blocks[choice.name] = choice.resident;
+    placement.prefetch = choice.prefetch;
+  }
+  return layout;
 }
 
 // All components beside each other, with the most that any phase computes with; nullopt when some
@@ -66,10 +108,23 @@ std::optional<int64_t> bytes_of_everything(const Planned& planned) {
 // Whether all components have room beside each other, so that none needs to leave for another.
 bool everything_stays(const Planned& planned) {
   const std::optional<int64_t> bytes = bytes_of_everything(planned);
-  return bytes && *bytes <= within(planned.target.limits).device_bytes;
+  return bytes && *bytes <= planned.limits.device_bytes;
 }
 
 }  // namespace
+
+int64_t allocator_limit(int64_t vram) {
+  if (vram > memory::kCudaReserveBytes) return vram - memory::kCudaReserveBytes;
+  throw Error(ErrorCode::kInvalidArgument,
+              "--vram " + report::bytes_text(vram) + ": driver and libraries alone take " +
+                  report::bytes_text(memory::kCudaReserveBytes) + " of a GPU",
+              "give more");
+}
+
+void apply_limits(const MemoryLimits& limits, at::Device device) {
+  if (!limits.device_profile && limits.vram && device.is_cuda())
+    device::limit_memory(device, allocator_limit(*limits.vram));
+}
 
 Outcome plan_generation(LoadedModel& model, const order::Generation& order,
                         std::span<const Job> jobs) {
@@ -78,7 +133,7 @@ Outcome plan_generation(LoadedModel& model, const order::Generation& order,
   return plan_unless_impossible(order.limits, [&] {
     const GenerationBasis basis = generation_basis(model, order, jobs);
     std::vector<Alternative> alternatives = storage_alternatives(
-        model, *order.load, untrained(model, {}),
+        model, *order.load, /*trained=*/{},
         [&](LoadedModel& changed) { return size_generation(changed, basis, target.basis); });
     if (!basis.request.tiling) alternatives.push_back(tiled(model, basis, target.basis));
     Planned planned;
@@ -104,7 +159,7 @@ generate::Layout layout_of(const order::Generation& order, const LoadedModel& mo
     if (phase.name.starts_with("denoise")) strategy = std::max(strategy, phase.strategy);
   }
   generate::Layout layout = planned->sized.layouts.at(strategy);
-  layout.weights = planned_weights(planned->plan, *order.load);
+  layout.weights = planned_weights(planned->plan, {order.load->placement, order.load->storage});
   layout.keeps_all = order.has_several_jobs() && everything_stays(*planned);
   return layout;
 }
@@ -114,8 +169,8 @@ namespace {
 std::vector<Alternative> training_alternatives(LoadedModel& model, const TrainingBasis& basis,
                                                const PlanBasis& plan_basis) {
   const order::Training& config = *basis.config;
-  std::vector<Alternative> alternatives = storage_alternatives(
-      model, config.model, untrained(model, *basis.selection), [&](LoadedModel& changed) {
+  std::vector<Alternative> alternatives =
+      storage_alternatives(model, config.model, *basis.selection, [&](LoadedModel& changed) {
         report::Problems problems;
         const parameters::Selection selection =
             parameters::select_trained(changed, config, problems);
@@ -143,31 +198,32 @@ std::vector<Alternative> training_alternatives(LoadedModel& model, const Trainin
 
 PlanTarget training_target(const train::PreparedRun& run) {
   const order::Training& config = run.config;
-  return plan_target(config.memory.limits, config.model, *run.model);
+  PlanTarget target = plan_target(config.memory.limits, config.model, *run.model);
+  share_host(target, config.ranks.local_size);
+  return target;
 }
 
 Outcome plan_training(const train::PreparedRun& run) {
-  PlanTarget target = training_target(run);
+  const PlanTarget target = training_target(run);
   if (!target.has_limit) return {};
-  share_host(target, run.config.ranks.local_size);
   return plan_unless_impossible(run.config.memory.limits, [&] {
     LoadedModel& model = *run.model;
-    TrainingBasis basis = training_basis(run, run.config);
+    TrainingBasis basis = training_basis(run);
     const std::vector<Alternative> alternatives = training_alternatives(model, basis, target.basis);
-    const SizedRun sized = size_training(model, basis, target.basis);
-    // On the device it is faster; where that does not fit, trained weights and optimizer move.
-    if (!basis.on_host && !run.selection.weights.empty() && !try_plan(sized, target)) {
+    if (!basis.on_host && !run.selection.weights.empty()) {
+      if (auto planned = try_plan(size_training(model, basis, target.basis), target))
+        return *std::move(planned);
+      // Elsewhere than on the device trained weights and optimizer are slower, and may fit.
       basis.on_host = true;
-      const SizedRun moved = size_training(model, basis, target.basis);
-      return plan_or_refuse(moved, target, alternatives);
     }
-    return plan_or_refuse(sized, target, alternatives);
+    return plan_or_refuse(size_training(model, basis, target.basis), target, alternatives);
   });
 }
 
-parameters::Layout layout_of(const order::Training& order, const Planned& planned) {
-  parameters::Layout layout = parameters::unplanned_layout(order);
-  layout.weights = planned_weights(planned.plan, order.model);
+parameters::Layout planned_layout(parameters::Layout said, const order::Training& order,
+                                  const Planned& planned) {
+  parameters::Layout layout = std::move(said);
+  layout.weights = planned_weights(planned.plan, std::move(layout.weights));
   const memory::PhaseChoice* phase = planned.plan.phase("train");
   if (phase == nullptr) return layout;
   const memory::ActivationBudget& budget = planned.sized.activations.at(phase->strategy);
@@ -186,19 +242,13 @@ parameters::Layout layout_of(const order::Training& order, const Planned& planne
   return layout;
 }
 
-void place_trained(train::PreparedRun& run, report::Problems& problems) {
+void place_trained(train::PreparedRun& run) {
   const auto& places = run.layout.weights.placement.offload;
   std::set<const Weight*> stay;
-  std::set<std::string> on_disk;
   for (const auto& trained : run.selection.weights) {
-    const auto place = places.find(trained.component);
-    if (place == places.end() && !run.layout.optimizes_on_host) stay.insert(trained.weight);
-    if (place != places.end() && place->second == memory::Place::kDisk)
-      on_disk.insert(trained.component);
+    if (!places.contains(trained.component) && !run.layout.optimizes_on_host)
+      stay.insert(trained.weight);
   }
-  for (const std::string& component : on_disk)
-    problems.add("--offload " + component + "=disk: its weights are trained, files are not changed",
-                 "use " + component + "=host");
   run.model->keep_on_device(stay);
 }
 
@@ -228,11 +278,9 @@ void follow_plan(const Outcome& outcome, train::PreparedRun& run, progress::Prog
   apply_limits(run.config.memory.limits, run.model->device());
   note_plan(outcome, run.unchecked, progress);
   if (!outcome.planned) return;
-  run.layout = layout_of(run.config, *outcome.planned);
+  run.layout = planned_layout(std::move(run.layout), run.config, *outcome.planned);
   run.model->rearrange(run.layout.weights);
-  report::Problems problems;
-  place_trained(run, problems);
-  problems.throw_if_any();
+  place_trained(run);
 }
 
 void note_measured(const Planned& planned, LoadedModel& model, progress::Progress& progress) {

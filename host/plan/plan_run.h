@@ -34,11 +34,19 @@ Outcome plan_training(const train::PreparedRun& run);
 // The limits that a training is planned within, and the choices that its user has made.
 PlanTarget training_target(const train::PreparedRun& run);
 
-// How a training is carried out: as planned where the user said nothing.
-parameters::Layout layout_of(const order::Training& order, const Planned& planned);
+// How a training is carried out: as planned where the user said nothing. `said`: all that the order
+// says, see unplanned_layout().
+parameters::Layout planned_layout(parameters::Layout said, const order::Training& order,
+                                  const Planned& planned);
 // How an order is carried out. `planned`: nullopt where nothing was planned.
 generate::Layout layout_of(const order::Generation& order, const model::LoadedModel& model,
                            const std::optional<Planned>& planned);
+
+// What LibTorch's allocator may take of a GPU of which a run may take `vram` bytes in all. Throws
+// Error{kInvalidArgument} when nothing is left for it.
+int64_t allocator_limit(int64_t vram);
+// Limits a GPU's allocator by a size of --vram; does nothing on other devices.
+void apply_limits(const MemoryLimits& limits, at::Device device);
 
 // Places the model of an order, or of a training with its activations and optimizer, as it was
 // planned, and tells what that means; where nothing was, `unchecked` of its sizes.
@@ -46,7 +54,7 @@ void follow_plan(const Outcome& outcome, const order::Generation& order, model::
                  const std::string& unchecked, progress::Progress& progress);
 void follow_plan(const Outcome& outcome, train::PreparedRun& run, progress::Progress& progress);
 // Decides where trained weights rest, with the model placed as `run` says. Reads no values.
-void place_trained(train::PreparedRun& run, report::Problems& problems);
+void place_trained(train::PreparedRun& run);
 
 // Tells, when the run is done, what was predicted and what was measured, where that can be.
 void note_measured(const Planned& planned, model::LoadedModel& model, progress::Progress& progress);

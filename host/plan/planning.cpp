@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include <c10/util/StringUtil.h>
+
 #include "atelier/error.h"
 
 #include "formats/escape.h"
-#include "host/device/cuda.h"
-#include "host/device/simulated_device.h"
 #include "host/files/file_reader.h"
 #include "host/files/folder.h"
 #include "host/report/problems.h"
@@ -19,10 +19,8 @@ namespace atelier::plan {
 namespace {
 
 using memory::MemoryPlan;
-using memory::Place;
 using model::LoadedModel;
 using model::LoadOptions;
-using weights::Storage;
 
 // The part of a device's limit that is planned with.
 constexpr double kPlannedPart = 0.97;
@@ -41,29 +39,10 @@ memory::DeviceProfile profile_named(const std::string& name) {
                   std::string("give a JSON file with the device's numbers"));
 }
 
-memory::PlanLimits within(memory::PlanLimits limits) {
-  limits.device_bytes =
-      static_cast<int64_t>(kPlannedPart * static_cast<double>(limits.device_bytes));
-  return limits;
-}
-
 void plan_elsewhere(const std::optional<memory::DeviceProfile>& profile, MemoryLimits& limits,
                     model::LoadOptions& request) {
   limits.device_profile = profile;
   if (profile && request.dtype == "auto") request.dtype = "bfloat16";
-}
-
-int64_t allocator_limit(int64_t vram) {
-  if (vram > memory::kCudaReserveBytes) return vram - memory::kCudaReserveBytes;
-  throw Error(ErrorCode::kInvalidArgument,
-              "--vram " + report::bytes_text(vram) + ": driver and libraries alone take " +
-                  report::bytes_text(memory::kCudaReserveBytes) + " of a GPU",
-              "give more");
-}
-
-void apply_limits(const MemoryLimits& limits, at::Device device) {
-  if (!limits.device_profile && limits.vram && device.is_cuda())
-    device::limit_memory(device, allocator_limit(*limits.vram));
 }
 
 PlanTarget plan_target(const MemoryLimits& limits, const LoadOptions& request,
@@ -74,7 +53,7 @@ PlanTarget plan_target(const MemoryLimits& limits, const LoadOptions& request,
   target.basis.allowed_storages = limits.allowed_storages;
   target.basis.stored = request.storage;
   target.basis.keeps_places = !limits.vram;
-  const auto simulated = device::parse_simulated_device(request.device);
+  const auto& simulated = model.simulated();
   memory::DeviceProfile& profile = target.basis.profile;
   if (limits.device_profile) {
     profile = *limits.device_profile;
@@ -111,32 +90,20 @@ namespace {
 
 // The phase that takes most.
 std::string largest_phase(const MemoryPlan& plan) {
-  const auto found = std::max_element(
-      plan.phases.begin(), plan.phases.end(),
-      [](const auto& a, const auto& b) { return a.device_bytes < b.device_bytes; });
-  return found == plan.phases.end() ? "" : found->name;
+  if (plan.phases.empty()) return "";
+  return std::ranges::max(plan.phases, {}, &memory::PhaseChoice::device_bytes).name;
 }
 
-Error refusal(const memory::PlannedRun& run, const PlanTarget& target,
-              const std::vector<Alternative>& alternatives) {
-  const auto smallest = memory::smallest_plan(run, target.limits.host_bytes, target.basis.profile);
-  std::string message =
-      "the run does not fit into " + report::bytes_text(target.limits.device_bytes);
-  if (smallest) {
-    message += ": it needs " + report::bytes_text(limit_for(smallest->device_bytes)) +
-               " at least, to " + largest_phase(*smallest);
-  } else {
-    message += " and " + report::bytes_text(target.limits.host_bytes) + " of host memory";
-    if (target.host_sharers > 1)
-      message += ", which is what each of " + std::to_string(target.host_sharers) +
-                 " processes has of the machine's";
-  }
+// What `alternatives` would need, those that need least first: those that fit, or where none does,
+// those that need less than `least` bytes.
+std::string hint_of(const std::vector<Alternative>& alternatives, const PlanTarget& target,
+                    int64_t least) {
   std::vector<std::pair<int64_t, std::string>> found;
   for (const Alternative& alternative : alternatives) {
     const SizedRun sized = alternative.size();
     const auto plan =
         memory::smallest_plan(sized.run, target.limits.host_bytes, target.basis.profile);
-    if (plan && (!smallest || plan->device_bytes < smallest->device_bytes))
+    if (plan && plan->device_bytes < least)
       found.emplace_back(limit_for(plan->device_bytes), alternative.flags);
   }
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
@@ -150,9 +117,26 @@ Error refusal(const memory::PlannedRun& run, const PlanTarget& target,
     std::string& list = bytes <= target.limits.device_bytes ? fitting : smaller;
     list += (list.empty() ? "" : "; ") + flags + " would need " + report::bytes_text(bytes);
   }
-  std::string hint = fitting.empty() ? smaller : fitting;
-  if (fitting.empty())
-    hint += (hint.empty() ? "" : ": not enough; ") + std::string(report::kSmallerHint);
+  if (!fitting.empty()) return fitting;
+  return smaller + (smaller.empty() ? "" : ": not enough; ") + std::string(report::kSmallerHint);
+}
+
+Error refusal(const memory::PlannedRun& run, const PlanTarget& target,
+              const std::vector<Alternative>& alternatives) {
+  const auto smallest = memory::smallest_plan(run, target.limits.host_bytes, target.basis.profile);
+  const std::string hint =
+      hint_of(alternatives, target, smallest ? smallest->device_bytes : INT64_MAX);
+  std::string message =
+      "the run does not fit into " + report::bytes_text(target.limits.device_bytes);
+  if (smallest) {
+    message += ": it needs " + report::bytes_text(limit_for(smallest->device_bytes)) +
+               " at least, to " + largest_phase(*smallest);
+  } else {
+    message += " and " + report::bytes_text(target.limits.host_bytes) + " of host memory";
+    if (target.host_sharers > 1)
+      message += c10::str(", which is what each of ", target.host_sharers,
+                          " processes has of the machine's");
+  }
   return {ErrorCode::kOutOfMemory, message, hint, "PLAN_DOES_NOT_FIT"};
 }
 
@@ -166,10 +150,12 @@ std::vector<memory::CurvePoint> Planned::curve(int64_t count) const {
 }
 
 std::optional<Planned> try_plan(const SizedRun& sized, const PlanTarget& target) {
-  std::optional<MemoryPlan> plan =
-      memory::plan_memory(sized.run, within(target.limits), target.basis.profile);
+  memory::PlanLimits limits = target.limits;  // less than they are: predictions are not exact
+  limits.device_bytes =
+      static_cast<int64_t>(kPlannedPart * static_cast<double>(limits.device_bytes));
+  std::optional<MemoryPlan> plan = memory::plan_memory(sized.run, limits, target.basis.profile);
   if (!plan) return std::nullopt;
-  return Planned{sized, std::move(*plan), target};
+  return Planned{sized, std::move(*plan), target, limits};
 }
 
 Planned plan_or_refuse(const SizedRun& sized, const PlanTarget& target,
@@ -177,53 +163,6 @@ Planned plan_or_refuse(const SizedRun& sized, const PlanTarget& target,
   std::optional<Planned> planned = try_plan(sized, target);
   if (!planned) throw refusal(sized.run, target, alternatives);
   return std::move(*planned);
-}
-
-model::WeightLayout planned_weights(const MemoryPlan& plan, const LoadOptions& request) {
-  model::WeightLayout layout = {request.placement, request.storage};
-  model::Placement& placement = layout.placement;
-  placement.resident_blocks.clear();
-  placement.resident_denoiser_blocks.reset();
-  placement.offload.clear();
-  placement.offload_others = false;
-  for (const memory::ComponentChoice& choice : plan.components) {
-    if (choice.storage != "plain")
-      layout.storage[choice.name] = weights::storage_named(choice.storage);
-    if (choice.resident == choice.num_blocks) continue;
-    placement.offload[choice.name] = choice.others;
-    placement.resident_blocks[choice.name] = choice.resident;
-    placement.prefetch = choice.prefetch;
-  }
-  return layout;
-}
-
-std::vector<Alternative> storage_alternatives(LoadedModel& model, const LoadOptions& request,
-                                              const std::vector<std::string>& components,
-                                              const SizeModel& size) {
-  std::vector<std::string> names;
-  for (const std::string& name : components) {
-    if (model.storage(name) == Storage::kPlain &&
-        !weights::storable_weights(model.model(), name).empty())
-      names.push_back(name);
-  }
-  const auto alternative = [&](const std::vector<std::string>& stored) {
-    std::string flags;
-    LoadOptions changed = request;
-    // One simulated device with a limit lives at a time.
-    if (device::parse_simulated_device(request.device)) changed.device = "cpu";
-    for (const std::string& name : stored) {
-      flags += (flags.empty() ? "--storage " : ",") + name + "=fp8";
-      changed.storage[name] = Storage::kFp8;
-    }
-    return Alternative{flags, [&model, changed, size] {
-                         const auto opened = LoadedModel::open(model.family(), changed);
-                         return size(*opened);
-                       }};
-  };
-  std::vector<Alternative> alternatives;
-  for (const std::string& name : names) alternatives.push_back(alternative({name}));
-  if (names.size() > 1) alternatives.push_back(alternative(names));
-  return alternatives;
 }
 
 }  // namespace atelier::plan

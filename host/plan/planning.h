@@ -19,12 +19,6 @@ using model::MemoryLimits;
 // --device_profile, and what parse_profile() throws.
 memory::DeviceProfile profile_named(const std::string& name);
 
-// What LibTorch's allocator may take of a GPU of which a run may take `vram` bytes in all. Throws
-// Error{kInvalidArgument} when nothing is left for it.
-int64_t allocator_limit(int64_t vram);
-// Limits a GPU's allocator by a size of --vram; does nothing on other devices.
-void apply_limits(const MemoryLimits& limits, at::Device device);
-
 // Plans for a device that need not be there; nullopt: for the one that is. Weights are planned in
 // bfloat16 then, unless a dtype was said.
 void plan_elsewhere(const std::optional<memory::DeviceProfile>& profile, MemoryLimits& limits,
@@ -45,8 +39,6 @@ PlanTarget plan_target(const MemoryLimits& limits, const model::LoadOptions& req
 // Leaves one of `processes` its part of the machine's host memory.
 void share_host(PlanTarget& target, int64_t processes);
 
-// What a plan may take of the limits: its prediction is not exact.
-memory::PlanLimits within(memory::PlanLimits limits);
 // The limit within which a plan of `bytes` fits.
 int64_t limit_for(int64_t bytes);
 
@@ -55,6 +47,7 @@ struct Planned {
   SizedRun sized;
   memory::MemoryPlan plan;
   PlanTarget target;
+  memory::PlanLimits limits;  // what the plan could take of those of the target
 
   // The time of the run over the memory of the device.
   std::vector<memory::CurvePoint> curve(int64_t count = 24) const;
@@ -72,17 +65,5 @@ std::optional<Planned> try_plan(const SizedRun& sized, const PlanTarget& target)
 // what they need.
 Planned plan_or_refuse(const SizedRun& sized, const PlanTarget& target,
                        const std::vector<Alternative>& alternatives);
-
-// Where weights rest by the plan, as it chose beside what `request` says.
-model::WeightLayout planned_weights(const memory::MemoryPlan& plan,
-                                    const model::LoadOptions& request);
-
-// What of `components` has weights that could rest in 8 bits and do not: --storage flags, and the
-// run's model opened with them, as alternatives.
-using SizeModel = std::function<SizedRun(model::LoadedModel& model)>;
-std::vector<Alternative> storage_alternatives(model::LoadedModel& model,
-                                              const model::LoadOptions& request,
-                                              const std::vector<std::string>& components,
-                                              const SizeModel& size);
 
 }  // namespace atelier::plan

@@ -114,16 +114,6 @@ void add_places(std::vector<std::string>& words, const Training& order, const Pl
 
 }  // namespace
 
-Training with_step(const Training& order, int64_t ranks) {
-  Training config = order;
-  if (order.global_batch_size > 0 || ranks == 1) return config;
-  const int64_t parts = ranks % order.sequence_parallel == 0 ? order.sequence_parallel : 1;
-  if (order.resume.empty()) config.order.gradient_accumulation_steps *= ranks / parts;
-  config.global_batch_size =
-      static_cast<int>(config.order.batch_size * config.order.gradient_accumulation_steps);
-  return config;
-}
-
 Training shared_settings(const Training& order, const RankMode& mode) {
   Training config = order;
   config.shards.stage = mode.zero_stage;
@@ -150,7 +140,8 @@ std::string sharing_flags(const Training& order, const RankMode& mode) {
 }
 
 std::string placing_flags(const Training& order, const Planned& planned) {
-  const Layout unplanned = parameters::unplanned_layout(order), layout = layout_of(order, planned);
+  const Layout unplanned = parameters::unplanned_layout(order);
+  const Layout layout = planned_layout(unplanned, order, planned);
   std::vector<std::string> words;
   add_activations(words, unplanned, layout);
   add_storages(words, unplanned, layout);

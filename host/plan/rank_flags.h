@@ -9,10 +9,6 @@
 
 namespace atelier::plan {
 
-// A training of `order` by so many ranks with its step written down, as train::share_batch() makes
-// it for them: every way to share it is planned for the same samples a step.
-order::Training with_step(const order::Training& order, int64_t ranks);
-
 // A training of `order` that is shared as `mode` says.
 order::Training shared_settings(const order::Training& order, const RankMode& mode);
 

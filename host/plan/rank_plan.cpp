@@ -67,18 +67,30 @@ std::vector<RankMode> sequence_modes(const RankMode& base, const LinkProfile& li
   return modes;
 }
 
+// A training of `order` by so many ranks with its step written down, as train::share_batch() makes
+// it for them: every way to share it is planned for the same samples a step.
+order::Training with_step(const order::Training& order, int64_t ranks) {
+  order::Training config = order;
+  if (order.global_batch_size > 0 || ranks == 1) return config;
+  const int64_t parts = ranks % order.sequence_parallel == 0 ? order.sequence_parallel : 1;
+  if (order.resume.empty()) config.order.gradient_accumulation_steps *= ranks / parts;
+  config.global_batch_size =
+      static_cast<int>(config.order.batch_size * config.order.gradient_accumulation_steps);
+  return config;
+}
+
 class Planning {
  public:
-  // `config`: that of `run` with its step, which rows with other ranks to a batch say where
+  // `basis`: of an order with its step, which rows with other ranks to a batch say where
   // `says_step`. What is given by reference outlives this.
-  Planning(const train::PreparedRun& run, const order::Training& config, bool says_step,
-           const PlanTarget& target, const LinkProfile& links)
-      : model_(*run.model),
-        config_(config),
+  Planning(LoadedModel& model, const TrainingBasis& basis, bool says_step, const PlanTarget& target,
+           const LinkProfile& links)
+      : model_(model),
+        basis_(basis),
+        config_(*basis.config),
         says_step_(says_step),
         target_(target),
-        links_(links),
-        basis_(training_basis(run, config)) {}
+        links_(links) {}
 
   RanksPlan of(int64_t ranks) const {
     RanksPlan plan{.ranks = ranks};
@@ -232,11 +244,11 @@ class Planning {
   }
 
   LoadedModel& model_;
+  const TrainingBasis& basis_;
   const order::Training& config_;
   bool says_step_;
   const PlanTarget& target_;
   const LinkProfile& links_;
-  TrainingBasis basis_;
 };
 
 }  // namespace
@@ -254,10 +266,12 @@ PlannedRanks plan_ranks(const train::PreparedRun& run, const RanksOrder& ranks) 
                     std::to_string(most),
                 "measure on two machines, or say infiniband or ethernet");
   const bool says_step = run.config.global_batch_size == 0 && run.config.resume.empty();
+  TrainingBasis basis = training_basis(run);
   for (const int64_t count : ranks.counts) {
     const order::Training config = with_step(run.config, count);
+    basis.config = &config;
     planned.plans.push_back(
-        Planning(run, config, says_step, planned.target, planned.links).of(count));
+        Planning(*run.model, basis, says_step, planned.target, planned.links).of(count));
   }
   return planned;
 }

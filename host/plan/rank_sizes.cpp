@@ -4,58 +4,69 @@
 #include <cmath>
 #include <numeric>
 
+#include "host/model/components.h"
+#include "memory/divided_slab.h"
+
 namespace atelier::plan {
 
 using memory::exchange_seconds;
 using memory::LinkProfile;
+using parameters::ExchangedTensors;
+using parameters::ExchangePlan;
+
+GradientBytes gradient_bytes(const ExchangePlan& exchange, const std::string& denoiser) {
+  const auto wholes = static_cast<double>(exchange.wholes.tensor_bytes(denoiser));
+  if (exchange.mode.zero_stage == 0) return {.wholes = wholes};
+  const double sent = static_cast<double>(exchange.wholes.bucket_bytes(denoiser) +
+                                          exchange.divided.bucket_bytes(denoiser));
+  return {.wholes = exchange.sends_each_pass() ? 0.0 : wholes,
+          .sums = sent / static_cast<double>(exchange.mode.group)};
+}
 
 namespace {
 
-// Whether ranks move parts of values that all of them compute with.
-bool brings_values(const RankMode& mode) {
-  return mode.zero_stage == 1 || mode.zero_stage == 2;
+// All but its own, where each of so many ranks has a part.
+double others(int64_t ranks) {
+  return static_cast<double>(ranks - 1) / static_cast<double>(ranks);
 }
 
 }  // namespace
 
-HeldBytes held_bytes(const RankMode& mode, const TrainedBytes& whole) {
-  const auto part = [&](int from_stage, double bytes) {
-    return mode.zero_stage >= from_stage ? bytes / static_cast<double>(mode.group) : bytes;
-  };
-  const double gradients = part(2, whole.gradients);
-  const double moved = gradients + part(1, whole.states);
-  const double values = part(3, whole.values);
-  if (mode.on_host) return {values, moved, gradients};
-  return {values + moved, 0.0, gradients};
+double sent_bytes(const ExchangePlan& exchange, const std::string& denoiser, double passes,
+                  double runs) {
+  const RankMode& mode = exchange.mode;
+  const auto wholes = static_cast<double>(exchange.wholes.bucket_bytes(denoiser));
+  const auto divided = static_cast<double>(exchange.divided.bucket_bytes(denoiser));
+  if (mode.zero_stage == 0) return 2 * others(mode.ranks) * wholes;
+  const double gradients = (exchange.sends_each_pass() ? passes : 1.0) * wholes + runs * divided;
+  const double between = 2 * others(mode.replicas()) * gradient_bytes(exchange, denoiser).sums;
+  return others(mode.group) * (gradients + wholes) + between;
 }
 
-double sent_bytes(const RankMode& mode, const TrainedBytes& whole, double gathered,
-                  double batches) {
-  const auto part = [](int64_t size) {
-    return static_cast<double>(size - 1) / static_cast<double>(size);
-  };
-  const double n = part(mode.group);
-  const double between =
-      2 * part(mode.replicas()) * whole.gradients / static_cast<double>(mode.group);
-  switch (mode.zero_stage) {
-    case 0:
-      return 2 * n * whole.gradients;
-    case 1:
-      return n * (whole.gradients + whole.values) + between;
-    case 2:
-      return n * (batches * whole.gradients + whole.values) + between;
-    default:
-      return n * batches * (whole.gradients + 2 * gathered) + between;
-  }
+double gathered_bytes(const RankMode& mode, double bytes, double runs) {
+  return 2 * runs * others(mode.group) * bytes;
 }
 
-UnderWay under_way_bytes(const parameters::ExchangePlan& exchange, int64_t passes, double block,
-                         bool through_host) {
+namespace {
+
+// Bytes of the buckets of the block that has most.
+double largest_block(const ExchangedTensors& divided) {
+  std::map<const Block*, int64_t> bytes;
+  int64_t most = 0;
+  for (const auto& bucket : divided.layout.buckets())
+    most = std::max(most, bytes[bucket.block] += bucket.bytes());
+  return static_cast<double>(most);
+}
+
+}  // namespace
+
+UnderWay under_way_bytes(const ExchangePlan& exchange, int64_t passes, bool through_host) {
   const RankMode& mode = exchange.mode;
   if (mode.ranks == 1) return {};
+  const distributed::FlatLayout& layout = exchange.wholes.layout;
   const int64_t sends = exchange.sends_each_pass() ? passes : 1;
   const auto most_bytes = [&](size_t buckets, int64_t times) {
-    return static_cast<double>(exchange.layout.most_bytes(buckets, static_cast<size_t>(times)));
+    return static_cast<double>(layout.most_bytes(buckets, static_cast<size_t>(times)));
   };
   const double bucket = most_bytes(1, 1), at_once = most_bytes(parameters::kBucketsUnderWay, sends);
   if (mode.zero_stage == 0) return {.gradients = at_once};
@@ -64,18 +75,28 @@ UnderWay under_way_bytes(const parameters::ExchangePlan& exchange, int64_t passe
   const double values = (1.0 + beside) * most_bytes(parameters::kBucketsUnderWay, 1);
   // In stage 1 gradients count whole until they are sent. Otherwise parts of sums alone do.
   if (mode.zero_stage == 1) return {std::max(bucket, beside * at_once), values};
-  const double in_step =
-      static_cast<double>(sends) * most_bytes(exchange.layout.buckets().size(), 1);
+  const double in_step = static_cast<double>(sends) * most_bytes(layout.buckets().size(), 1);
   const double collected = std::min(bucket, in_step - at_once);
-  return {collected + (1.0 + beside) * at_once + (2.0 + beside) * block, values};
+  return {collected + (1.0 + beside) * at_once + (2.0 + beside) * largest_block(exchange.divided),
+          values};
 }
 
 memory::RankGroup group_of(const RankMode& mode, const LinkProfile& links) {
   return memory::nearest_ranks(links, mode.group);
 }
 
+void round_blocks(memory::PlannedComponent& component) {
+  if (component.shards == 1) return;
+  for (memory::StoredComponent& stored : component.storages) {
+    for (int64_t& bytes : stored.blocks)
+      bytes = component.shards * memory::part_bytes(bytes, component.shards);
+  }
+}
+
 void shard_blocks(memory::PlannedComponent& component, const RankMode& mode,
                   const LinkProfile& links) {
+  component.shards = static_cast<int>(mode.group);
+  round_blocks(component);
   for (memory::StoredComponent& stored : component.storages) {
     stored.kept.clear();
     for (const int64_t bytes : stored.blocks)
@@ -83,7 +104,6 @@ void shard_blocks(memory::PlannedComponent& component, const RankMode& mode,
           exchange_seconds(links, group_of(mode, links), static_cast<double>(bytes)));
   }
   component.may_stream = true;
-  component.shards = static_cast<int>(mode.group);
   component.resident.reset();
   if (component.others) component.others = memory::Place::kHost;
 }
@@ -167,34 +187,76 @@ double share_rows(memory::Strategy& strategy, const RankMode& mode,
 
 namespace {
 
-// Seconds for `bytes` of a component, exchanged `times` behind each of its blocks, or before it: as
-// much as the block has of the component's weights. What is outside of blocks goes with the first
-// one.
-std::vector<double> block_seconds(const memory::StoredComponent& component, double bytes,
-                                  double times, const RankMode& mode, const LinkProfile& links) {
-  const auto all = static_cast<double>(
-      std::accumulate(component.blocks.begin(), component.blocks.end(), component.outside));
-  std::vector<double> seconds;
-  for (size_t i = 0; i < component.blocks.size(); ++i) {
-    const int64_t part = component.blocks[i] + (i == 0 ? component.outside : 0);
-    seconds.push_back(times * exchange_seconds(links, group_of(mode, links),
-                                               bytes * static_cast<double>(part) / all));
-  }
-  return seconds;
-}
+// What ranks exchange of one plan, and how long it takes, on the way of a step through its blocks.
+class BucketTimes {
+ public:
+  BucketTimes(const SharedStep& step, const std::vector<memory::PlannedComponent>& components,
+              const LinkProfile& links)
+      : step_(step), exchange_(*step.exchange), components_(components), links_(links) {}
 
-// Seconds at the end of a step in which nothing is computed: sums of `gradients` bytes between
-// groups, and `values` bytes that come back in stages 1 and 2 before the next step begins.
-double ending_seconds(const RankMode& mode, double gradients, double values,
-                      const LinkProfile& links) {
-  double seconds = 0.0;
-  if (brings_values(mode) && values > 0)
-    seconds += exchange_seconds(links, group_of(mode, links), values);
-  if (mode.replicas() > 1)
-    seconds += 2 * exchange_seconds(links, memory::one_of_each_machine(mode.replicas()),
-                                    gradients / static_cast<double>(mode.group));
-  return seconds;
-}
+  // Gradients leave behind the block that is the last one to give their bucket any. Those of
+  // wholes leave `times` in each of the passes in which others do.
+  void send(std::map<std::string, std::vector<double>>& sends, double times) const {
+    const double ways = exchange_.mode.zero_stage == 0 ? 2 : 1;  // an all-reduce has two
+    const auto& buckets = exchange_.wholes.layout.buckets();
+    for (size_t i = 0; i < buckets.size(); ++i)
+      add(sends, place(i), ways * times * once(buckets[i]));
+    for (const auto& bucket : exchange_.divided.layout.buckets())
+      add(sends, step_.places.at(bucket.block), once(bucket));
+  }
+  // Values come before the first block that reads any of their bucket.
+  void await(std::map<std::string, std::vector<double>>& awaits) const {
+    const auto& buckets = exchange_.wholes.layout.buckets();
+    for (size_t i = 0; i < buckets.size(); ++i) add(awaits, place(i), once(buckets[i]));
+  }
+  // At the end of a step, in which nothing is computed: sums between groups, and values where they
+  // do not come ahead.
+  double ending_seconds() const {
+    const RankMode& mode = exchange_.mode;
+    double seconds = 0.0;
+    for (const ExchangedTensors* exchanged : {&exchange_.wholes, &exchange_.divided}) {
+      const bool brings =
+          mode.zero_stage > 0 && exchanged == &exchange_.wholes && !exchange_.brings_ahead();
+      for (const size_t i : exchanged->buckets_of(step_.denoiser)) {
+        const auto& bucket = exchanged->layout.buckets()[i];
+        if (brings) seconds += once(bucket);
+        if (mode.replicas() > 1)
+          seconds += 2 * exchange_seconds(
+                             links_, memory::one_of_each_machine(mode.replicas()),
+                             static_cast<double>(bucket.bytes()) / static_cast<double>(mode.group));
+      }
+    }
+    return seconds;
+  }
+
+ private:
+  double once(const distributed::FlatLayout::Bucket& bucket) const {
+    return exchange_seconds(links_, group_of(exchange_.mode, links_),
+                            static_cast<double>(bucket.bytes()));
+  }
+  // What is outside of blocks goes with the first one of its component.
+  BlockPlace place(size_t bucket) const {
+    if (const Block* first = exchange_.arrival.first[bucket]; first != nullptr)
+      return step_.places.at(first);
+    const size_t tensor = exchange_.wholes.layout.buckets()[bucket].positions.back().tensor;
+    return {model::component_of(exchange_.wholes.tensors[tensor].name)};
+  }
+  // Nothing where the component has no blocks in the strategy.
+  void add(std::map<std::string, std::vector<double>>& seconds, const BlockPlace& place,
+           double more) const {
+    const auto found =
+        std::ranges::find(components_, place.component, &memory::PlannedComponent::name);
+    if (found == components_.end() || found->storages.front().blocks.empty()) return;
+    std::vector<double>& of_blocks = seconds[place.component];
+    of_blocks.resize(found->storages.front().blocks.size());
+    of_blocks[place.block] += more;
+  }
+
+  const SharedStep& step_;
+  const ExchangePlan& exchange_;
+  const std::vector<memory::PlannedComponent>& components_;
+  const LinkProfile& links_;
+};
 
 }  // namespace
 
@@ -205,31 +267,26 @@ StepExchange share_step(const SharedStep& step,
   StepExchange done;
   if (mode.sequence > 1)
     done.exposed_seconds = share_rows(strategy, mode, step.attention, links, done.sent_bytes);
-  const RankMode summing = summing_mode(mode, step.is_of_factors);
+  const ExchangePlan& exchange = *step.exchange;
   // Divided blocks come and send in each run, of which distillation makes several in a batch.
-  const double passes = summing.zero_stage == 3 ? strategy.repeats : step.batches;
-  strategy.sending_repeats = summing.zero_stage >= 2 ? passes : 1.0;
+  const double runs = strategy.repeats;
+  const double passes = exchange.sends_each_pass() ? step.batches : 1.0;
+  strategy.sending_repeats = exchange.divided.tensors.empty() ? passes : runs;
+  const BucketTimes times(step, components, links);
+  times.send(strategy.sends, passes / strategy.sending_repeats);
+  if (exchange.mode.zero_stage > 0 && exchange.brings_ahead()) times.await(strategy.awaits);
+  const double ending = times.ending_seconds();
+  strategy.seconds += ending;
+  done.exposed_seconds += ending;
   double gathered = 0.0;
   for (const memory::PlannedComponent& component : components) {
     const memory::StoredComponent& stored = component.storages.front();
     if (!stored.gathers.empty())
       gathered += static_cast<double>(
           std::accumulate(stored.blocks.begin(), stored.blocks.end(), int64_t{0}));
-    if (!strategy.backward.contains(component.name)) continue;
-    if (const auto of_it = step.gradients_of.find(component.name); of_it != step.gradients_of.end())
-      strategy.sends[component.name] = block_seconds(
-          stored, of_it->second, /*times=*/summing.zero_stage == 0 ? 2 : 1, summing, links);
-    if (const auto of_it = step.awaited_of.find(component.name);
-        brings_values(summing) && of_it != step.awaited_of.end())
-      strategy.awaits[component.name] =
-          block_seconds(stored, of_it->second, /*times=*/1, summing, links);
   }
-  const double ending = ending_seconds(summing, step.whole.gradients, step.values_at_end, links);
-  strategy.seconds += ending;
-  done.exposed_seconds += ending;
-  done.sent_bytes += sent_bytes(summing, step.whole, gathered, passes);
-  if (step.is_of_factors && mode.zero_stage == 3)
-    done.sent_bytes += sent_bytes(mode, {}, gathered, strategy.repeats);
+  done.sent_bytes += sent_bytes(exchange, step.denoiser, step.batches, runs) +
+                     gathered_bytes(mode, gathered, runs);
   return done;
 }
 

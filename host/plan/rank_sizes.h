@@ -15,34 +15,36 @@ namespace atelier::plan {
 using parameters::RankMode;
 using parameters::summing_mode;
 
-// Bytes of what is trained, whole.
-struct TrainedBytes {
-  double values = 0, gradients = 0, states = 0;
+// What one rank keeps of the gradients of a step, in bytes.
+struct GradientBytes {
+  double wholes = 0;  // from the backward pass on that makes them, until they are sent, once
+  double sums = 0;    // its parts of sums of all ranks
 };
-struct HeldBytes {
-  double device = 0, host = 0;
-  double gradients = 0;  // of these
-};
-// What one rank holds of these. Stage 1 shares states, 2 gradients too, 3 values too.
-HeldBytes held_bytes(const RankMode& mode, const TrainedBytes& whole);
+// `denoiser`: whose step it is; empty: of all of them.
+GradientBytes gradient_bytes(const parameters::ExchangePlan& exchange, const std::string& denoiser);
 
-// Bytes that one rank sends in a step of `batches` batches. `gathered`: of the blocks' weights that
-// stage 3 brings for each pass over them, trained and frozen.
-double sent_bytes(const RankMode& mode, const TrainedBytes& whole, double gathered, double batches);
+// Bytes of what is trained that one rank sends in a step of `passes` backward passes, in which each
+// divided block runs `runs` times.
+double sent_bytes(const parameters::ExchangePlan& exchange, const std::string& denoiser,
+                  double passes, double runs);
+// And of weights of divided blocks, of which `bytes` come for each of both passes over them.
+double gathered_bytes(const RankMode& mode, double bytes, double runs);
 
-// What the device holds of an exchange at one time, at most, beside what held_bytes() counts.
+// What the device holds of an exchange at one time, at most, beside what ranks keep.
 struct UnderWay {
   double gradients = 0;  // while they are made
   double values = 0;     // of those that come back when they are moved
 };
-// `passes`: backward passes of a step. `block`: bytes of the largest block that is divided.
-// `through_host`: gradients are summed in the memory of the host.
-UnderWay under_way_bytes(const parameters::ExchangePlan& exchange, int64_t passes, double block,
+// `passes`: backward passes of a step. `through_host`: gradients are summed in the memory of the
+// host.
+UnderWay under_way_bytes(const parameters::ExchangePlan& exchange, int64_t passes,
                          bool through_host);
 
 // The ranks that `mode` shares over.
 memory::RankGroup group_of(const RankMode& mode, const memory::LinkProfile& links);
 
+// Makes blocks of a component as large as all parts of them are, as many as its `shards`.
+void round_blocks(memory::PlannedComponent& component);
 // Leaves a part of each block on the rank; the rest comes from the others, block by block.
 void shard_blocks(memory::PlannedComponent& component, const RankMode& mode,
                   const memory::LinkProfile& links);
@@ -63,16 +65,19 @@ double share_rows(memory::Strategy& strategy, const RankMode& mode,
                   const SharedAttention& attention, const memory::LinkProfile& links,
                   double& sends);
 
+// A place among the blocks of a run.
+struct BlockPlace {
+  std::string component;
+  size_t block = 0;  // in running order
+};
+
 // What a step on one rank trains, as several share it.
 struct SharedStep {
-  TrainedBytes whole = {};
-  std::map<std::string, double> gradients_of = {};  // bytes, by component
-  // Moved values: those that come while the next step runs, by component, and all others.
-  std::map<std::string, double> awaited_of = {};
-  double values_at_end = 0.0;
+  const parameters::ExchangePlan* exchange;  // not null, and outlives this
+  std::string denoiser = {};                 // whose step exchanges most; empty: all are in each
+  std::map<const Block*, BlockPlace> places = {};
   SharedAttention attention = {};
   double batches = 1.0;
-  bool is_of_factors = false;  // LoRA: whole on each rank, whatever is shared of the base
 };
 // What one rank sends in a step, and how long nothing is computed meanwhile, beside what the
 // planner's clock finds.
@@ -80,7 +85,7 @@ struct StepExchange {
   double sent_bytes = 0.0, exposed_seconds = 0.0;
 };
 // Lets a strategy of one rank do what several do. `components`: those of the run, after
-// shard_blocks().
+// shard_blocks(). `mode`: that of the base.
 StepExchange share_step(const SharedStep& step,
                         const std::vector<memory::PlannedComponent>& components,
                         const RankMode& mode, const memory::LinkProfile& links,

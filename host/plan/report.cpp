@@ -106,7 +106,7 @@ std::string batch_line(const Planned& planned) {
       c10::str("batch ", planned.sized.batch_size, " fits with ", bytes_text(spare), " to spare");
   if (more <= 0) return line;  // a clip in pieces is alone
   const auto& slack = planned.sized.slack_bytes;
-  const int64_t room = within(planned.target.limits).device_bytes - phase->device_bytes +
+  const int64_t room = planned.limits.device_bytes - phase->device_bytes +
                        (slack.empty() ? 0 : slack[phase->strategy]);
   const int64_t most = planned.sized.batch_size + room / more;
   if (most > planned.sized.batch_size) line += c10::str("; ", most, " would fit");

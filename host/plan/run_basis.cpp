@@ -1,7 +1,6 @@
 #include "host/plan/run_basis.h"
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -22,13 +21,7 @@ using model::LoadedModel;
 using order::Job;
 using order::Settings;
 
-double pixels_of(const MediaTarget& target) {
-  return static_cast<double>(target.frames) * static_cast<double>(target.height) *
-         static_cast<double>(target.width);
-}
-
-// Images that lead what is made count as much as it does: families bring them to about its size.
-// Those that say where texts hold do not.
+// Whether images lead what is made, and do not say where texts hold.
 bool is_leading_image(const InputSpec& input) {
   return input.kind == InputKind::kImage && input.role == InputRole::kCondition &&
          input.paired_with.empty();
@@ -40,8 +33,15 @@ bool has_controls(const LoadedModel& model) {
   });
 }
 
-// Pixels that one sample stands for. Images of controls that do nothing in it count for nothing.
-double pixels_of(const Settings& settings, const LoadedModel& model) {
+// Pixels of what is made and of the images that lead it, which count as much: families bring them
+// to about its size.
+double pixels_with(const MediaTarget& target, size_t images) {
+  return static_cast<double>(target.frames) * static_cast<double>(target.height) *
+         static_cast<double>(target.width) * static_cast<double>(1 + images);
+}
+
+// Pixels that settings ask for. Images of controls that do nothing count for nothing.
+double asked_pixels(const Settings& settings, const LoadedModel& model) {
   size_t images = 0;
   std::optional<generate::Request> request;  // which reads images' headers: where it may matter
   for (const InputSpec& input : model.family().inputs()) {
@@ -51,22 +51,24 @@ double pixels_of(const Settings& settings, const LoadedModel& model) {
     if (!request || request->idle_controls.empty() || request->inputs.contains(input.name))
       images += inputs::texts_of(*given).size();
   }
-  return pixels_of(order::target_of(settings)) * static_cast<double>(1 + images);
+  return pixels_with(order::target_of(settings), images);
 }
-double pixels_of(const data::Item& item, std::span<const InputSpec> inputs) {
+
+// Pixels that a sample stands for.
+double sample_pixels(const data::Item& item, std::span<const InputSpec> inputs) {
   size_t images = 0;
   for (const InputSpec& input : inputs) {
-    const auto given = item.files.find(input.name);
-    if (is_leading_image(input) && given != item.files.end()) images += given->second.size();
+    if (is_leading_image(input) && item.files.contains(input.name))
+      images += item.files.at(std::string(input.name)).size();
   }
-  return pixels_of(item.target) * static_cast<double>(1 + images);
+  return pixels_with(item.target, images);
 }
 
 // Pixels that are denoised at once.
 double area_of(const Settings& settings, const LoadedModel& model) {
   const bool is_guided =
       generate::cfg_scales_of(settings, model.family(), model.stages().variant).is_guided();
-  return (is_guided ? 2.0 : 1.0) * pixels_of(settings, model) *
+  return (is_guided ? 2.0 : 1.0) * asked_pixels(settings, model) *
          static_cast<double>(
              std::min(settings.batch_size, std::max<int64_t>(1, settings.num_images)));
 }
@@ -88,38 +90,38 @@ int64_t lora_bytes(const LoadedModel& model, std::span<const Job> jobs) {
   return most;
 }
 
+// The caption of a row; null: it has none.
+const std::string* caption_of(const data::Item& item) {
+  if (!item.values.contains("prompt")) return nullptr;
+  return item.values.at("prompt").get_ptr<const std::string*>();
+}
+
 // The largest image, the longest text and how many there are.
 void take_dataset(TrainingBasis& basis, const data::Dataset& dataset, const LoadedModel& model) {
   double most = 0;
-  size_t longest = 0;
   std::optional<size_t> largest;
-  std::optional<std::string> text;
+  const std::string* text = nullptr;
   for (size_t i = 0; i < dataset.items().size(); ++i) {
     const data::Item& item = dataset.items()[i];
     basis.distillation_steps =
         std::max(basis.distillation_steps, train::distillation_steps(item.values));
-    if (const double pixels = pixels_of(item, dataset.inputs()); pixels > most) {
+    if (const double pixels = sample_pixels(item, dataset.inputs()); pixels > most) {
       most = pixels;
       basis.target = item.target;
       largest = i;
     }
-    const auto prompt = item.values.find("prompt");
-    if (prompt == item.values.end() || !prompt->second.is_string()) continue;
-    const auto& caption = prompt->second.get_ref<const std::string&>();
-    if (text && caption.size() <= longest) continue;
-    longest = caption.size();
-    text = caption;
+    const std::string* const caption = caption_of(item);
+    if (caption != nullptr && (text == nullptr || caption->size() > text->size())) text = caption;
   }
   if (largest) basis.inputs = dataset.shapes(*largest);
   basis.samples = std::max<int64_t>(1, dataset.samples());
   const bool has_encoder =
-      std::any_of(model.family().components().begin(), model.family().components().end(),
-                  [&](const ComponentSpec& spec) {
-                    return model::only_encodes(spec) && model.find_part(spec.name) != nullptr;
-                  });
+      std::ranges::any_of(model.family().components(), [&](const ComponentSpec& spec) {
+        return model::only_encodes(spec) && model.find_part(spec.name) != nullptr;
+      });
   if (!has_encoder) {
     basis.inputs.erase("prompt");
-  } else if (text) {
+  } else if (text != nullptr) {
     basis.inputs.insert_or_assign("prompt", *text);
   }
 }
@@ -174,7 +176,7 @@ void take_cache(TrainingBasis& basis, const std::string& folder, const LoadedMod
       }
     }
     const double latents = item.latents_shape.empty()
-                               ? pixels_of(item.target)
+                               ? pixels_with(item.target, /*images=*/0)
                                : static_cast<double>(c10::multiply_integers(item.latents_shape));
     if (latents + numbers_of_pictures(made) <= most) continue;
     most = latents + numbers_of_pictures(made);
@@ -187,21 +189,16 @@ void take_cache(TrainingBasis& basis, const std::string& folder, const LoadedMod
       1, std::ranges::count(manifest.items, false, &samples::CacheItem::is_alternative));
 }
 
-// The steps of a whole run, however many they are.
-double count_steps(const order::Training& config, int64_t samples) {
-  const data::OrderOptions& order = config.order;
-  const double in_a_step =
-      std::max(1.0, static_cast<double>(order.batch_size) *
-                        static_cast<double>(order.gradient_accumulation_steps));
-  const double seen = static_cast<double>(samples) * static_cast<double>(order.dataset_repeat);
-  return static_cast<double>(config.num_epochs) * std::max(1.0, std::floor(seen / in_a_step));
-}
-
 }  // namespace
 
 const Job& largest_job(const LoadedModel& model, std::span<const Job> jobs) {
   return *std::ranges::max_element(jobs, {},
                                    [&](const Job& job) { return area_of(job.settings, model); });
+}
+
+const Settings& largest_prompt(const LoadedModel& model, std::span<const Settings> prompts) {
+  return *std::ranges::max_element(
+      prompts, {}, [&](const Settings& prompt) { return asked_pixels(prompt, model); });
 }
 
 GenerationBasis generation_basis(LoadedModel& model, const order::Generation& order,
@@ -220,21 +217,15 @@ GenerationBasis generation_basis(LoadedModel& model, const order::Generation& or
   return basis;
 }
 
-TrainingBasis training_basis(const train::PreparedRun& run, const order::Training& config) {
-  const LoadedModel& model = *run.model;
-  TrainingBasis basis{.config = &config, .selection = &run.selection};
+TrainingBasis training_basis(const train::PreparedRun& run) {
+  TrainingBasis basis{.config = &run.config,
+                      .selection = &run.selection,
+                      .prompts = run.prompts,
+                      .on_host = run.config.offload.optimizer};
   if (run.dataset != nullptr) {
-    take_dataset(basis, *run.dataset, model);
+    take_dataset(basis, *run.dataset, *run.model);
   } else {
-    take_cache(basis, config.cache_path, model);
-  }
-  basis.steps = config.max_train_steps ? static_cast<double>(*config.max_train_steps)
-                                       : count_steps(config, basis.samples);
-  basis.on_host = config.offload.optimizer;
-  if (!run.prompts.empty()) {
-    const Settings& largest = std::ranges::max(
-        run.prompts, {}, [&](const Settings& prompt) { return pixels_of(prompt, model); });
-    basis.preview = generate::blank_request(largest, model);
+    take_cache(basis, run.config.cache_path, *run.model);
   }
   return basis;
 }

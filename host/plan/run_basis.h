@@ -16,8 +16,10 @@ const order::Job& largest_job(const model::LoadedModel& model, std::span<const o
 GenerationBasis generation_basis(model::LoadedModel& model, const order::Generation& order,
                                  std::span<const order::Job> jobs);
 
-// By the dataset or the cache of `run`, where `config` stands in the place of the run's own. Both
-// outlive what is returned.
-TrainingBasis training_basis(const train::PreparedRun& run, const order::Training& config);
+// The one of `prompts`, at least one, of most pixels.
+const order::Settings& largest_prompt(const model::LoadedModel& model,
+                                      std::span<const order::Settings> prompts);
+// By the dataset or the cache of `run`, which outlives what is returned.
+TrainingBasis training_basis(const train::PreparedRun& run);
 
 }  // namespace atelier::plan

@@ -116,6 +116,7 @@ memory::PlannedRun size_components(LoadedModel& model, const PlanBasis& basis,
     const Role role = model::find_component(model.family(), component.name)->role;
     component.may_stream = role != Role::kVae;
     take_order(component, basis, role);
+    round_blocks(component);
     run.components.push_back(std::move(component));
   }
   return run;

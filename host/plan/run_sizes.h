@@ -53,9 +53,8 @@ struct TrainingBasis {
   // What it has of a cache beside the target's latents, without values; empty: not known.
   Conditioning encoded = {};
   int64_t samples = 1;
-  double steps = 1.0;
-  int64_t distillation_steps = 1;                           // the most of a sample
-  std::optional<generate::Request> preview = std::nullopt;  // the largest image on the way
+  int64_t distillation_steps = 1;                 // the most of a sample
+  std::span<const order::Settings> prompts = {};  // of images on the way, which outlive this
   bool on_host = false;  // trained tensors are moved on the host, see OffloadSettings::optimizer
 };
 

@@ -9,14 +9,16 @@
 
 #include "atelier/host/weight_state.h"
 
+#include "host/generate/request.h"
 #include "host/model/components.h"
 #include "host/model/sequence_check.h"
 #include "host/model/stages.h"
 #include "host/parameters/exchange_plan.h"
 #include "host/plan/activation_strategies.h"
+#include "host/plan/dry_exchange.h"
 #include "host/plan/dry_generation.h"
 #include "host/plan/phases.h"
-#include "host/plan/run_sizes.h"
+#include "host/plan/run_basis.h"
 #include "host/report/text.h"
 #include "host/train/objective.h"
 
@@ -33,6 +35,17 @@ constexpr int64_t kUnknownTokens = 256;  // of a text that is not there to be co
 // Bytes a second that an optimizer on the host reads and writes.
 constexpr double kHostBytesPerSecond = 20e9;
 
+// The steps of a whole run, however many they are.
+double count_steps(const order::Training& config, int64_t samples) {
+  if (config.max_train_steps) return static_cast<double>(*config.max_train_steps);
+  const data::OrderOptions& order = config.order;
+  const double in_a_step =
+      std::max(1.0, static_cast<double>(order.batch_size) *
+                        static_cast<double>(order.gradient_accumulation_steps));
+  const double seen = static_cast<double>(samples) * static_cast<double>(order.dataset_repeat);
+  return static_cast<double>(config.num_epochs) * std::max(1.0, std::floor(seen / in_a_step));
+}
+
 class TrainingSizes {
  public:
   TrainingSizes(LoadedModel& model, const TrainingBasis& training, const PlanBasis& basis)
@@ -42,6 +55,7 @@ class TrainingSizes {
         stages_(model.stages()),
         cached_(samples::cached_stages(model.family(), stages_.encoding,
                                        training.config->trained_names())),
+        preview_(preview_of(model, training.prompts)),
         dry_(model, basis.like, basis.counts_scratch),
         encoded_(training.encoded) {}
 
@@ -67,20 +81,25 @@ class TrainingSizes {
     for (PlannedPhase& phase : sized.run.phases)
       phase.passes = std::ceil(phase.passes / static_cast<double>(mode_.ranks));
     if (training_.config->stage == order::Stage::kDataProcess) return sized;
-    plan_exchange(sized.on_host);
+    plan_exchange(sized);
     sized.run.phases.push_back(train_phase(sized));
-    if (training_.preview) sized.run.phases.push_back(preview_phase());
+    if (preview_) sized.run.phases.push_back(preview_phase());
     return sized;
   }
 
  private:
+  static std::optional<generate::Request> preview_of(const LoadedModel& model,
+                                                     std::span<const order::Settings> prompts) {
+    if (prompts.empty()) return std::nullopt;
+    return generate::blank_request(largest_prompt(model, prompts), model);
+  }
+
   // What does not depend on the ranks.
   void measure_passes() {
     if (std::exchange(has_measured_, true)) return;
     if (config().stage != order::Stage::kTrain) add_encoding();
     if (config().stage == order::Stage::kDataProcess) return;
     dry_.train(*training_.selection, config().lora.rank);
-    trained_ = trained();
     for (const model::RangedDenoiser& denoiser : denoisers_)
       of_denoisers_.push_back({measure(config().order.batch_size, denoiser),
                                measure(config().order.batch_size + 1, denoiser)});
@@ -100,7 +119,7 @@ class TrainingSizes {
   bool is_sharded(const memory::PlannedComponent& component) const {
     return links_ != nullptr && mode_.ranks > 1 && mode_.zero_stage == 3 &&
            !component.storages.front().blocks.empty() &&
-           parameters::running_components(model_, *training_.selection).contains(component.name);
+           !parameters::denoiser_of(model_, component.name).empty();
   }
 
   const order::Training& config() const { return *training_.config; }
@@ -237,138 +256,81 @@ class TrainingSizes {
     }
   }
 
-  // What is trained, as the optimizer has it.
-  std::vector<optim::Group> groups() const {
-    optim::Group group;
-    const auto add = [&](const std::string& name, const Tensor& leaf) {
-      group.parameters.push_back({name, leaf});
-    };
-    for (const auto& layer : training_.selection->layers) {
-      const std::string name = layer.component + "." + layer.path;
-      add(name + ".lora_A", layer.linear->adapters.back().a);
-      add(name + ".lora_B", layer.linear->adapters.back().b);
+  // How ranks share what is trained, and factors whole where the base is sharded.
+  void plan_exchange(const SizedRun& sized) {
+    RankMode mode = mode_;
+    mode.on_host = sized.on_host;
+    exchange_.emplace(dry_exchange(model_, *training_.selection, config(), mode,
+                                   mode.zero_stage < 3 && sends_away_trained(),
+                                   sized.run.components));
+    largest_denoiser_.clear();
+    for (const model::RangedDenoiser& denoiser : denoisers_) {
+      if (draws_denoiser() && (largest_denoiser_.empty() ||
+                               gradients_of(denoiser.name()) > gradients_of(largest_denoiser_)))
+        largest_denoiser_ = denoiser.name();
     }
-    for (const auto& [component, path, weight] : training_.selection->weights)
-      add(component + "." + path,
-          dry_.tensor(weight->sizes(), weight->drawn_dtype(model_.dtype(component))));
-    return {std::move(group)};
   }
 
-  // Bytes of what is trained. Values of weights are the components'.
-  struct Trained {
-    double numbers = 0, factors = 0, gradients = 0, state = 0;
-    double moving = 0;  // see optim::Optimizer::step_bytes()
-    // Weights by component: their gradients in a step.
-    std::map<std::string, double> gradients_of = {};
-  };
-  bool is_of_factors() const { return training_.selection->weights.empty(); }
-
-  // A step's gradients that are there at one time; by component.
-  double gradients_of_step(const std::map<std::string, double>& by_component) const {
-    double all = 0, of_denoisers = 0, of_one = 0;
-    std::map<std::string, double> of_each;
-    for (const auto& [name, bytes] : by_component) {
-      all += bytes;
-      const std::string denoiser = parameters::denoiser_of(model_, name);
-      if (!draws_denoiser() || denoiser.empty()) continue;
-      of_denoisers += bytes;
-      of_one = std::max(of_one, of_each[denoiser] += bytes);
-    }
-    return all - of_denoisers + of_one;
+  // Bytes of the gradients of a step, whole.
+  double gradients_of(const std::string& denoiser) const {
+    const parameters::ExchangePlan& plan = exchange_->plan;
+    return static_cast<double>(plan.wholes.tensor_bytes(denoiser) +
+                               plan.divided.tensor_bytes(denoiser));
   }
 
-  Trained trained() const {
-    const std::vector<optim::Group> groups = this->groups();
-    Trained sum;
-    const auto optimizer = optim::make_optimizer(groups, config().optimizer);
-    sum.state = static_cast<double>(optimizer->state_bytes());
-    sum.moving = static_cast<double>(optimizer->step_bytes());
-    double factors = 0;
-    std::map<std::string, double> gradients;
-    const size_t num_factors = 2 * training_.selection->layers.size();
-    for (size_t i = 0; i < groups.front().parameters.size(); ++i) {
-      const Tensor& leaf = groups.front().parameters[i].leaf;
-      const auto numbers = static_cast<double>(leaf.numel());
-      gradients[model::component_of(groups.front().parameters[i].name)] +=
-          static_cast<double>(leaf.nbytes());
-      sum.numbers += numbers;
-      if (i < num_factors) factors += numbers;
-    }
-    sum.gradients = gradients_of_step(gradients);
-    sum.gradients_of = gradients;
-    sum.factors = 4.0 * factors;
-    return sum;
-  }
-
-  // How ranks share what is trained, and factors whole where the base is sharded. Blocks whose
-  // weights are divided are sent as they are, all else in buckets.
-  void plan_exchange(bool on_host) {
-    RankMode mode = summing_mode(mode_, is_of_factors());
-    mode.on_host = on_host;
-    std::set<const Weight*> divided;
-    largest_block_ = 0;
-    for (const model::LoadedPart& part : model_.parts()) {
-      const std::string& component = part.detection.component;
-      if (mode.zero_stage < 3 || !trains_weights_of(component)) continue;
-      for (Block* block : model_.model().blocks(component)) {
-        double bytes = 0;
-        block->visit_weights([&](const std::string&, const Weight& weight) {
-          divided.insert(&weight);
-          bytes += static_cast<double>(bytes_of(weight, component));
-        });
-        largest_block_ = std::max(largest_block_, bytes);
-      }
-    }
-    std::vector<Tensor> leaves;
-    const std::vector<optim::Parameter> parameters = groups().front().parameters;
-    const size_t num_factors = 2 * training_.selection->layers.size();
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      if (i < num_factors ||
-          !divided.contains(training_.selection->weights[i - num_factors].weight))
-        leaves.push_back(parameters[i].leaf);
-    }
-    const bool rest_on_host = mode.zero_stage < 3 && sends_away_trained();
-    exchange_.emplace(mode, parameters::has_wholes_on_host(mode, on_host, rest_on_host), leaves);
+  // Bytes of gradients that are on the device between the backward passes of a step.
+  double gradients_between() const {
+    const parameters::ExchangePlan& plan = exchange_->plan;
+    if (plan.wholes_on_host) return 0.0;
+    const GradientBytes bytes = gradient_bytes(plan, largest_denoiser_);
+    return bytes.wholes + (plan.sends_each_pass() && !plan.mode.on_host ? bytes.sums : 0.0);
   }
 
   // The part of a step's gradients that this rank keeps on the device.
   double part_of_gradients() const {
-    const RankMode& mode = exchange_->mode;
-    if (trained_.gradients == 0 || exchange_->wholes_on_host) return 0.0;
-    if (mode.on_host) return mode.zero_stage == 1 ? 1.0 : 0.0;
-    const TrainedBytes whole = {trained_.factors, trained_.gradients, trained_.state};
-    return held_bytes(mode, whole).gradients / trained_.gradients;
+    const double whole = gradients_of(largest_denoiser_);
+    return whole == 0 ? 0.0 : gradients_between() / whole;
+  }
+
+  // LoRA factors stay on the device; values of weights are the components'.
+  double factor_bytes() const {
+    double bytes = 0;
+    for (const auto& layer : training_.selection->layers) {
+      const ops::Adapter& factors = layer.linear->adapters.back();
+      bytes += static_cast<double>(factors.a.nbytes() + factors.b.nbytes());
+    }
+    return bytes;
   }
 
   // Gradients of blocks come while activations go: together they take `backward` bytes at most.
   // Those of earlier passes of a step meet all activations; then the optimizer works. Returns how
   // many bytes less the activations take than that.
   int64_t add_trained(int64_t backward, Strategy& strategy) const {
-    const RankMode& mode = exchange_->mode;
-    const HeldBytes held = held_bytes(mode, {trained_.factors, trained_.gradients, trained_.state});
+    const auto& [plan, moved] = *exchange_;
+    const GradientBytes gradients = gradient_bytes(plan, largest_denoiser_);
     const int64_t batches = batches_of_rank(config(), mode_);
-    const UnderWay under_way = under_way_bytes(*exchange_, batches, largest_block_,
-                                               /*through_host=*/basis_.like == at::kCPU);
-    const double sharing = mode.zero_stage == 0 ? 1.0 : static_cast<double>(mode.group);
-    if (config().ema_decay > 0)
-      strategy.host_bytes += std::llround(4.0 * trained_.numbers / sharing);
-    const double earlier = batches > 1 ? part_of_gradients() * trained_.gradients : 0.0;
-    const double sending = backward > 0 && !exchange_->wholes_on_host ? under_way.gradients : 0.0;
+    const UnderWay under_way =
+        under_way_bytes(plan, batches, /*through_host=*/basis_.like == at::kCPU);
+    if (config().ema_decay > 0) strategy.host_bytes += std::llround(4.0 * moved.numbers);
+    const double earlier = batches > 1 ? gradients_between() : 0.0;
+    const double sending = backward > 0 && !plan.wholes_on_host ? under_way.gradients : 0.0;
+    const double factors = factor_bytes();
     const double computing =
         sending + std::max(static_cast<double>(backward),
                            static_cast<double>(strategy.device_bytes) + earlier);
-    if (mode.on_host) {
-      const double rest = trained_.factors + held.host;
-      strategy.device_bytes = std::llround(held.device + computing);
+    if (plan.mode.on_host) {
+      const double rest = moved.copies + moved.states + gradients.sums +
+                          (plan.wholes_on_host ? gradients.wholes : 0.0);
+      strategy.device_bytes = std::llround(factors + computing);
       strategy.host_bytes += std::llround(rest);
       strategy.seconds += 2.0 * rest / kHostBytesPerSecond;
       return 0;
     }
-    const double ending = (mode.zero_stage == 1 ? held.gradients / sharing : held.gradients) +
-                          std::max(trained_.moving / sharing, under_way.values);
-    strategy.device_bytes =
-        std::llround(held.device - held.gradients + std::max(computing, ending));
-    strategy.seconds += 2.0 * held.device / basis_.profile.memory_bytes_per_second;
+    const double at_end = plan.mode.zero_stage == 0 ? gradients.wholes : gradients.sums;
+    const double ending = at_end + std::max(moved.step, under_way.values);
+    strategy.device_bytes = std::llround(factors + moved.states + std::max(computing, ending));
+    strategy.seconds +=
+        2.0 * (factors + moved.states + at_end) / basis_.profile.memory_bytes_per_second;
     return std::llround(std::max(0.0, ending - computing));
   }
 
@@ -376,7 +338,7 @@ class TrainingSizes {
     PlannedPhase phase{.name = "train"};
     const auto components = parameters::running_components(model_, *training_.selection);
     phase.components = {components.begin(), components.end()};
-    phase.passes = training_.steps;
+    phase.passes = count_steps(config(), training_.samples);
     for (const ActivationBudget& budget : possible_budgets(config())) {
       std::vector<Strategy> strategies;
       int64_t larger_bytes = 0, planned_bytes = 0, backward = 0;
@@ -417,24 +379,23 @@ class TrainingSizes {
   int64_t backward_of(const DryModel::TrainingPass& pass,
                       const memory::ActivationPlan& plan) const {
     // Gradients of one block are on their way to the host while the next one makes its own.
-    const int64_t leaving =
-        exchange_->wholes_on_host && !pass.gradients.empty() ? std::ranges::max(pass.gradients) : 0;
+    const int64_t leaving = exchange_->plan.wholes_on_host && !pass.gradients.empty()
+                                ? std::ranges::max(pass.gradients)
+                                : 0;
     return pass.outside_bytes / mode_.sequence + leaving +
            backward_bytes(pass, plan, part_of_gradients(), mode_.sequence, sends_inputs());
   }
 
   SharedStep shared_step() const {
-    SharedStep step = {.whole = {.values = is_of_factors() ? trained_.factors : trained_.gradients,
-                                 .gradients = trained_.gradients,
-                                 .states = trained_.state},
-                       .gradients_of = trained_.gradients_of,
+    SharedStep step = {.exchange = &exchange_->plan,
+                       .denoiser = largest_denoiser_,
                        .attention = attention(),
-                       .batches = static_cast<double>(batches_of_rank(config(), mode_)),
-                       .is_of_factors = is_of_factors()};
-    // Values have the gradients' dtype.
-    std::map<std::string, double> at_end = trained_.gradients_of;
-    if (exchange_->brings_ahead()) at_end.swap(step.awaited_of);
-    step.values_at_end = gradients_of_step(at_end);
+                       .batches = static_cast<double>(batches_of_rank(config(), mode_))};
+    for (const model::LoadedPart& part : model_.parts()) {
+      const std::string& component = part.detection.component;
+      const std::vector<Block*> blocks = model_.model().blocks(component);
+      for (size_t i = 0; i < blocks.size(); ++i) step.places[blocks[i]] = {component, i};
+    }
     return step;
   }
 
@@ -513,7 +474,7 @@ class TrainingSizes {
   PlannedPhase preview_phase() {
     const auto stays = parameters::running_components(model_, *training_.selection);
     DryGeneration generator(dry_, model_, stays);
-    generate::Request request = *training_.preview;
+    generate::Request request = *preview_;
     generator.encode_ahead(request);
     const auto encoders = model_.family().components();
     if (std::ranges::any_of(encoders, [&](const ComponentSpec& spec) {
@@ -600,6 +561,7 @@ class TrainingSizes {
   const PlanBasis& basis_;
   const model::Stages& stages_;
   samples::CachedStages cached_;
+  std::optional<generate::Request> preview_;  // the largest image on the way
   DryModel dry_;
   const std::vector<model::RangedDenoiser> denoisers_ =
       parameters::running_denoisers(model_, *training_.selection);
@@ -610,10 +572,9 @@ class TrainingSizes {
   std::vector<PlannedPhase> encoding_;
   std::vector<Passes> of_denoisers_;
   RankMode mode_;
-  std::optional<parameters::ExchangePlan> exchange_;
-  double largest_block_ = 0;  // bytes, of what is divided
+  std::optional<DryExchange> exchange_;
+  std::string largest_denoiser_;  // of whose steps gradients have most bytes; empty: of all
   const memory::LinkProfile* links_ = nullptr;
-  Trained trained_;       // as one rank alone has it
   Conditioning encoded_;  // what is made ahead, the target's latents left out
 };
 

@@ -65,8 +65,9 @@ class GuardedModel final : public Model {
         plugin_, "pieces", CallKind::kAnswers, [&] { return model_->pieces(inputs, target); },
         [&](const auto& pieces) { check_pieces(plugin_.place, pieces, target); });
   }
-  bool runs(std::string_view control, const Inputs& inputs, int64_t steps) const override {
-    return call("runs", &Model::runs, control, inputs, steps);
+  bool runs(std::string_view control, const Inputs& inputs, int64_t step,
+            int64_t steps) const override {
+    return call("runs", &Model::runs, control, inputs, step, steps);
   }
   Conditioning encode(const EncodeInputs& in, BlockRunner& runner) override {
     return checked_call(

@@ -1,6 +1,8 @@
 #include "host/report/text.h"
 
 #include <algorithm>
+#include <cstdarg>
+#include <cstdio>
 
 namespace atelier::report {
 namespace {
@@ -11,6 +13,15 @@ std::string padded(const std::string& text, size_t width, bool is_right) {
 }
 
 }  // namespace
+
+std::string print(const char* format, ...) {
+  char text[240];
+  std::va_list values;
+  va_start(values, format);
+  std::vsnprintf(text, sizeof text, format, values);
+  va_end(values);
+  return text;
+}
 
 std::string bytes_text(int64_t bytes) {
   static constexpr const char* kUnits[] = {"KiB", "MiB", "GiB", "TiB"};

@@ -3,7 +3,6 @@
 
 #include <charconv>
 #include <cstdint>
-#include <cstdio>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -12,11 +11,7 @@
 namespace atelier::report {
 
 // As printf, at most 239 characters.
-std::string print(const char* format, auto... values) {
-  char text[240];
-  std::snprintf(text, sizeof text, format, values...);
-  return text;
-}
+[[gnu::format(printf, 1, 2)]] std::string print(const char* format, ...);
 
 // The shortest digits that give this number again.
 template <typename T>

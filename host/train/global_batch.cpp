@@ -47,8 +47,8 @@ std::vector<std::string> fit_resumed(Training& config, const distributed::Ranks&
   return notes;
 }
 
-std::vector<std::string> fit_to_ranks(Training& config, const distributed::Ranks& ranks,
-                                      report::Problems& problems) {
+std::vector<std::string> fit_to_ranks(Training& config, report::Problems& problems) {
+  const distributed::Ranks& ranks = config.ranks;
   std::vector<std::string> notes = fit_resumed(config, ranks);
   const int sequence = config.sequence_parallel;
   if (ranks.size % sequence != 0)
@@ -58,7 +58,6 @@ std::vector<std::string> fit_to_ranks(Training& config, const distributed::Ranks
   share_batch(config, std::max(1, ranks.size / sequence), problems);
   parameters::check_shards(config, ranks, problems);
   config.model.placement.denoiser_shards = parameters::block_ranks(config, ranks);
-  config.ranks = ranks;
   return notes;
 }
 

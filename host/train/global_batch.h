@@ -16,10 +16,9 @@ namespace atelier::train {
 // own, too. A --global_batch_size that batches do not make up becomes a problem.
 void share_batch(order::Training& config, int processes, report::Problems& problems);
 
-// Fits an order to the processes that carry it out; what cannot be becomes a problem. Gives the
-// notes of fit_resumed().
-std::vector<std::string> fit_to_ranks(order::Training& config, const distributed::Ranks& ranks,
-                                      report::Problems& problems);
+// Fits an order to its `ranks`, the processes that carry it out; what cannot be becomes a problem.
+// Gives the notes of fit_resumed().
+std::vector<std::string> fit_to_ranks(order::Training& config, report::Problems& problems);
 
 // A resumed run may go on with another number of processes: what it alone says, and what does not
 // divide them, becomes the preset (--zero_group all, --sequence_parallel 1). Gives a note on each.

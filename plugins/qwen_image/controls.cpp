@@ -109,8 +109,8 @@ bool counts(const ControlKind& kind, const Conditioning& cond, int64_t number, i
   return is_active(kind, part(1), part(2), step, steps);
 }
 
-bool counts_in_run(const ControlKind& kind, size_t net, size_t nets, const Inputs& values,
-                   int64_t steps) {
+bool counts(const ControlKind& kind, size_t net, size_t nets, const Inputs& values, int64_t step,
+            int64_t steps) {
   const auto scales = list_of<double>(values, kind.scale),
              starts = list_of<double>(values, kind.start), ends = list_of<double>(values, kind.end);
   const size_t pictures = list_of<at::Tensor>(values, kind.image).size();
@@ -118,8 +118,7 @@ bool counts_in_run(const ControlKind& kind, size_t net, size_t nets, const Input
     if ((nets > 1 && i != net) || number_of(scales, i, 1.0) == 0) continue;
     const double start = rounded(number_of(starts, i, kind.usual_start)),
                  end = rounded(number_of(ends, i, kind.usual_end));
-    for (int64_t step = 0; step < steps; ++step)
-      if (is_active(kind, start, end, step, steps)) return true;
+    if (is_active(kind, start, end, step, steps)) return true;
   }
   return false;
 }

@@ -69,10 +69,10 @@ bool is_active(const ControlKind& kind, double start, double end, int64_t step, 
 bool counts(const ControlKind& kind, const atelier::Conditioning& cond, int64_t number,
             int64_t step, int64_t steps);
 
-// Whether a sample's picture counts in any step of a run: that of file `net` of `nets` of the kind,
-// or any where there is one file.
-bool counts_in_run(const ControlKind& kind, size_t net, size_t nets, const atelier::Inputs& values,
-                   int64_t steps);
+// Whether a sample's picture counts in that step: that of file `net` of `nets` of the kind, or any
+// where there is one file.
+bool counts(const ControlKind& kind, size_t net, size_t nets, const atelier::Inputs& values,
+            int64_t step, int64_t steps);
 
 // What pictures give: see control_name(). `reads_mask`: of each ControlNet of the kind, in the
 // order of their files; one alone has all pictures. A picture whose scale is 0 gives nothing.

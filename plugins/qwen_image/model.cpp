@@ -135,13 +135,14 @@ atelier::MediaTarget QwenImage::target(const atelier::Inputs& inputs,
           asked.width > 0 ? asked.width : size.width};
 }
 
-bool QwenImage::runs(std::string_view control, const atelier::Inputs& inputs, int64_t steps) const {
+bool QwenImage::runs(std::string_view control, const atelier::Inputs& inputs, int64_t step,
+                     int64_t steps) const {
   const ControlKind& kind =
       atelier::spec_name(control) == kBlockwise ? kBlockwiseKind : kControlNetKind;
   const size_t nets = readers(kind).size();
   size_t net = 0;
   while (net + 1 < nets && component_of(kind, static_cast<int64_t>(net)) != control) ++net;
-  return counts_in_run(kind, net, nets, inputs, steps);
+  return counts(kind, net, nets, inputs, step, steps);
 }
 
 atelier::Conditioning QwenImage::encode(const atelier::EncodeInputs& in,

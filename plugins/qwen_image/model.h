@@ -31,7 +31,8 @@ class QwenImage final : public atelier::ComponentModel {
                               const atelier::MediaTarget& asked) const override;
 
   // A ControlNet runs where one of its pictures counts in some step.
-  bool runs(std::string_view control, const atelier::Inputs& inputs, int64_t steps) const override;
+  bool runs(std::string_view control, const atelier::Inputs& inputs, int64_t step,
+            int64_t steps) const override;
 
   // Decodes layers one by one: each frame is a picture of its own.
   void decode(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner,

@@ -172,7 +172,7 @@ std::vector<atelier::Piece> Wan::pieces(const atelier::Inputs& inputs,
   return {};
 }
 
-bool Wan::runs(std::string_view control, const atelier::Inputs& inputs, int64_t) const {
+bool Wan::runs(std::string_view control, const atelier::Inputs& inputs, int64_t, int64_t) const {
   return std::ranges::all_of(variants_,
                              [&](const auto& variant) { return variant->runs(control, inputs); });
 }

@@ -42,7 +42,8 @@ class Wan final : public atelier::ComponentModel {
   // shape of the reference image; see animate2.h. With a clip of a pose it is as long and large.
   atelier::MediaTarget target(const atelier::Inputs& inputs,
                               const atelier::MediaTarget& asked) const override;
-  bool runs(std::string_view control, const atelier::Inputs& inputs, int64_t steps) const override;
+  bool runs(std::string_view control, const atelier::Inputs& inputs, int64_t step,
+            int64_t steps) const override;
   // With pictures in front: those of a VACE, the reference image of a driving clip, or the
   // character of Animate.
   std::vector<int64_t> latent_shape(const atelier::MediaTarget& target,

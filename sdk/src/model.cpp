@@ -43,7 +43,7 @@ std::vector<Piece> Model::pieces(const Inputs&, const MediaTarget&) const {
   return {};
 }
 
-bool Model::runs(std::string_view, const Inputs&, int64_t) const {
+bool Model::runs(std::string_view, const Inputs&, int64_t, int64_t) const {
   return true;
 }
 

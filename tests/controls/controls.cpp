@@ -19,9 +19,10 @@ using test::StackConfig;
 using test::WidthConfig;
 
 constexpr int64_t kStride = 2, kChannels = 3 * kStride * kStride;
-constexpr int64_t kParts = 1'000'000;  // of all steps, in which kEnd counts
 constexpr std::string_view kVariants[] = {"controls"};
-constexpr const char *kHints = "hints", *kEnd = "end", *kSpeed = "speed";
+constexpr const char *kHints = "hints", *kSpeed = "speed";
+// From where to where, as parts of all steps; left out: in all steps.
+constexpr const char *kStart = "controlnet_start", *kEnd = "controlnet_end";
 
 constexpr InputSpec kInputs[] = {
     {.name = "prompt", .kind = InputKind::kText, .required = true, .help = "what is to be seen"},
@@ -31,7 +32,11 @@ constexpr InputSpec kInputs[] = {
      .max_count = 3,
      .fit = InputFit::kStretch,
      .per_instance_of = "controlnet"},
-    {.name = "controlnet_end",
+    {.name = kStart,
+     .kind = InputKind::kReal,
+     .use = InputUse::kGenerate,
+     .help = "part of the steps before which no controlnet runs"},
+    {.name = kEnd,
      .kind = InputKind::kReal,
      .use = InputUse::kGenerate,
      .help = "part of the steps behind which no controlnet runs"},
@@ -45,7 +50,7 @@ constexpr InputSpec kInputs[] = {
 };
 constexpr std::string_view kTextEncoder[] = {"text_encoder"}, kMotion[] = {"motion"},
                            kFollowers[] = {"vae", "controlnet"},
-                           kHintInputs[] = {"controlnet_image", "controlnet_end"},
+                           kHintInputs[] = {"controlnet_image", kStart, kEnd},
                            kSpeedInput[] = {"speed"};
 constexpr EncodeStage kStages[] = {
     {.name = "text", .components = kTextEncoder, .inputs = kPromptInput},
@@ -54,6 +59,12 @@ constexpr EncodeStage kStages[] = {
     kImageStage,
 };
 constexpr ScheduleDefaults kSchedules[] = {{.num_inference_steps = 4}};
+
+// Of 0 steps, as in training, every step is within it.
+bool is_in_window(double start, double end, int64_t step, int64_t steps) {
+  const auto number = static_cast<double>(step), all = static_cast<double>(steps);
+  return steps == 0 || (number >= start * all && number < end * all);
+}
 
 struct ScaleConfig {
   int64_t channels;
@@ -145,13 +156,15 @@ struct Dit final : Denoiser {
     return {{.width = embed.out_features()}};
   }
 
-  // Whether the controlnets run in this step: not behind kEnd of all steps.
+  // Whether the controlnets run in this step.
   static bool follows_hints(const DenoiseInputs& in) {
     const Conditioning& cond = *in.cond.front();
-    if (!cond.contains(kHints)) return false;
-    const auto end = cond.find(kEnd);
-    return end == cond.end() || in.steps == 0 ||
-           in.step * kParts < end->second.item<int64_t>() * in.steps;
+    const auto part = [&](const char* name, double usual) {
+      const auto found = cond.find(name);
+      return found == cond.end() ? usual : found->second.item<double>();
+    };
+    return cond.contains(kHints) &&
+           is_in_window(part(kStart, 0.0), part(kEnd, 1.0), in.step, in.steps);
   }
 
   at::Tensor denoise(const DenoiseInputs& in, BlockRunner& runner) override {
@@ -231,13 +244,17 @@ struct Controls final : ComponentModel {
         hints.push_back(encode_latents({{"image", image}}, "image", runner).at("latents"));
       cond.emplace(kHints, at::stack(hints));
     }
-    if (const auto* end = find_input<double>(in.values, "controlnet_end"))
-      cond.emplace(kEnd, at::scalar_tensor(std::llround(*end * kParts), at::kLong));
+    for (const char* name : {kStart, kEnd})
+      if (const auto* part = find_input<double>(in.values, name))
+        cond.emplace(name, at::scalar_tensor(*part, at::kDouble));
     return cond;
   }
-  bool runs(std::string_view control, const Inputs& inputs, int64_t) const override {
-    const auto* end = find_input<double>(inputs, "controlnet_end");
-    return spec_name(control) != "controlnet" || end == nullptr || *end > 0;
+  bool runs(std::string_view control, const Inputs& inputs, int64_t step,
+            int64_t steps) const override {
+    const auto* start = find_input<double>(inputs, kStart);
+    const auto* end = find_input<double>(inputs, kEnd);
+    return spec_name(control) != "controlnet" ||
+           is_in_window(start ? *start : 0.0, end ? *end : 1.0, step, steps);
   }
   NamedTensors probe(std::string_view name, const NamedTensors& in, BlockRunner& runner) override {
     if (auto* net = dynamic_cast<ControlNet*>(&component(name))) {

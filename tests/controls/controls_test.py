@@ -142,6 +142,17 @@ class Controls(unittest.TestCase):
         self.assertEqual(whole, self.draw(*self.images(0), "--controlnet_end", 1, nets=nets))
         self.assertNotIn(self.draw(*self.images(0), "--controlnet_end", 0.5, nets=nets), (plain, whole))
 
+    def test_a_plan_is_of_the_steps_in_which_a_control_runs(self):
+        nets, seconds = ["model/controlnet"], []
+        for window in (["--controlnet_end", 0], ["--controlnet_end", 0.5], ["--controlnet_start", 0.25], []):
+            planned = self.plan(*self.images(0), *window, nets=nets)
+            seconds.append(next(phase["seconds"] for phase in planned["phases"] if phase["name"].startswith("denoise")))
+        self.assertEqual(sorted(seconds), seconds)
+        never, half, late, whole = seconds
+        self.assertLess(never, half)
+        self.assertAlmostEqual(half - never, (whole - never) / 2, delta=(whole - never) / 20)
+        self.assertAlmostEqual(late - never, 3 * (whole - never) / 4, delta=(whole - never) / 20)
+
     def test_a_plan_is_of_the_job_whose_control_runs(self):
         nets, planned = ["model/controlnet"], []
         job = {"prompt": "a cat", "controlnet_image": str(self.folder / "0.png")}

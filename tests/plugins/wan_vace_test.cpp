@@ -263,11 +263,11 @@ TEST_CASE("What is made has the size of the clip that it follows", "[vace]") {
 
   // Scales of zero leave it nothing to do.
   const auto runs = [&](std::vector<double> scale) {
-    return model->runs("vace", {{"vace_scale", std::move(scale)}}, /*steps=*/4);
+    return model->runs("vace", {{"vace_scale", std::move(scale)}}, /*step=*/0, /*steps=*/4);
   };
   CHECK(runs({0, 0.5}));
   CHECK_FALSE(runs({0, 0}));
-  CHECK(model->runs("vace", clip(5, 48, 64), /*steps=*/4));
+  CHECK(model->runs("vace", clip(5, 48, 64), /*step=*/0, /*steps=*/4));
 
   // Pictures are latent frames in front.
   const Conditioning cond = {{"vace_references", at::ones({16, 2, 6, 8})}};

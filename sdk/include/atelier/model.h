@@ -155,11 +155,12 @@ class ATELIER_API Model {
   // it are cut off. By default none: the clip is made at once.
   virtual std::vector<Piece> pieces(const Inputs& inputs, const MediaTarget& target) const;
 
-  // Whether a control beside a denoiser, of which inputs are given, does anything in a run of
-  // `steps` steps, see DenoiseInputs::step. One that does not is neither loaded nor planned, and
-  // inputs that are for nothing but such ones are left out before anything is made of them. By
-  // default it does.
-  virtual bool runs(std::string_view control, const Inputs& inputs, int64_t steps) const;
+  // Whether a control beside a denoiser, of which inputs are given, does anything in step `step` of
+  // a run of `steps`, see DenoiseInputs::step. One that does nothing in any of them is neither loaded
+  // nor planned, and inputs that are for nothing but such ones are left out before anything is made
+  // of them. By default it does.
+  virtual bool runs(std::string_view control, const Inputs& inputs, int64_t step,
+                    int64_t steps) const;
 
   // Runs one stage of ModelFamily::encode_stages() on the inputs of one sample. The entries of all
   // stages together are what denoise() is given. The stage that reads the input of

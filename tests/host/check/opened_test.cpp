@@ -71,7 +71,7 @@ struct Workshop {
   }
 
   train::PreparedRun open(order::Training order) {
-    return open_training(std::move(order), /*guards_sizes=*/true, progress, problems);
+    return open_training(std::move(order), progress, problems);
   }
   train::RunEnd train(std::vector<std::string> more) {
     train::PreparedRun run = open(training(std::move(more)));

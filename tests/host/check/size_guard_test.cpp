@@ -33,7 +33,7 @@ report::Problems check_image(const ModelFamily& family, int64_t side, std::strin
   const model::LoadOptions request = {
       .model_paths = folder / "model", .dtype = "float32", .device = "cpu"};
   const auto model = model::LoadedModel::open(family, request);
-  const SizeGuard guard(*model, request, limits);
+  const SizeGuard guard(*model, limits);
   order::Settings settings;
   settings.num_frames = 1;
   settings.height = settings.width = side;

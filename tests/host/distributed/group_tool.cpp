@@ -143,9 +143,11 @@ void check_block_gradients(Group& group) {
     return distributed::FlatLayout::Cut{
         &block, dtype, {{.begin = 0, .count = 6}, {.begin = 6, .count = 4}}};
   };
+  const distributed::FlatLayout divided({cut(at::kFloat), cut(at::kFloat), cut(at::kBFloat16)});
   const parameters::ExchangePlan plan({.ranks = group.size(), .zero_stage = 3, .group = 2},
-                                      /*rest_on_host=*/false, {},
-                                      {cut(at::kFloat), cut(at::kFloat), cut(at::kBFloat16)});
+                                      /*rest_on_host=*/false,
+                                      parameters::ExchangedTensors(distributed::FlatLayout({}, 2)),
+                                      parameters::ExchangedTensors(divided));
   const size_t first = 0, second = 1, third = 2;
   parameters::GradientSums gradients(group, groups, plan, {}, {});
   const at::Tensor numbers = at::arange(10, at::kFloat).view({2, 5});
@@ -184,6 +186,9 @@ struct Leaves {
   Leaves(const Leaves&) = delete;
   Leaves& operator=(const Leaves&) = delete;
 
+  parameters::ExchangedTensors exchanged(int parts) const {
+    return parameters::ExchangedTensors(distributed::FlatLayout(tensors, parts));
+  }
   void clear() {
     for (at::Tensor& leaf : tensors) leaf.mutable_grad() = at::Tensor();
   }
@@ -218,7 +223,7 @@ void check_gradient_bytes(Group& group) {
   const auto sum = static_cast<double>(size * (size + 1) / 2);
   {
     const parameters::ExchangePlan plan({.ranks = group.size()}, /*rest_on_host=*/true,
-                                        leaves.tensors);
+                                        leaves.exchanged(/*parts=*/1));
     parameters::GradientSums sums(group, {}, plan, leaves.tensors, {});
     leaves.add(static_cast<double>(group.rank() + 1));
     std::vector<at::Tensor> buffers;  // which somebody keeps, as pinned memory is kept
@@ -239,9 +244,8 @@ void check_gradient_bytes(Group& group) {
   for (const bool each_pass : {false, true}) {
     const parameters::ExchangePlan plan(
         {.ranks = group.size(), .zero_stage = 2, .group = group.size()},
-        /*rest_on_host=*/!each_pass, leaves.tensors);
-    parameters::GradientSums sums(group, groups, plan, leaves.tensors,
-                                  {.denoisers = std::vector<std::string>(leaves.tensors.size())});
+        /*rest_on_host=*/!each_pass, leaves.exchanged(group.size()));
+    parameters::GradientSums sums(group, groups, plan, leaves.tensors, {});
     sums.open("step", /*passes=*/2);
     for (const bool is_last : {false, true}) {
       leaves.add(static_cast<double>(group.rank() + 1));

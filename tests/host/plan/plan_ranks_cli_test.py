@@ -50,7 +50,7 @@ class RanksPlanTest(plan_cli_test.PlanTest):
         self.assertAlmostEqual(sharded["sent_bytes"] / (7 / 8 * 6 * NUMBERS), 1, delta=0.01)
         self.assertIn("--zero_stage 2 --optimize_on_cpu", table)
         self.assertIn("266", table)
-        self.assertRegex(plans[8]["why"], "^--zero_stage 2: the fastest of what fits; without it a rank needs .* of 139")
+        self.assertRegex(plans[8]["why"], "^--zero_stage 1: the fastest of what fits; without it a rank needs .* of 139")
 
     def test_averages_are_shared_out_with_what_moves(self):
         plain = self.ranks(trainable_models="dit", ranks=8)[0][8]["rows"]

@@ -1,14 +1,19 @@
-// What several ranks hold and send: by formula, and beside what others have published.
+// What several ranks hold and send by their exchange plan, and beside what others have published.
 #include "host/plan/rank_sizes.h"
+
+#include <deque>
 
 #include <ATen/ATen.h>
 
+#include "host/optim/optimizer.h"
 #include "support/catch.h"
 
 namespace atelier::plan {
 namespace {
 
 using memory::LinkProfile;
+using parameters::ExchangedTensors;
+using parameters::ExchangePlan;
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
@@ -20,27 +25,72 @@ RankMode mode_of(int stage, int64_t ranks, bool on_host = false) {
   return {.ranks = ranks, .zero_stage = stage, .on_host = on_host, .group = ranks};
 }
 
+struct EmptyBlock final : Block {
+  EmptyBlock() : Block(nullptr, "block") {}
+  std::string_view kind() const override { return "empty"; }
+  Tensors forward(const Tensors& in) override { return in; }
+};
+
+// A tensor without values.
+at::Tensor outline(int64_t numbers, at::ScalarType dtype = at::kFloat) {
+  return at::empty({numbers}, at::TensorOptions(at::kMeta).dtype(dtype));
+}
+
+ExchangedTensors wholes_of(const RankMode& mode, const std::vector<at::Tensor>& tensors) {
+  return ExchangedTensors(distributed::FlatLayout(tensors, mode.parts()));
+}
+
+// A tensor of a block of which each part has as much.
+distributed::FlatLayout::Cut cut_of(const RankMode& mode, const Block& block, int64_t numbers,
+                                    at::ScalarType dtype = at::kFloat) {
+  distributed::FlatLayout::Cut cut = {&block, at::TensorOptions(at::kMeta).dtype(dtype), {}};
+  for (int64_t part = 0; part < mode.group; ++part) {
+    const int64_t begin = part * numbers / mode.group, end = (part + 1) * numbers / mode.group;
+    cut.extents.push_back({.begin = begin, .count = end - begin});
+  }
+  return cut;
+}
+
+// Bytes that AdamW moves on a rank of a tensor of so many bfloat16 numbers, and keeps.
+struct Moved {
+  int64_t leaf = 0, states = 0;
+
+  Moved(const ExchangePlan& plan, int64_t numbers, int part = 0) {
+    const optim::Options options;
+    const auto moved = parameters::moved_by(plan, {{{{"", outline(numbers, at::kBFloat16)}}}}, part,
+                                            options.master_weights);
+    leaf = static_cast<int64_t>(moved.front().parameters.front().leaf.nbytes());
+    states = optim::make_optimizer(moved, options)->state_bytes() - 4;  // the number of its step
+  }
+};
+
 // DeepSpeed's estimate_zero2_model_states_mem_needs() and its sister for stage 3, of T5-3B: 2851
 // million numbers, the largest layer 32 million, and its bytes of each number: 2 of values, 4 of
 // gradients that are kept, 12 of states, and 2 of gradients on their way.
 TEST_CASE("What ranks hold is what DeepSpeed estimates with its bytes of a number", "[ranks]") {
-  constexpr double kNumbers = 2851e6, kLargest = 32e6;
-  const TrainedBytes bytes = {2 * kNumbers, 4 * kNumbers, 12 * kNumbers};
-  const auto gib = [](const HeldBytes& held, double beside = 0.0) {
-    return std::round(100 * (held.device + beside) / kGiB) / 100;
-  };
-  CHECK(gib(held_bytes(mode_of(2, 8), bytes), 2 * kNumbers) == 15.93);
-  CHECK(gib(held_bytes(mode_of(2, 8, /*on_host=*/true), bytes)) == 5.31);
-  CHECK(gib(held_bytes(mode_of(3, 8), bytes), (2 + 2) * kLargest) == 6.09);
+  constexpr int64_t kNumbers = 2851'000'000, kLargest = 32'000'000;
+  const auto gib = [](double bytes) { return std::round(100 * bytes / kGiB) / 100; };
+  const RankMode mode = mode_of(2, 8);
+  const double gradients =
+      gradient_bytes({mode, /*rest_on_host=*/false, wholes_of(mode, {outline(kNumbers)})}, "").sums;
+  const ExchangePlan plan(mode, /*rest_on_host=*/false,
+                          wholes_of(mode, {outline(kNumbers, at::kBFloat16)}));
+  const auto states = static_cast<double>(Moved(plan, kNumbers).states);
+  CHECK(gib(2.0 * kNumbers + gradients + states + 2.0 * kNumbers) == 15.93);
+  CHECK(gib(2.0 * kNumbers) == 5.31);
+  CHECK(gib(2.0 * kNumbers / 8 + gradients + states + (2.0 + 2.0) * kLargest) == 6.09);
 }
 
-// Buckets of 25 MiB, four of which are under way, of `count` of them.
-UnderWay under_way(const RankMode& mode, bool through_host = false, double block = 0,
+// Buckets of 25 MiB, four of which are under way, of `count` of them; and a block of so many MiB.
+UnderWay under_way(const RankMode& mode, bool through_host = false, int64_t block = 0,
                    size_t count = 40) {
-  const std::vector<at::Tensor> tensors(
-      count, at::empty({25 << 18}, at::TensorOptions(at::kFloat).device(at::kMeta)));
-  const parameters::ExchangePlan exchange(mode, /*rest_on_host=*/false, tensors);
-  const UnderWay bytes = under_way_bytes(exchange, /*passes=*/1, block * (1 << 20), through_host);
+  const EmptyBlock divided;
+  std::vector<distributed::FlatLayout::Cut> cuts;
+  if (block > 0) cuts.push_back(cut_of(mode, divided, block << 18));
+  const ExchangePlan exchange(mode, /*rest_on_host=*/false,
+                              wholes_of(mode, std::vector<at::Tensor>(count, outline(25 << 18))),
+                              ExchangedTensors(distributed::FlatLayout(cuts)));
+  const UnderWay bytes = under_way_bytes(exchange, /*passes=*/1, through_host);
   return {bytes.gradients / (1 << 20), bytes.values / (1 << 20)};
 }
 
@@ -62,47 +112,100 @@ TEST_CASE("What is under way follows the stage and the way that it is sent", "[r
 
 // s = 2 bytes of a value and of a gradient, K = 12 of the optimizer, A batches.
 TEST_CASE("What ranks hold and send follows the stage", "[ranks]") {
-  const TrainedBytes bytes = {2e9, 2e9, 12e9};
+  constexpr int64_t kNumbers = 1 << 20;
+  constexpr double kWhole = 2.0 * kNumbers;
   const double n = 7.0 / 8.0, frozen = 0.5e9;
   const double batches = GENERATE(1.0, 4.0);
-  CHECK(held_bytes(mode_of(0, 8), bytes).device == 16e9);
-  CHECK(held_bytes(mode_of(1, 8), bytes).device == 4e9 + 12e9 / 8);
-  CHECK(held_bytes(mode_of(2, 8), bytes).device == 2e9 + 14e9 / 8);
-  CHECK(held_bytes(mode_of(3, 8), bytes).device == 16e9 / 8);
-  const HeldBytes offloaded = held_bytes(mode_of(2, 8, /*on_host=*/true), bytes);
-  CHECK(offloaded.device == 2e9);
-  CHECK(8 * offloaded.host == 14e9);
+  const EmptyBlock block;
+  const auto plan_of = [&](RankMode mode, bool rest_on_host = false) {
+    const bool is_divided = mode.zero_stage == 3;
+    std::vector<at::Tensor> wholes;
+    std::vector<distributed::FlatLayout::Cut> cuts;
+    if (is_divided) cuts.push_back(cut_of(mode, block, kNumbers, at::kBFloat16));
+    if (!is_divided) wholes.push_back(outline(kNumbers, at::kBFloat16));
+    return ExchangePlan(mode, rest_on_host, wholes_of(mode, wholes),
+                        ExchangedTensors(distributed::FlatLayout(cuts)));
+  };
+  for (const int stage : {0, 1, 2, 3}) {
+    const ExchangePlan plan = plan_of(mode_of(stage, 8));
+    const GradientBytes held = gradient_bytes(plan, "");
+    CHECK(held.wholes == (stage < 2 ? kWhole : 0));
+    CHECK(held.sums == (stage > 0 ? kWhole / 8 : 0));
+    const Moved moved(plan, kNumbers, /*part=*/7);
+    CHECK(moved.states == 12 * kNumbers / (stage > 0 ? 8 : 1));
+  }
+  // Shards of what is whole on the device are the masters themselves on the host. Gradients that
+  // gather there are whole.
+  const Moved offloaded(plan_of(mode_of(2, 8, /*on_host=*/true)), kNumbers);
+  CHECK(offloaded.leaf == 4 * kNumbers / 8);
+  CHECK(offloaded.states == 12 * kNumbers / 8);
+  const ExchangePlan resting = plan_of(mode_of(2, 8, /*on_host=*/true), /*rest_on_host=*/true);
+  CHECK(gradient_bytes(resting, "").wholes == kWhole);
+  CHECK(Moved(resting, kNumbers).leaf == 2 * kNumbers / 8);
 
-  CHECK(sent_bytes(mode_of(0, 8), bytes, 0, batches) == Approx(2 * n * 2e9));
-  CHECK(sent_bytes(mode_of(1, 8), bytes, 0, batches) == Approx(2 * n * 2e9));
-  CHECK(sent_bytes(mode_of(2, 8), bytes, 0, batches) == Approx(n * 2e9 * (batches + 1)));
-  CHECK(sent_bytes(mode_of(3, 8), bytes, 2e9, batches) == Approx(3 * n * batches * 2e9));
-  // A LoRA sends the base alone.
-  CHECK(sent_bytes(mode_of(3, 8), {}, frozen, batches) == Approx(2 * n * batches * frozen));
+  const auto sent = [&](const RankMode& mode) {
+    return sent_bytes(plan_of(mode), "", batches, batches);
+  };
+  CHECK(sent(mode_of(0, 8)) == 2 * n * kWhole);
+  CHECK(sent(mode_of(1, 8)) == 2 * n * kWhole);
+  CHECK(sent(mode_of(2, 8)) == n * kWhole * (batches + 1));
+  CHECK(sent(mode_of(3, 8)) == n * batches * kWhole);
+  CHECK(sent_bytes(resting, "", batches, batches) == 2 * n * kWhole);
+  CHECK(gathered_bytes(mode_of(3, 8), frozen, batches) == 2 * n * batches * frozen);
   RankMode grouped = mode_of(3, 64);
   grouped.group = 8;
-  CHECK(sent_bytes(grouped, bytes, 2e9, batches) ==
-        Approx(3 * n * batches * 2e9 + 2 * n * 2e9 / 8));
+  CHECK(sent(grouped) == n * batches * kWhole + 2 * n * kWhole / 8);
+}
+
+TEST_CASE("A step of one of two denoisers holds and sends its own and what both have", "[ranks]") {
+  const RankMode mode = mode_of(1, 2);
+  constexpr int64_t kBucket = 25 << 18;  // numbers
+  const std::vector<at::Tensor> tensors = {outline(kBucket), outline(kBucket), outline(100)};
+  const ExchangePlan plan(mode, /*rest_on_host=*/false,
+                          {distributed::FlatLayout(tensors, mode.parts()),
+                           {{"high.a", "high"}, {"low.a", "low"}, {"text.a", ""}}});
+  const double bucket = 4.0 * kBucket, beside = 2 * 1024;  // in parts of whole KiB
+  CHECK(gradient_bytes(plan, "low").wholes == bucket + 400);
+  CHECK(gradient_bytes(plan, "low").sums == (bucket + beside) / 2);
+  CHECK(gradient_bytes(plan, "").wholes == 2 * bucket + 400);
+  CHECK(sent_bytes(plan, "high", 1, 1) == bucket + beside);
+  CHECK(sent_bytes(plan, "", 1, 1) == 2 * bucket + beside);
 }
 
 // A training step of `blocks`, bytes in bfloat16, of which each computes for its part of `seconds`,
-// a third of that forward. Gradients have `wide` times as many bytes.
+// a third of that forward. Gradients have the same dtype, or float32 where they are divided.
 memory::PhaseChoice step_of(const std::vector<int64_t>& blocks, double seconds,
-                            const RankMode& mode, const LinkProfile& links, double wide = 1) {
+                            const RankMode& mode, const LinkProfile& links) {
   double all = 0;
   for (const int64_t bytes : blocks) all += static_cast<double>(bytes);
   memory::PlannedRun run;
   run.components = {{.name = "model", .storages = {{.blocks = blocks}}}};
   if (mode.zero_stage == 3) shard_blocks(run.components.front(), mode, links);
   memory::Strategy strategy;
-  for (const int64_t bytes : blocks) {
-    const double part = seconds * static_cast<double>(bytes) / all;
+  std::deque<EmptyBlock> places(blocks.size());
+  std::vector<const Block*> order;
+  std::vector<at::Tensor> wholes;
+  std::vector<parameters::ExchangedTensor> known;
+  std::vector<distributed::FlatLayout::Cut> cuts;
+  SharedStep step;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const double part = seconds * static_cast<double>(blocks[i]) / all;
     strategy.forward["model"].push_back(part / 3);
     strategy.backward["model"].push_back(2 * part / 3);
+    order.push_back(&places[i]);
+    step.places[&places[i]] = {"model", i};
+    if (mode.zero_stage == 3) {
+      cuts.push_back(cut_of(mode, places[i], blocks[i] / 2));
+    } else {
+      wholes.push_back(outline(blocks[i] / 2, at::kBFloat16));
+      known.push_back({.block = &places[i]});
+    }
   }
-  const StepExchange exchange =
-      share_step({.gradients_of = {{"model", wide * all}}, .awaited_of = {{"model", all}}},
-                 run.components, mode, links, strategy);
+  const ExchangePlan plan(mode, /*rest_on_host=*/false,
+                          {distributed::FlatLayout(wholes, mode.parts()), known},
+                          ExchangedTensors(distributed::FlatLayout(cuts)), order);
+  step.exchange = &plan;
+  const StepExchange exchange = share_step(step, run.components, mode, links, strategy);
   CHECK(exchange.exposed_seconds == 0);  // beside what the clock finds
   run.phases = {{.name = "train", .components = {"model"}, .strategies = {strategy}}};
   run.prefetch = 1;
@@ -118,7 +221,7 @@ TEST_CASE("Exchanges of 0.8 of a step's computing are hidden by nine tenths", "[
   const RankMode mode = mode_of(stage, 64);
   const double once = memory::exchange_seconds(links, group_of(mode, links), 0.7e9);
   // Gradients, and values: moved ones or, for both passes, those that are divided.
-  const double exchanged = 60 * once * (stage == 3 ? 3 : 2), computing = exchanged / part;
+  const double exchanged = 60 * once * (stage == 3 ? 4 : 2), computing = exchanged / part;
   const memory::PhaseChoice step = step_of(kSixtyBlocks, computing, mode, links);
   CHECK(step.waited_seconds == 0);
   CHECK(step.exchanged_seconds > 0);  // for the first and the last of it
@@ -142,24 +245,33 @@ TEST_CASE("Divided blocks are sent in each run, of which distillation makes seve
           "[ranks]") {
   const RankMode mode = mode_of(3, 8);
   const LinkProfile links = infiniband();
-  const double n = 7.0 / 8.0, blocks = 1e9, values = 1.1e9;
-  memory::PlannedComponent component = {.name = "dit",
-                                        .storages = {{.blocks = {500'000'000, 500'000'000}}}};
+  constexpr int64_t kBlock = 512'000'000, kNumbers = 1 << 20;
+  const double n = 7.0 / 8.0;
+  memory::PlannedComponent component = {.name = "dit", .storages = {{.blocks = {kBlock, kBlock}}}};
   shard_blocks(component, mode, links);
-  const auto sent = [&](bool is_of_factors) {
+  std::deque<EmptyBlock> places(2);
+  const auto sent = [&](const ExchangePlan& plan) {
     memory::Strategy strategy;
     strategy.repeats = 2 * 5;  // batches, and runs in each
     strategy.backward["dit"].assign(2, 1.0);
-    const SharedStep step = {.whole = {.values = values, .gradients = values},
-                             .gradients_of = {{"dit", values}},
-                             .batches = 2,
-                             .is_of_factors = is_of_factors};
+    const SharedStep step = {.exchange = &plan,
+                             .places = {{&places[0], {"dit", 0}}, {&places[1], {"dit", 1}}},
+                             .batches = 2};
     const StepExchange exchange = share_step(step, {component}, mode, links, strategy);
-    CHECK(strategy.sending_repeats == (is_of_factors ? 1 : 10));
+    CHECK(strategy.sending_repeats == (plan.divided.tensors.empty() ? 1 : 10));
     return exchange.sent_bytes;
   };
-  CHECK(sent(/*is_of_factors=*/false) == Approx(n * 10 * (values + 2 * blocks)));
-  CHECK(sent(/*is_of_factors=*/true) == Approx(n * (2 * values + 10 * 2 * blocks)));
+  const std::vector<distributed::FlatLayout::Cut> cuts = {cut_of(mode, places[0], kNumbers),
+                                                          cut_of(mode, places[1], kNumbers)};
+  const ExchangePlan divided(mode, /*rest_on_host=*/false, wholes_of(mode, {}),
+                             ExchangedTensors(distributed::FlatLayout(cuts)));
+  CHECK(sent(divided) == n * 10 * (2 * 4.0 * kNumbers + 2 * 2.0 * kBlock));
+  // LoRA factors, which are not.
+  const RankMode summing = summing_mode(mode, /*is_of_factors=*/true);
+  const ExchangePlan factors(
+      summing, /*rest_on_host=*/false,
+      {distributed::FlatLayout({outline(kNumbers)}, summing.parts()), {{"dit.a"}}});
+  CHECK(sent(factors) == n * (2 * 4.0 * kNumbers + 10 * 2 * 2.0 * kBlock));
 }
 
 // N rows, H heads and G key heads of width d, s bytes a number, in 5 blocks of 3 samples.
@@ -221,8 +333,6 @@ TEST_CASE("Keys that go around are waited for as far as attention does not hide 
 
 // --- published runs ---
 
-constexpr double kFloatGradients = 2;  // that they are sent in
-
 // torchtitan, benchmarks/llama3_h100_202412_torchtitan.md: Llama 3.1 8B with FSDP2 on H100s, 2
 // samples of 8192 tokens each; tokens a second of each GPU, on 8 and on 128 of them.
 TEST_CASE("Sharded steps on many machines slow down as torchtitan's do", "[ranks][anchor]") {
@@ -234,8 +344,8 @@ TEST_CASE("Sharded steps on many machines slow down as torchtitan's do", "[ranks
   const auto [on_8, on_128] = GENERATE(std::pair(5762.0, 5605.0), std::pair(6667.0, 6514.0));
   const double computing = 2 * 8192 / on_8;
   const LinkProfile links = infiniband();
-  const double ratio = step_of(blocks, computing, mode_of(3, 8), links, kFloatGradients).seconds /
-                       step_of(blocks, computing, mode_of(3, 128), links, kFloatGradients).seconds;
+  const double ratio = step_of(blocks, computing, mode_of(3, 8), links).seconds /
+                       step_of(blocks, computing, mode_of(3, 128), links).seconds;
   INFO(ratio << " planned, " << on_128 / on_8 << " published");
   CHECK(std::abs(ratio - on_128 / on_8) < 0.03);
 }
@@ -246,10 +356,13 @@ TEST_CASE("Sharded steps on many machines slow down as torchtitan's do", "[ranks
 TEST_CASE("Exchanges that outlast computing set the time of a sharded step", "[ranks][anchor]") {
   const auto ranks = GENERATE(int64_t{8}, int64_t{128});
   const double seconds = 1.0, slow = GENERATE(1.5, 4.0);
-  const std::vector<int64_t> blocks(32, 436'000'000);
+  constexpr int64_t kBlock = 416 << 20;
+  const std::vector<int64_t> blocks(32, kBlock);
   LinkProfile links = infiniband();
   const RankMode mode = mode_of(3, ranks);
-  const auto gather = [&] { return memory::exchange_seconds(links, group_of(mode, links), 436e6); };
+  const auto gather = [&] {
+    return memory::exchange_seconds(links, group_of(mode, links), kBlock);
+  };
   // So that all gathers of a pass take `slow` times as long as the whole step computes.
   links.local_latency_seconds = links.remote_latency_seconds = 0;
   const double factor = gather() * 32 / (slow * seconds);
@@ -257,7 +370,7 @@ TEST_CASE("Exchanges that outlast computing set the time of a sharded step", "[r
   links.remote_bytes_per_second *= factor;
   const double once = slow * seconds / 32;
   REQUIRE(gather() == Approx(once));
-  const memory::PhaseChoice step = step_of(blocks, seconds, mode, links, kFloatGradients);
+  const memory::PhaseChoice step = step_of(blocks, seconds, mode, links);
   // The first of 32 blocks is in its place when the forward pass begins, and the last one when
   // the backward pass does; gradients have twice as many bytes.
   const double exchanged = (31 + 31 + 2 * 32) * once;

@@ -1,6 +1,6 @@
 // What one rank of many asks its transport for in real steps, beside what is planned. The other
 // ranks do not exist: LibTorch's FakeProcessGroup stands for them.
-#include <cmath>
+#include <algorithm>
 #include <filesystem>
 
 #include <torch/csrc/distributed/c10d/FakeProcessGroup.hpp>
@@ -10,13 +10,12 @@
 
 #include "host/distributed/group.h"
 #include "host/distributed/sequence.h"
-#include "host/distributed/shards.h"
 #include "host/distributed/slab_group.h"
 #include "host/distributed/staged.h"
+#include "host/plan/dry_exchange.h"
 #include "host/plan/rank_sizes.h"
+#include "host/plan/run_sizes.h"
 #include "host/train/trainer.h"
-#include "memory/slab.h"
-#include "memory/slab_peers.h"
 #include "tests/host/train/run_toy.h"
 
 namespace atelier::plan {
@@ -86,15 +85,9 @@ class CountingTransport final : public c10d::FakeProcessGroup {
   Sent& sent_;
 };
 
-double sum_bytes(const std::vector<at::Tensor>& tensors) {
-  double bytes = 0;
-  for (const at::Tensor& tensor : tensors) bytes += static_cast<double>(tensor.nbytes());
-  return bytes;
-}
-
 constexpr double kToyBlocks = 2;
 
-// Rank 0 of many.
+// One rank of many.
 struct OneOfMany : test::RunToy {
   Sent sent;
   int64_t steps = 0;
@@ -106,8 +99,8 @@ struct OneOfMany : test::RunToy {
     config.output.output_path = folder / "run";
   }
 
-  std::shared_ptr<Group> meet(int64_t size) {
-    return Group::meet({.rank = 0, .size = static_cast<int>(size)},
+  std::shared_ptr<Group> meet(int64_t size, int rank = 0) {
+    return Group::meet({.rank = rank, .size = static_cast<int>(size)},
                        {.transport = [this](int rank, int of) -> c10::intrusive_ptr<c10d::Backend> {
                          return c10::make_intrusive<CountingTransport>(rank, of, sent);
                        }});
@@ -135,71 +128,30 @@ struct OneOfMany : test::RunToy {
     REQUIRE(trainer.run() == 0);
   }
 
-  // Bytes of what is trained: in buckets whose parts are whole KiB, as many as `parts`.
-  double trained_bytes(int64_t parts) {
-    open();
-    std::vector<at::Tensor> leaves;
-    const parameters::TrainedTensors trained(*model, selection(), config,
-                                             parameters::unplanned_layout(config));
-    for (const optim::Group& group : trained.groups()) {
-      for (const optim::Parameter& parameter : group.parameters) leaves.push_back(parameter.leaf);
-    }
-    double bytes = 0;
-    const distributed::FlatLayout layout(leaves, static_cast<int>(parts));
-    for (const auto& bucket : layout.buckets())
-      bytes += static_cast<double>(bucket.count) * bucket.options.dtype().itemsize();
-    // There is no more than what alignment adds.
-    const double most = distributed::kBlockNumbers * 4 * static_cast<double>(leaves.size()) +
-                        static_cast<double>(distributed::kPartBytes * parts);
-    CHECK(bytes >= sum_bytes(leaves));
-    CHECK(bytes <= sum_bytes(leaves) + (parts == 1 ? 0 : most));
-    return bytes;
+  // What is planned of it from what the files say.
+  DryExchange planned(const RankMode& mode) {
+    return dry_exchange(*model, selection(), config, mode, /*rests_on_host=*/false,
+                        components(mode));
   }
-
-  // Bytes of what is trained outside of divided blocks, as trained_bytes().
-  double outside_bytes(int64_t parts) {
-    std::vector<at::Tensor> leaves;
-    for (const auto& trained : selection().weights) {
-      if (!model->is_streamed(*trained.weight)) leaves.push_back(trained.weight->draw());
-    }
-    double bytes = 0;
-    const distributed::FlatLayout layout(leaves, static_cast<int>(parts));
-    for (const auto& bucket : layout.buckets())
-      bytes += static_cast<double>(bucket.count) * bucket.options.dtype().itemsize();
-    return bytes;
+  // Bytes that a step sends of what is trained. Each block runs once in a batch.
+  double planned_bytes(const RankMode& mode, int64_t batches = 1) {
+    return sent_bytes(planned(mode).plan, "", static_cast<double>(batches),
+                      static_cast<double>(batches));
   }
-
-  // Gradients of the divided blocks: of each, what all ranks send at one time.
-  double divided_gradient_bytes(int64_t parts) {
-    constexpr int64_t kPieceNumbers = 32;  // pieces of a part begin at multiples
-    const memory::Residency& residency = *model->residency("dit");
-    double bytes = 0;
-    for (Block* block : model->model().blocks("dit")) {
-      std::vector<int64_t> numbers(static_cast<size_t>(parts));
-      block->visit_weights([&](const std::string&, const Weight& weight) {
-        for (int64_t rank = 0; rank < parts; ++rank) {
-          const int64_t count = residency.extent(weight, rank).count;
-          numbers[static_cast<size_t>(rank)] +=
-              (count + kPieceNumbers - 1) / kPieceNumbers * kPieceNumbers;
-        }
-      });
-      bytes += static_cast<double>(parts * std::ranges::max(numbers)) * sizeof(float);
-    }
-    return bytes;
-  }
-
-  // Bytes of a block of the denoiser, in so many parts, each of whole KiB.
-  double block_bytes(int64_t parts) {
-    open();
-    memory::SlabLayout layout;
-    model->model().blocks("dit").front()->visit([&](nn::Module& module) {
-      for (const WeightPtr& weight : module.weights()) layout.add(weight->draw());
-    });
-    const auto part = static_cast<double>(memory::kPartBytes * parts);
-    return part * std::ceil(static_cast<double>(layout.bytes()) / part);
+  // Bytes of a block of the denoiser, with what divides it.
+  double block_bytes(const RankMode& mode) {
+    return static_cast<double>(components(mode).front().storages.front().blocks.front());
   }
 
  private:
+  std::vector<memory::PlannedComponent> components(const RankMode& mode) {
+    PlanBasis basis;
+    if (mode.zero_stage == 3) basis.placement.denoiser_shards = static_cast<int>(mode.group);
+    memory::PlannedRun run = size_components(*model, basis, /*prepares_levels=*/false);
+    std::erase_if(run.components, [](const auto& component) { return component.name != "dit"; });
+    return run.components;
+  }
+
   std::shared_ptr<Group> open_divided(Group& world, const RankMode& mode) {
     std::shared_ptr<Group> blocks = world.neighbours(static_cast<int>(mode.group), "blocks");
     model = model::LoadedModel::open(
@@ -217,11 +169,9 @@ struct OneOfMany : test::RunToy {
 TEST_CASE("A step asks for the bytes that are planned, on 8, 64 and 512 ranks", "[ranks]") {
   const int size = GENERATE(8, 64, 512);
   OneOfMany one;
-  const double bytes = one.trained_bytes(1);
   const RankMode mode = {.ranks = size, .group = size};
   one.train(mode);
-  CHECK(one.sent.trained ==
-        static_cast<double>(one.steps) * sent_bytes(mode, {.gradients = bytes}, 0, 1));
+  CHECK(one.sent.trained == static_cast<double>(one.steps) * one.planned_bytes(mode));
   // A bucket, and what ranks tell each other.
   CHECK(one.sent.exchanges == 2 * one.steps);
 }
@@ -233,11 +183,8 @@ TEST_CASE("So does one of stages 1 and 2, in one group and in several", "[ranks]
   const bool is_of_eight = GENERATE(false, true);
   OneOfMany one;
   const RankMode mode = {.ranks = size, .zero_stage = stage, .group = is_of_eight ? 8 : size};
-  const double bytes = one.trained_bytes(mode.group);
   one.train(mode, batches);
-  CHECK(one.sent.trained ==
-        static_cast<double>(one.steps) *
-            sent_bytes(mode, {.values = bytes, .gradients = bytes}, 0, batches));
+  CHECK(one.sent.trained == static_cast<double>(one.steps) * one.planned_bytes(mode, batches));
 }
 
 TEST_CASE("So does one of a LoRA whose base is divided", "[ranks]") {
@@ -246,15 +193,13 @@ TEST_CASE("So does one of a LoRA whose base is divided", "[ranks]") {
   OneOfMany one;
   one.train_lora();
   const RankMode mode = {.ranks = size, .zero_stage = 3, .group = is_of_eight ? 8 : size};
-  const double factors = one.trained_bytes(1), block = one.block_bytes(mode.group);
   one.train(mode);
   const auto steps = static_cast<double>(one.steps);
-  CHECK(one.sent.trained == steps * sent_bytes(summing_mode(mode, /*is_of_factors=*/true),
-                                               {.gradients = factors}, 0, 1));
+  CHECK(one.sent.trained == steps * one.planned_bytes(mode));
   // The last of two blocks is still in the one place when the backward pass begins with it, and
   // the first one when the next forward pass does.
-  const double gathered = block + block / (2 * steps);
-  CHECK(one.sent.blocks == Approx(steps * sent_bytes(mode, {}, gathered, 1)).epsilon(1e-12));
+  const double gathered = one.block_bytes(mode) * (1 + 1 / (2 * steps));
+  CHECK(one.sent.blocks == Approx(steps * gathered_bytes(mode, gathered, 1)).epsilon(1e-12));
 }
 
 struct IdleRunner final : BlockRunner {
@@ -350,28 +295,80 @@ TEST_CASE("So does one of trained blocks that are divided", "[ranks]") {
   const bool is_of_eight = GENERATE(false, true);
   OneOfMany one;
   const RankMode mode = {.ranks = size, .zero_stage = 3, .group = is_of_eight ? 8 : size};
-  const double block = one.block_bytes(mode.group);
   // Three steps, and three more: what a run sends beside, to write its weights, is no part of them.
   one.train(mode, batches);
   const Sent beside = one.sent;
   one.config.num_epochs = 2;
   one.train(mode, batches);
   const auto steps = static_cast<double>(one.steps) / 2;
-  const double gradients = one.divided_gradient_bytes(mode.group);
-  CHECK(gradients <= kToyBlocks * block);
-  const double outside = one.outside_bytes(mode.group);
-  RankMode rest = mode;  // what is outside of blocks
-  rest.zero_stage = 2;
   CHECK(one.sent.trained - beside.trained ==
-        Approx(steps * (sent_bytes(mode, {.gradients = gradients}, 0, batches) +
-                        sent_bytes(rest, {.values = outside, .gradients = outside}, 0, batches)))
-            .epsilon(1e-12));
+        Approx(steps * one.planned_bytes(mode, batches)).epsilon(1e-12));
   // Each pass over two blocks begins with the block that the one before ended with, which is there
   // unless it was moved.
   const double passes = 2 * batches, kept = (passes - 1) / passes;
-  const double gathered = kToyBlocks * block - kept * block;
+  const double gathered = (kToyBlocks - kept) * one.block_bytes(mode);
   CHECK(one.sent.blocks - beside.blocks ==
-        Approx(steps * sent_bytes(mode, {}, gathered, batches)).epsilon(1e-12));
+        Approx(steps * gathered_bytes(mode, gathered, batches)).epsilon(1e-12));
+}
+
+// The rank counts that has most, of a group of eight.
+TEST_CASE("Ranks hold the gradients, the states and the copies that are planned", "[ranks]") {
+  const int stage = GENERATE(0, 1, 2);
+  const bool on_host = GENERATE(false, true);
+  const auto masters = GENERATE(optim::MasterWeights::kFp32, optim::MasterWeights::kStochastic);
+  if (on_host && stage == 0) return;  // gradients go there from blocks that run
+  OneOfMany one;
+  one.open("simulated", "bfloat16");
+  one.config.shards = {.stage = stage, .group = "8"};
+  one.config.offload.optimizer = on_host;
+  one.config.optimizer.master_weights = masters;
+  const RankMode mode = {.ranks = 16, .zero_stage = stage, .on_host = on_host, .group = 8};
+  const DryExchange planned = one.planned(mode);
+  const GradientBytes gradients = gradient_bytes(planned.plan, "");
+  MovedBytes most;
+  for (int rank = 0; rank < 8; ++rank) {
+    const std::shared_ptr<Group> group = one.meet(16, rank);
+    parameters::TrainedTensors trained(*one.model, one.selection(), one.config,
+                                       parameters::unplanned_layout(one.config), group.get());
+    parameters::ParameterPlacement& placement = trained.placement();
+    REQUIRE(placement.is_on_host() == on_host);
+    const auto optimizer =
+        optim::make_optimizer(trained.moved(), one.config.optimizer, placement.sum());
+    most.states = std::max(most.states, static_cast<double>(optimizer->state_bytes()));
+    most.step = std::max(most.step, static_cast<double>(optimizer->step_bytes()));
+    double numbers = 0, copies = 0;
+    for (const optim::Group& moved : trained.moved()) {
+      for (const optim::Parameter& parameter : moved.parameters) {
+        numbers += static_cast<double>(parameter.leaf.numel());
+        if (on_host && !parameter.master_of) copies += static_cast<double>(parameter.leaf.nbytes());
+      }
+    }
+    most.numbers = std::max(most.numbers, numbers);
+    most.copies = std::max(most.copies, copies);
+
+    placement.begin_step("dit", /*passes=*/1);
+    for (const optim::Group& of : trained.groups()) {
+      for (const optim::Parameter& parameter : of.parameters)
+        at::Tensor(parameter.leaf).mutable_grad() = at::zeros_like(parameter.leaf);
+    }
+    if (stage < 2) {
+      CHECK(static_cast<double>(placement.gradient_bytes().device) == gradients.wholes);
+      CHECK(placement.gradient_bytes().host == 0);
+    }
+    at::Tensor loss = at::zeros({});
+    placement.end_passes();
+    placement.gather_status(loss, {});
+    placement.take_gradients(loss, /*max_norm=*/0);
+    const auto [device, host] = placement.gradient_bytes();
+    const double kept = stage == 0 ? gradients.wholes : gradients.sums;
+    CHECK(static_cast<double>(on_host ? host : device) == kept);
+    CHECK((on_host ? device : host) == 0);
+    placement.end_step();
+  }
+  CHECK(planned.moved.numbers == most.numbers);
+  CHECK(planned.moved.copies == most.copies);
+  CHECK(planned.moved.states == most.states);
+  CHECK(planned.moved.step == most.step);
 }
 
 TEST_CASE("On the host a rank holds twelve bytes of each bfloat16 number that it moves",
@@ -433,13 +430,12 @@ TEST_CASE("So does one whose rows are shared out for attention", "[ranks]") {
   const int batches = GENERATE(1, 2);
   OneOfMany one;
   const RankMode mode = {.ranks = size, .group = size, .sequence = parts};
-  const double trained = one.trained_bytes(1);
   {
     const test::HookScope attends(attend_to_all(heads));
     one.train(mode, batches);
   }
   const auto steps = static_cast<double>(one.steps);
-  CHECK(one.sent.trained == steps * sent_bytes(mode, {.gradients = trained}, 0, batches));
+  CHECK(one.sent.trained == steps * one.planned_bytes(mode, batches));
   memory::Strategy strategy = {.repeats = static_cast<double>(batches),
                                .needs_all_blocks = true,
                                .forward = {{"dit", {0.0}}},

@@ -28,7 +28,7 @@ struct ThrowingModel final : Model {
   std::vector<int64_t> latent_shape(const MediaTarget&, const Conditioning&) const override {
     return act(), std::vector<int64_t>{7, 1, 7, 7};
   }
-  bool runs(std::string_view, const Inputs&, int64_t) const override { return act(), false; }
+  bool runs(std::string_view, const Inputs&, int64_t, int64_t) const override { return act(), false; }
   Conditioning encode(const EncodeInputs&, BlockRunner&) override { return act(), Conditioning(); }
   TextLength text_length(const EncodeInputs&) const override { return act(), TextLength(); }
   at::Tensor denoise(const DenoiseInputs&, BlockRunner&) override { return act(), at::Tensor(); }
@@ -150,7 +150,7 @@ struct Liar {
             {"latent_spec", [&] { model->latent_spec(); }},
             {"target", [&] { model->target({}, {}); }},
             {"latent_shape", [&] { model->latent_shape({}, {}); }},
-            {"runs", [&] { model->runs("control", {}, 4); }},
+            {"runs", [&] { model->runs("control", {}, 0, 4); }},
             {"encode", [&] { model->encode({}, runner); }},
             {"text_length", [&] { model->text_length({}); }},
             {"denoise", [&] { model->denoise({}, runner); }},
@@ -213,7 +213,7 @@ TEST_CASE("A guarded family answers as the family does, defaults of the SDK asid
   CHECK(liar.model->level_weights("dit").size() == 2);
   CHECK(liar.model->given(liar.cond, {}).has_value());
   CHECK(liar.model->pieces({}, {13, 1, 1}).size() == 2);
-  CHECK_FALSE(liar.model->runs("control", {}, 4));
+  CHECK_FALSE(liar.model->runs("control", {}, 0, 4));
   CHECK(liar.model->decode_sound({}, {}, liar.runner).sample_rate == 70);
   const at::Tensor with = at::ones({1}), latents = at::ones({1, 1, 1, 1, 1});
   CHECK(liar.model->to_decode(latents, {}).latents_BCTHW.is_same(latents));
