@@ -152,7 +152,7 @@ def write_narrow_parts(folder):
     """A denoiser and a VAE that compute pictures of the published area in a third of the time of those of tiny_models."""
     tiny_models.make_transformer(joint_dim=96, heads=2, head_dim=16, axes=(4, 6, 6),
                                  seed=2).save_pretrained(folder / "transformer")
-    tiny_models.make_vae(seed=3, num_res_blocks=1).save_pretrained(folder / "vae")
+    tiny_models.make_vae(seed=3, base_dim=4, num_res_blocks=1).save_pretrained(folder / "vae")
     return folder
 
 

@@ -70,7 +70,7 @@ class LayeredModels:
         self.folder.mkdir(parents=True)
         self.transformer = make_transformer(seed=12)
         self.transformer.save_pretrained(self.folder / "transformer")
-        self.vae = tiny_models.make_vae(seed=13, base_dim=8, input_channels=4)
+        self.vae = tiny_models.make_vae(seed=13, input_channels=4)
         self.vae.save_pretrained(self.folder / "vae")
         for part in ("text_encoder", "tokenizer"):
             (self.folder / part).symlink_to(self.tiny.model / part)

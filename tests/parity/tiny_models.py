@@ -251,7 +251,7 @@ def make_text_encoder(vocabulary, hidden, heads, kv_heads, sections, ids, seed, 
     return randomize_(Qwen2_5_VLForConditionalGeneration(config), seed)
 
 
-def make_vae(seed, base_dim=4, **changes):
+def make_vae(seed, base_dim=8, **changes):
     vae = AutoencoderKLQwenImage(base_dim=base_dim, z_dim=16, **changes)
     # The gain gives back the power that SiLU takes; the last convolution sets the contrast.
     return randomize_(vae,
