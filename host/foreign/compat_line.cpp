@@ -238,7 +238,7 @@ class TrainLine final : public LineWords {
   void finish_kohya() {
     if (resolution_) {
       try {
-        const bool has_buckets = find("enable_bucket") != nullptr;
+        const bool has_buckets = is_on("enable_bucket");
         std::string said;
         for (const auto& [name, value] : flags_of_resolution(resolution_->value(), has_buckets)) {
           set(name, value);
@@ -266,13 +266,27 @@ class TrainLine final : public LineWords {
     const std::string* sampling = find("timestep_sampling");
     const bool is_shift = sampling != nullptr && *sampling == "shift";
     if (is_shift) preset("discrete_flow_shift", is_musubi_ ? "1" : "6");
-    if (!is_shift && find("discrete_flow_shift") != nullptr) {
-      std::erase_if(flags_, [](const auto& flag) { return flag.first == "discrete_flow_shift"; });
-      leave_out("--discrete_flow_shift", "it is of --timestep_sampling shift alone");
-    }
+    if (!is_shift) drop("discrete_flow_shift", "it is of --timestep_sampling shift alone");
     if (!is_musubi_) preset("caption_extension", ".caption");
-    if (find("num_epochs") == nullptr) preset("max_train_steps", "1600");
+    // No limit holds there beside the second flag, and none at all in musubi-tuner.
+    if (!is_musubi_ && is_on("enable_bucket") && !is_on("bucket_no_upscale"))
+      preset("max_bucket_reso", "1024");
+    if (find("num_epochs") == nullptr)
+      preset("max_train_steps", "1600");
+    else
+      drop("max_train_steps", "epochs say how long the run is where both are given");
     note_presets(is_musubi_ ? "musubi-tuner" : "kohya's trainers");
+  }
+
+  bool is_on(std::string_view name) const {
+    const std::string* said = find(name);
+    return said != nullptr && *said == "true";
+  }
+
+  // Leaves out a flag that another one overrides, if it is there.
+  void drop(const std::string& name, std::string_view why) {
+    if (std::erase_if(flags_, [&](const auto& flag) { return flag.first == name; }) != 0)
+      leave_out("--" + name, why);
   }
 
   // Scripts of their own encode there.
