@@ -7,13 +7,16 @@
 #include <unistd.h>
 
 #include "formats/escape.h"
+#include "host/files/content_hash.h"
 #include "host/files/file_operations.h"
 #include "host/files/file_reader.h"
+#include "host/files/folder.h"
 #include "host/model/components.h"
 #include "host/model/fingerprint.h"
 #include "host/order/config_file.h"
 #include "host/parameters/shard_files.h"
 #include "host/report/open_failure.h"
+#include "host/report/text.h"
 #include "host/run/durable.h"
 #include "host/run/occupants.h"
 
@@ -94,6 +97,8 @@ class ResumeChecks {
     }
     check_model();
     check_trained();
+    if (!selection_.layers.empty()) check_lora_factor();
+    check_preset();
     refuse_if_changed("optimizer_type");
     if (!selection_.weights.empty()) refuse_if_changed("master_weights");
     if (config_.ema_decay > 0 && !parameters::has_part(saved_state_, "ema")) refuse("ema_decay");
@@ -111,20 +116,25 @@ class ResumeChecks {
     return values;
   }
 
-  static std::string shown(const Values& values, const std::string& flag) {
+  // Empty where nothing is said.
+  static std::string text_of(const Values& values, const std::string& flag) {
     const auto found = values.find(flag);
-    return found == values.end() || found->second.empty()
-               ? "none"
-               : formats::quote_and_escape(found->second);
+    return found == values.end() ? std::string() : found->second;
   }
 
+  void refuse(const std::string& flag, const std::string& ours, const std::string& theirs) {
+    const auto shown = [](const std::string& text) {
+      return text.empty() ? "none" : formats::quote_and_escape(text);
+    };
+    problems_.add(
+        "--" + flag + ": " + shown(ours) + ", and the run that is resumed has " + shown(theirs),
+        "leave it out, or begin another run in another --output_path");
+  }
   void refuse(const std::string& flag) {
-    problems_.add("--" + flag + ": " + shown(ours_, flag) + ", and the run that is resumed has " +
-                      shown(theirs_, flag),
-                  "leave it out, or begin another run in another --output_path");
+    refuse(flag, text_of(ours_, flag), text_of(theirs_, flag));
   }
   bool refuse_if_changed(const std::string& flag) {
-    if (shown(ours_, flag) == shown(theirs_, flag)) return false;
+    if (text_of(ours_, flag) == text_of(theirs_, flag)) return false;
     refuse(flag);
     return true;
   }
@@ -164,6 +174,34 @@ class ResumeChecks {
     problems_.add("--resume: " + display_path(saved_state_.folder) + " is of a run that trains " +
                       "other tensors: " + formats::quote_and_escape(name) + " is not in both",
                   "begin another run in another --output_path");
+  }
+
+  // Another factor would change what the trained weights mean.
+  void check_lora_factor() {
+    refuse_if_changed("use_rslora");
+    if (text_of(ours_, "lora_rank") != text_of(theirs_, "lora_rank")) return;  // told
+    const std::string ours = alpha_of(ours_), theirs = alpha_of(theirs_);
+    if (report::parse_number<double>(ours) != report::parse_number<double>(theirs))
+      refuse("lora_alpha", ours, theirs);
+  }
+  static std::string alpha_of(const Values& values) {
+    const std::string alpha = text_of(values, "lora_alpha");
+    return alpha.empty() ? text_of(values, "lora_rank") : alpha;
+  }
+
+  // The LoRA may have been moved: a file that is not there any more is not compared.
+  void check_preset() {
+    const std::string ours = text_of(ours_, "preset_lora_path");
+    const std::string theirs = text_of(theirs_, "preset_lora_path");
+    if (ours.empty() != theirs.empty() || !may_be_one_file(ours, theirs)) {
+      refuse("preset_lora_path");
+    } else {
+      refuse_if_changed("preset_lora_model");
+    }
+  }
+  static bool may_be_one_file(const std::string& ours, const std::string& theirs) {
+    return ours == theirs || !files::is_file(theirs) ||
+           files::hash_file(ours) == files::hash_file(theirs);
   }
 
   const run::SavedState& saved_state_;

@@ -83,6 +83,23 @@ TEST_CASE("Each line is a prompt with its switches", "[sample_prompts]") {
   REQUIRE(jobs[2].settings.width == 256);
 }
 
+TEST_CASE("Lines of JSON belong into a .jsonl file, and braces into a prompt", "[sample_prompts]") {
+  const std::string lines =
+      "# drawn by generate\n"
+      R"({"prompt": "a cat", "width": 64})"
+      "\n"
+      R"({"prompt": "a dog"})"
+      "\n";
+  CHECK(parse(lines).message ==
+        "prompts.txt:2: is a line of JSON, and this file holds one prompt a line; call the file "
+        ".jsonl");
+  const TextFile file(".jsonl", R"({"prompt": "a cat", "width": 64})");
+  CHECK(read(file.path()).message.empty());
+  const auto [jobs, message] = parse("{a|b} cat\n{\"prompt\": \"a cat\"} --w 64\n[\"a\"]");
+  CHECK(message.empty());
+  CHECK(jobs.size() == 3);
+}
+
 TEST_CASE("Switches say where guidance ends and how long it makes things", "[sample_prompts]") {
   order::Settings base;
   base.cfg_renorm = "row";

@@ -158,6 +158,40 @@ TEST_CASE("What a run cannot change is refused with the flag and both values", "
           Catch::Contains("--lora_base_model: none, and the run that is resumed has \"dit\""));
 }
 
+TEST_CASE("The factor of a LoRA stays what it was when it was learnt", "[run_checks]") {
+  Resumed run;
+  CHECK(run.check(Resumed::kToml + std::string("lora_alpha = 4.0\n")).empty());  // the rank
+  CHECK_THAT(run.check(Resumed::kToml + std::string("lora_alpha = 32.0\n")),
+             Catch::Contains("--lora_alpha: \"32\", and the run that is resumed has \"4\"; "
+                             "leave it out, or begin another run"));
+  const std::string rooted = Resumed::kToml + std::string("use_rslora = true\n");
+  CHECK_THAT(run.check(rooted), Catch::Contains("--use_rslora: \"true\", and the run that"));
+  run.save(rooted);
+  CHECK(run.check(rooted).empty());
+  CHECK_THAT(run.check(Resumed::kToml), Catch::Contains("--use_rslora: none, and the run that"));
+}
+
+TEST_CASE("A preset LoRA may be moved, but neither changed nor left out", "[run_checks]") {
+  Resumed run;
+  const auto with = [&](const std::string& name) {
+    return Resumed::kToml +
+           ("preset_lora_model = \"dit\"\npreset_lora_path = \"" + (run.folder / name) + "\"\n");
+  };
+  test::write_bytes(run.folder / "a.safetensors", "one");
+  test::write_bytes(run.folder / "b.safetensors", "one");
+  test::write_bytes(run.folder / "c.safetensors", "two");
+  CHECK_THAT(run.check(with("a.safetensors")),
+             Catch::Contains("--preset_lora_path: \"") &&
+                 Catch::Contains("and the run that is resumed has none"));
+  run.save(with("a.safetensors"));
+  CHECK(run.check(with("a.safetensors")).empty());
+  CHECK(run.check(with("b.safetensors")).empty());
+  CHECK_THAT(run.check(with("c.safetensors")), Catch::Contains("--preset_lora_path: "));
+  CHECK_THAT(run.check(Resumed::kToml), Catch::Contains("--preset_lora_path: none, and the run"));
+  fs::remove(run.folder / "a.safetensors");
+  CHECK(run.check(with("b.safetensors")).empty());
+}
+
 TEST_CASE("Tensors that only one of the runs trains are named where no flag differs",
           "[run_checks]") {
   Resumed run;
