@@ -4,6 +4,7 @@
 #include <cctype>
 #include <filesystem>
 #include <optional>
+#include <system_error>
 
 #include "atelier/error.h"
 
@@ -85,6 +86,7 @@ class TrainLine final : public LineWords {
     }
     finish_model();
     add_inputs();
+    if (train_data_) take_folders();
     if (is_cache_) {
       finish_cache();
     } else if (is_kohya_) {
@@ -203,7 +205,10 @@ class TrainLine final : public LineWords {
       rename(flag.shown, "lora_base_model", order::denoiser_of(family_));
     } else if (flag.name == "resolution") {
       resolution_ = flag;
+    } else if (flag.name == "train_data_dir") {
+      train_data_ = flag;
     } else if (flag.name == "dataset_config") {
+      has_dataset_file_ = true;
       read_dataset(flag);
     } else if (flag.name == "save_precision") {
       take_precision(flag, "save_dtype");
@@ -224,6 +229,28 @@ class TrainLine final : public LineWords {
           "the images to learn");
   }
 
+  void take_folders() {
+    const std::string& shown = train_data_->shown;
+    const std::string folder = train_data_->value();
+    if (has_dataset_file_) return leave_out(shown, "the dataset is that of --dataset_config");
+    const bool has_metadata = find("dataset_metadata_path") != nullptr;
+    std::error_code unknown;
+    if (has_metadata || !std::filesystem::is_directory(folder, unknown)) {
+      rename(shown, "dataset_base_path", folder);
+      if (!has_metadata)
+        note(files::display_path(folder) +
+             " is not there: run this where it is, as the N of a folder N_words in it is "
+             "--dataset_repeat");
+      return;
+    }
+    try {
+      rename_to(shown, flags_of_folders(folder));
+    } catch (const Error& error) {
+      set("dataset_base_path", folder);
+      problems_.add(error.at("--train_data_dir"));
+    }
+  }
+
   // Timesteps of there count up with the noise, parts of the table here fall.
   void take_boundary(const Given& flag) {
     const auto level = report::parse_number<double>(flag.value());
@@ -238,13 +265,8 @@ class TrainLine final : public LineWords {
   void finish_kohya() {
     if (resolution_) {
       try {
-        const bool has_buckets = is_on("enable_bucket");
-        std::string said;
-        for (const auto& [name, value] : flags_of_resolution(resolution_->value(), has_buckets)) {
-          set(name, value);
-          said += " --" + name + " " + value;
-        }
-        note(resolution_->shown + " is" + said + " here");
+        rename_to(resolution_->shown,
+                  flags_of_resolution(resolution_->value(), is_on("enable_bucket")));
       } catch (const Error& error) {
         problems_.add(error.at("--resolution"));
       }
@@ -276,6 +298,16 @@ class TrainLine final : public LineWords {
     else
       drop("max_train_steps", "epochs say how long the run is where both are given");
     note_presets(is_musubi_ ? "musubi-tuner" : "kohya's trainers");
+  }
+
+  // One flag of there that is several here.
+  void rename_to(const std::string& shown, const FlagValues& flags) {
+    std::string said;
+    for (const auto& [name, value] : flags) {
+      set(name, value);
+      said += " --" + name + " " + shell_text({value});
+    }
+    note(shown + " is" + said + " here");
   }
 
   bool is_on(std::string_view name) const {
@@ -363,7 +395,8 @@ class TrainLine final : public LineWords {
   bool is_kohya_ = false, is_musubi_ = false, is_cache_ = false;
   bool has_images_ = false, has_texts_ = false;  // files of what encodes them are named
   std::vector<flags::GivenValue> own_idle_;      // flags that mean nothing here
-  std::optional<Given> resolution_;
+  bool has_dataset_file_ = false;
+  std::optional<Given> resolution_, train_data_;
 };
 
 }  // namespace

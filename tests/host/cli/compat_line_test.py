@@ -349,6 +349,42 @@ class CompatLine(FolderTest):
         for others in ("", "--enable_bucket --bucket_no_upscale"):
             self.assertNotIn("--max_bucket_reso", self.paste(line + others))
 
+    def test_folders_of_kohyas_trainers_say_how_often_images_are_learnt(self):
+        line = "python lumina_train_network.py --network_module n --train_data_dir 'of mine' "
+
+        def dataset(line=line, code=0):
+            flags = self.paste(line, code)
+            return flags.get("--dataset_base_path"), flags.get("--dataset_repeat")
+
+        self.assertEqual(("of mine", None), dataset())
+        self.told('"of mine" is not there: run this where it is, as the N of a folder N_words in it is --dataset_repeat')
+        self.write("of mine/a.png", "")
+        self.assertEqual(("of mine", None), dataset())
+        self.assertNotIn("N_words", self.result.stderr)
+        self.write("of mine/10_a cat/a.png", "")
+        self.write("of mine/others/a.png", "")
+        self.assertEqual(("of mine/10_a cat", "10"), dataset())
+        self.assertEqual(("of mine/10_a cat", "10"), dataset(line + "--dataset_repeats 3"))
+        self.told("is --dataset_base_path 'of mine/10_a cat' --dataset_repeat 10 here")
+        # Equally often, and then beside what is not learnt there.
+        self.write("even/3_a/a.png", "")
+        self.write("even/3_b/a.png", "")
+        self.write("even/read me.txt", "")
+        self.write("even/.cache/a.png", "")
+        even = line.replace("of mine", "even")
+        self.assertEqual(("even", "3"), dataset(even))
+        self.write("even/a.png", "")
+        self.assertEqual(("even", None), dataset(even, code=2))
+        self.told("--train_data_dir: even holds 2 folders N_words that are not learnt alike", "join them into one folder")
+        self.write("of mine/2_dog/a.png", "")
+        self.assertEqual(("of mine", None), dataset(code=2))
+        self.told("holds 2 folders N_words that are not learnt alike")
+        # A file of the dataset says it all.
+        self.write("d.toml", DATASET)
+        self.assertEqual(("images of mine", "10"), dataset(line + "--dataset_config d.toml"))
+        self.told("is left out: the dataset is that of --dataset_config")
+        self.assertEqual(("of mine", "3"), dataset(line + "--in_json m.json --dataset_repeats 3"))
+
     def test_presets_of_kohyas_trainers_are_written_down(self):
         flags = self.paste("python lumina_train_network.py --pretrained_model_name_or_path m.safetensors "
                            "--network_module networks.lora_lumina --train_data_dir data --resolution 512 "
