@@ -430,6 +430,7 @@ class Preparation {
   }
 
   void check_prompt(order::Job& job) {
+    if (!generate::check_said_target(job.settings, job.place, problems_)) return;
     const size_t before = problems_.size();
     try {
       if (run_.model) {

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <filesystem>
 #include <optional>
+#include <system_error>
 
 #include "atelier/error.h"
 
@@ -85,6 +86,7 @@ class TrainLine final : public LineWords {
     }
     finish_model();
     add_inputs();
+    if (train_data_) take_folders();
     if (is_cache_) {
       finish_cache();
     } else if (is_kohya_) {
@@ -203,7 +205,10 @@ class TrainLine final : public LineWords {
       rename(flag.shown, "lora_base_model", order::denoiser_of(family_));
     } else if (flag.name == "resolution") {
       resolution_ = flag;
+    } else if (flag.name == "train_data_dir") {
+      train_data_ = flag;
     } else if (flag.name == "dataset_config") {
+      has_dataset_file_ = true;
       read_dataset(flag);
     } else if (flag.name == "save_precision") {
       take_precision(flag, "save_dtype");
@@ -224,6 +229,28 @@ class TrainLine final : public LineWords {
           "the images to learn");
   }
 
+  void take_folders() {
+    const std::string& shown = train_data_->shown;
+    const std::string folder = train_data_->value();
+    if (has_dataset_file_) return leave_out(shown, "the dataset is that of --dataset_config");
+    const bool has_metadata = find("dataset_metadata_path") != nullptr;
+    std::error_code unknown;
+    if (has_metadata || !std::filesystem::is_directory(folder, unknown)) {
+      rename(shown, "dataset_base_path", folder);
+      if (!has_metadata)
+        note(files::display_path(folder) +
+             " is not there: run this where it is, as the N of a folder N_words in it is "
+             "--dataset_repeat");
+      return;
+    }
+    try {
+      rename_to(shown, flags_of_folders(folder));
+    } catch (const Error& error) {
+      set("dataset_base_path", folder);
+      problems_.add(error.at("--train_data_dir"));
+    }
+  }
+
   // Timesteps of there count up with the noise, parts of the table here fall.
   void take_boundary(const Given& flag) {
     const auto level = report::parse_number<double>(flag.value());
@@ -238,13 +265,8 @@ class TrainLine final : public LineWords {
   void finish_kohya() {
     if (resolution_) {
       try {
-        const bool has_buckets = find("enable_bucket") != nullptr;
-        std::string said;
-        for (const auto& [name, value] : flags_of_resolution(resolution_->value(), has_buckets)) {
-          set(name, value);
-          said += " --" + name + " " + value;
-        }
-        note(resolution_->shown + " is" + said + " here");
+        rename_to(resolution_->shown,
+                  flags_of_resolution(resolution_->value(), is_on("enable_bucket")));
       } catch (const Error& error) {
         problems_.add(error.at("--resolution"));
       }
@@ -266,13 +288,37 @@ class TrainLine final : public LineWords {
     const std::string* sampling = find("timestep_sampling");
     const bool is_shift = sampling != nullptr && *sampling == "shift";
     if (is_shift) preset("discrete_flow_shift", is_musubi_ ? "1" : "6");
-    if (!is_shift && find("discrete_flow_shift") != nullptr) {
-      std::erase_if(flags_, [](const auto& flag) { return flag.first == "discrete_flow_shift"; });
-      leave_out("--discrete_flow_shift", "it is of --timestep_sampling shift alone");
-    }
+    if (!is_shift) drop("discrete_flow_shift", "it is of --timestep_sampling shift alone");
     if (!is_musubi_) preset("caption_extension", ".caption");
-    if (find("num_epochs") == nullptr) preset("max_train_steps", "1600");
+    // No limit holds there beside the second flag, and none at all in musubi-tuner.
+    if (!is_musubi_ && is_on("enable_bucket") && !is_on("bucket_no_upscale"))
+      preset("max_bucket_reso", "1024");
+    if (find("num_epochs") == nullptr)
+      preset("max_train_steps", "1600");
+    else
+      drop("max_train_steps", "epochs say how long the run is where both are given");
     note_presets(is_musubi_ ? "musubi-tuner" : "kohya's trainers");
+  }
+
+  // One flag of there that is several here.
+  void rename_to(const std::string& shown, const FlagValues& flags) {
+    std::string said;
+    for (const auto& [name, value] : flags) {
+      set(name, value);
+      said += " --" + name + " " + shell_text({value});
+    }
+    note(shown + " is" + said + " here");
+  }
+
+  bool is_on(std::string_view name) const {
+    const std::string* said = find(name);
+    return said != nullptr && *said == "true";
+  }
+
+  // Leaves out a flag that another one overrides, if it is there.
+  void drop(const std::string& name, std::string_view why) {
+    if (std::erase_if(flags_, [&](const auto& flag) { return flag.first == name; }) != 0)
+      leave_out("--" + name, why);
   }
 
   // Scripts of their own encode there.
@@ -349,7 +395,8 @@ class TrainLine final : public LineWords {
   bool is_kohya_ = false, is_musubi_ = false, is_cache_ = false;
   bool has_images_ = false, has_texts_ = false;  // files of what encodes them are named
   std::vector<flags::GivenValue> own_idle_;      // flags that mean nothing here
-  std::optional<Given> resolution_;
+  bool has_dataset_file_ = false;
+  std::optional<Given> resolution_, train_data_;
 };
 
 }  // namespace

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cctype>
+#include <filesystem>
 #include <iterator>
 #include <map>
 #include <optional>
 #include <set>
 #include <sstream>
 #include <string_view>
+#include <system_error>
 
 #include "atelier/error.h"
 
@@ -15,6 +17,7 @@
 #include "formats/list.h"
 #include "formats/parse_error.h"
 #include "formats/toml_names.h"
+#include "host/data/folder_files.h"
 #include "host/files/file_reader.h"
 #include "host/flags/compat_flags.h"
 #include "host/report/text.h"
@@ -43,6 +46,44 @@ int64_t pixels_of(const std::string& text) {
   if (pixels < 1 || pixels > 1'000'000)
     throw Error(ErrorCode::kInvalidArgument, quote_and_escape(text) + " is no number of pixels");
   return pixels;
+}
+
+// N of a folder's name, N_words; 0: it has none.
+int64_t repeats_of(const std::string& name) {
+  const auto count = report::parse_number<int64_t>(name.substr(0, name.find('_')));
+  return std::max<int64_t>(count.value_or(0), 0);
+}
+
+// What is in a folder of images.
+struct Folders {
+  std::map<std::string, int64_t> repeats;  // N of each N_words
+  bool has_others = false;                 // images or folders that are not learnt there
+
+  // All of it is learnt equally often.
+  bool is_even() const {
+    return !has_others && std::ranges::all_of(repeats, [&](const auto& folder) {
+      return folder.second == repeats.begin()->second;
+    });
+  }
+};
+
+Folders read_folders(const std::filesystem::path& folder) {
+  Folders found;
+  std::error_code failure, unknown;
+  for (std::filesystem::directory_iterator entry(folder, failure), end; !failure && entry != end;
+       entry.increment(failure)) {
+    const std::string name = entry->path().filename().string();
+    const bool is_folder = entry->is_directory(unknown);
+    if (is_folder && repeats_of(name) > 0)
+      found.repeats[name] = repeats_of(name);
+    else if (!name.starts_with('.'))
+      found.has_others |= is_folder || data::is_image_name(name);
+  }
+  if (failure)
+    throw Error(ErrorCode::kEnvironment,
+                files::display_path(folder.string()) + ": " + failure.message(),
+                "check the folder");
+  return found;
 }
 
 // One dataset's settings: those of its subset above its own, and [general] below both.
@@ -222,6 +263,20 @@ FlagValues read_kohya_dataset(const std::string& path, report::Problems& problem
                  "TOML is expected");
     return {};
   }
+}
+
+FlagValues flags_of_folders(const std::string& folder) {
+  const Folders found = read_folders(folder);
+  if (found.repeats.empty()) return {{"dataset_base_path", folder}};
+  const auto& [name, count] = *found.repeats.begin();
+  if (found.repeats.size() > 1 && !found.is_even())
+    throw Error(ErrorCode::kInvalidArgument,
+                files::display_path(folder) + " holds " + std::to_string(found.repeats.size()) +
+                    " folders N_words that are not learnt alike, and a run has one dataset",
+                "join them into one folder, or one metadata file with all rows");
+  const std::filesystem::path path(folder);
+  return {{"dataset_base_path", found.repeats.size() > 1 ? folder : (path / name).string()},
+          {"dataset_repeat", std::to_string(count)}};
 }
 
 FlagValues flags_of_resolution(const std::string& text, bool has_buckets) {

@@ -17,6 +17,12 @@ using FlagValues = std::vector<std::pair<std::string, std::string>>;
 // does a second dataset or subset, and a file that cannot be read.
 FlagValues read_kohya_dataset(const std::string& path, report::Problems& problems);
 
+// What a folder of images is to kohya's trainers without a file of the dataset, in flags of atelier
+// train: of a folder in it called N_words, images are learnt N times in an epoch, and others are
+// not. Without such a one it is a dataset as it is. Throws Error{kInvalidArgument} where several
+// are no single dataset, and Error{kEnvironment} where the folder cannot be read.
+FlagValues flags_of_folders(const std::string& folder);
+
 // "1024", "1024,768" (width first) as flags: the size of every image, or with buckets their area.
 // Throws Error{kInvalidArgument}.
 FlagValues flags_of_resolution(const std::string& text, bool has_buckets);

@@ -45,7 +45,7 @@ void check_clip(const Settings& s, const media::ClipFormat& format, const Origin
                 report::Problems& problems) {
   const std::string name = place.of("output") + ": " + formats::quote_and_escape(s.output);
   const std::string extension(format.extension);
-  if (s.num_frames.value_or(2) <= 1) {
+  if (s.num_frames == 1) {
     problems.add(name + " is a clip's file, and one frame is an image",
                  "end the name in .png, or make more frames with " + place.of("num_frames"));
     return;

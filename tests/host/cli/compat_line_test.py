@@ -317,6 +317,7 @@ class CompatLine(FolderTest):
                          json.loads(flags.pop("--model_paths")))
         self.assertEqual(flags, {
             "--plugin": "lumina2", "--dtype": "bfloat16", "--enable_bucket": True, "--caption_extension": ".txt",
+            "--max_bucket_reso": "1024",
             "--batch_size": "2", "--dataset_base_path": "images of mine", "--dataset_repeat": "10",
             "--max_pixels": str(1024 * 768), "--output_path": "./output", "--lora_base_model": "dit",
             "--lora_rank": "8", "--lora_alpha": "8", "--learning_rate": "1e-4", "--optimizer_type": "AdamW",
@@ -327,6 +328,62 @@ class CompatLine(FolderTest):
         self.told("--network_dim=8 is --lora_rank 8 here", "--cache_latents is left out", "--output_name",
                   "--tokenizer_path", "--discrete_flow_shift", "presets of kohya's trainers",
                   "--num_cpu_threads_per_process 1 is left out", "--save_every_n_epochs=1 is left out")
+
+    def test_epochs_of_kohyas_trainers_override_steps(self):
+        line = "python lumina_train_network.py --network_module n --train_data_dir d "
+        for steps in ("--max_train_steps 30", "--max_train_steps=30"):
+            flags = self.paste(f"{line} --max_train_epochs 2 {steps}")
+            self.assertEqual("2", flags["--num_epochs"])
+            self.assertNotIn("--max_train_steps", flags)
+            self.told("--max_train_steps is left out: epochs say how long the run is")
+        flags = self.paste(line + "--max_train_steps 30")
+        self.assertEqual("30", flags["--max_train_steps"])
+        self.assertNotIn("--num_epochs", flags)
+        self.assertNotIn("left out: epochs", self.result.stderr)
+
+    def test_buckets_of_kohyas_trainers_end_at_1024(self):
+        line = "python lumina_train_network.py --network_module n --train_data_dir d --resolution 1024 "
+        self.assertEqual("1024", self.paste(line + "--enable_bucket")["--max_bucket_reso"])
+        self.told("presets of kohya's trainers that are others here", "--max_bucket_reso 1024")
+        self.assertEqual("1536", self.paste(line + "--enable_bucket --max_bucket_reso 1536")["--max_bucket_reso"])
+        for others in ("", "--enable_bucket --bucket_no_upscale"):
+            self.assertNotIn("--max_bucket_reso", self.paste(line + others))
+
+    def test_folders_of_kohyas_trainers_say_how_often_images_are_learnt(self):
+        line = "python lumina_train_network.py --network_module n --train_data_dir 'of mine' "
+
+        def dataset(line=line, code=0):
+            flags = self.paste(line, code)
+            return flags.get("--dataset_base_path"), flags.get("--dataset_repeat")
+
+        self.assertEqual(("of mine", None), dataset())
+        self.told('"of mine" is not there: run this where it is, as the N of a folder N_words in it is --dataset_repeat')
+        self.write("of mine/a.png", "")
+        self.assertEqual(("of mine", None), dataset())
+        self.assertNotIn("N_words", self.result.stderr)
+        self.write("of mine/10_a cat/a.png", "")
+        self.write("of mine/others/a.png", "")
+        self.assertEqual(("of mine/10_a cat", "10"), dataset())
+        self.assertEqual(("of mine/10_a cat", "10"), dataset(line + "--dataset_repeats 3"))
+        self.told("is --dataset_base_path 'of mine/10_a cat' --dataset_repeat 10 here")
+        # Equally often, and then beside what is not learnt there.
+        self.write("even/3_a/a.png", "")
+        self.write("even/3_b/a.png", "")
+        self.write("even/read me.txt", "")
+        self.write("even/.cache/a.png", "")
+        even = line.replace("of mine", "even")
+        self.assertEqual(("even", "3"), dataset(even))
+        self.write("even/a.png", "")
+        self.assertEqual(("even", None), dataset(even, code=2))
+        self.told("--train_data_dir: even holds 2 folders N_words that are not learnt alike", "join them into one folder")
+        self.write("of mine/2_dog/a.png", "")
+        self.assertEqual(("of mine", None), dataset(code=2))
+        self.told("holds 2 folders N_words that are not learnt alike")
+        # A file of the dataset says it all.
+        self.write("d.toml", DATASET)
+        self.assertEqual(("images of mine", "10"), dataset(line + "--dataset_config d.toml"))
+        self.told("is left out: the dataset is that of --dataset_config")
+        self.assertEqual(("of mine", "3"), dataset(line + "--in_json m.json --dataset_repeats 3"))
 
     def test_presets_of_kohyas_trainers_are_written_down(self):
         flags = self.paste("python lumina_train_network.py --pretrained_model_name_or_path m.safetensors "

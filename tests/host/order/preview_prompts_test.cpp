@@ -93,8 +93,9 @@ TEST_CASE("Lines of JSON belong into a .jsonl file, and braces into a prompt", "
   CHECK(parse(lines).message ==
         "prompts.txt:2: is a line of JSON, and this file holds one prompt a line; call the file "
         ".jsonl");
-  const TextFile file(".jsonl", R"({"prompt": "a cat", "width": 64})");
-  CHECK(read(file.path()).message.empty());
+  const test::Folder folder;
+  test::write_bytes(folder / "prompts.jsonl", R"({"prompt": "a cat", "width": 64})");
+  CHECK(read(folder / "prompts.jsonl").message.empty());
   const auto [jobs, message] = parse("{a|b} cat\n{\"prompt\": \"a cat\"} --w 64\n[\"a\"]");
   CHECK(message.empty());
   CHECK(jobs.size() == 3);
