@@ -67,11 +67,39 @@ bool check_is_writable(const std::string& flag, const std::string& folder, Probl
   return false;
 }
 
+// The file of weights that was written last; empty: there is none, or it is one of several.
+std::string newest_weights(const std::string& folder, const std::vector<std::string>& names) {
+  std::string newest;
+  fs::file_time_type time = fs::file_time_type::min();
+  for (const std::string& name : names) {
+    const std::string path = run::path_in(folder, name);
+    std::error_code failure;
+    const fs::file_time_type written = fs::last_write_time(path, failure);
+    if (failure || written < time || !name.ends_with(".safetensors")) continue;
+    newest = name.find("-of-") == std::string::npos ? path : std::string();
+    time = written;
+  }
+  return newest;
+}
+
+// What can be done with a folder of a run that has weights, but no state.
+std::string begin_with_weights(const Training& config, const run::Occupants& found) {
+  const std::string& folder = config.output.output_path;
+  const std::string weights = newest_weights(folder, found.results);
+  if (weights.empty()) return "move them away";
+  const bool is_begun = std::ranges::count(found.records, run::kConfigName) > 0;
+  const std::string settings =
+      is_begun ? "--config " + display_path(run::path_in(folder, run::kConfigName)) + " " : "";
+  return "there is no checkpoint: leave --resume out, and begin with the weights by " + settings +
+         (config.lora.base_models.empty() ? "--resume_from_checkpoint " : "--lora_checkpoint ") +
+         display_path(weights) + " --output_path FOLDER";
+}
+
 // What can be done about files of another run.
 std::string way_out(const Training& config, const run::Occupants& found) {
   const std::string& folder = config.output.output_path;
   std::error_code failure;
-  if (config.output.is_resumed) return "move them away";
+  if (config.output.is_resumed) return begin_with_weights(config, found);
   if (fs::exists(run::path_in(folder, run::kCheckpointsName), failure))
     return "go on with that run by --resume " + display_path(folder);
   const bool is_begun = std::ranges::count(found.records, run::kConfigName) > 0;

@@ -1,5 +1,6 @@
 #include "host/train/run_checks.h"
 
+#include <chrono>
 #include <unistd.h>
 
 #include "host/samples/cache_manifest.h"
@@ -12,6 +13,7 @@ using order::Stage;
 using order::Training;
 
 namespace fs = std::filesystem;
+using namespace std::chrono_literals;
 
 // What is wrong, one a line; empty: nothing.
 std::string text_of(const report::Problems& problems) {
@@ -95,6 +97,28 @@ TEST_CASE("A run that was started once more before its first save has its folder
   CHECK_THAT(output.check(), Catch::Contains("config.toml") && Catch::Contains("loss.csv"));
   output.config.stage = Stage::kDataProcess;  // encodes there and saves nothing
   CHECK(output.check().empty());
+}
+
+TEST_CASE("Of a run that has weights and no state, the weights are offered", "[run_checks]") {
+  OutputFolder output;
+  output.config.output.is_resumed = true;
+  output.config.lora.base_models = {"dit"};
+  output.write("config.toml", output.config.effective_toml);
+  output.write("step-10.safetensors");
+  output.write("step-4.safetensors");
+  const std::string folder = output.config.output.output_path;
+  fs::last_write_time(folder + "/step-4.safetensors",
+                      fs::last_write_time(folder + "/step-10.safetensors") - 1h);
+  CHECK_THAT(output.check(), Catch::Contains("begin with the weights by --config " + folder +
+                                             "/config.toml --lora_checkpoint " + folder +
+                                             "/step-10.safetensors --output_path FOLDER"));
+  output.config.lora.base_models.clear();
+  fs::remove(folder + "/config.toml");
+  CHECK_THAT(output.check(), Catch::Contains("the weights by --resume_from_checkpoint " + folder));
+  for (const char* name : {"step-10.safetensors", "step-4.safetensors"})
+    fs::remove(folder + "/" + name);
+  output.write("step-4-00001-of-00002.safetensors");
+  CHECK_THAT(output.check(), Catch::Contains("; move them away, or choose another folder"));
 }
 
 TEST_CASE("A run that has no state yet is begun again where it is", "[run_checks]") {
