@@ -66,6 +66,9 @@ StateFiles files_of_text(const std::string& text);
 // RunFolder.
 void discard(const std::string& folder);
 
+// Throws Error{kEnvironment} naming the folder while a run holds it.
+void check_lock(const std::string& folder);
+
 // Takes the folder's lock. Not thread-safe.
 class RunFolder {
  public:

@@ -613,6 +613,15 @@ TEST_CASE("A run without a checkpoint begins again with its configuration", "[co
         1);
 }
 
+TEST_CASE("A run that has weights and no checkpoint is not said to begin again", "[config]") {
+  const Folder folder;
+  write_bytes(folder / "out/config.toml", parse(kLora).effective_toml);
+  write_bytes(folder / "out/step-4.safetensors", "");
+  CHECK(parse({"--resume", folder / "out"}).notes.empty());  // and is refused by its folder
+  CHECK(count_notes(parse({"--resume", folder / "out", "--output_path", folder / "new"}),
+                    "training begins from the beginning") == 1);
+}
+
 TEST_CASE("The latest checkpoint is that of the output folder, if there is one", "[config]") {
   const Folder folder;
   const Arguments latest = kLora + Arguments{"--output_path", folder / "out", "--resume", "latest"};
