@@ -95,6 +95,7 @@ class Preparation {
   PreparedRun for_training() {
     for (const std::string& note : train::fit_to_ranks(config_, problems_)) progress_.note(note);
     train::check_output_folder(config_, problems_);
+    train::check_cache_folder(config_, problems_);
     check_training(/*guards_sizes=*/true);
     return std::move(run_);
   }
@@ -106,6 +107,7 @@ class Preparation {
   }
 
   PreparedRun for_encoding() {
+    train::check_cache_folder(config_, problems_);
     open_model();
     if (run_.model) note_model();
     config_.validation = {};
@@ -428,6 +430,7 @@ class Preparation {
   }
 
   void check_prompt(order::Job& job) {
+    if (!generate::check_said_target(job.settings, job.place, problems_)) return;
     const size_t before = problems_.size();
     try {
       if (run_.model) {

@@ -223,7 +223,7 @@ class TrainLine final : public LineWords {
     }
   }
 
-  // A script that trains the denoiser whole: lumina_train.py beside lumina_train_network.py.
+  // A script that trains the denoiser whole is FAMILY_train.py, beside FAMILY_train_network.py.
   void take_whole(const std::string& script) {
     const std::filesystem::path path(script);
     if (path.stem().string().ends_with("_train") && find("trainable_models") == nullptr)

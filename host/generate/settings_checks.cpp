@@ -309,6 +309,16 @@ void check_settings(const order::Settings& s, const ModelFamily* family, const o
   check_files(s, family->inputs(), place, problems);
 }
 
+bool check_said_target(const order::Settings& s, const order::Origin& place,
+                       report::Problems& problems) {
+  const size_t before = problems.size();
+  for (const auto& [name, said] :
+       {std::pair{"num_frames", s.num_frames}, {"height", s.height}, {"width", s.width}})
+    check_range(said.value_or(1) >= 1, place.of(name), std::to_string(said.value_or(1)), "below 1",
+                problems);
+  return problems.size() == before;
+}
+
 std::vector<std::string> odd_images(const order::Settings& s, const ModelFamily& family,
                                     const order::Origin& place) {
   std::vector<std::string> odd;

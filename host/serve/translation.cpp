@@ -6,6 +6,7 @@
 #include "formats/escape.h"
 #include "host/generate/fill_settings.h"
 #include "host/generate/request.h"
+#include "host/generate/settings_checks.h"
 #include "host/http/server.h"
 #include "host/inputs/parse.h"
 #include "host/model/media_defaults.h"
@@ -127,7 +128,10 @@ void Translation::check(PreparedJob& work, const Asked& asked) const {
   const std::string& variant = model.stages().variant;
   order::Job job = {.place = kRequest, .settings = std::move(work.settings)};
   report::Problems problems;
-  problems.collect([&] { generate::fill_target(job.settings, model); });
+  problems.collect([&] {
+    if (generate::check_said_target(job.settings, kRequest, problems))
+      generate::fill_target(job.settings, model);
+  });
   throw_if_any(problems, spool_);
   hold_limits(job.settings);
   name_output(job.settings, work.id, asked.format);

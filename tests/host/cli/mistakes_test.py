@@ -41,6 +41,13 @@ class Mistakes(FolderTest):
                              (["lora", "covnert"], "convert"), (["plan", "trian"], "train")):
             self.refused(*words, says=[f"did you mean {meant}?"], count=1)
 
+    def test_a_launched_command_stands_behind_two_dashes(self):
+        for words in (["--nproc_per_node", "2"], ["--nproc_per_node=2"], []):
+            line = " ".join(["atelier launch", *words, "-- train …"])
+            self.refused("launch", *words, "train", "--plugin", "qwen_image", "--height", "64",
+                         says=[f"-- is missing before train; {line}"], count=1)
+        self.refused("launch", "--nproc_per_node", "train", "--", "train", says=['"train" is neither auto nor'])
+
     def test_values_get_the_nearest_one(self):
         for flag, value, meant in (("--dtype", "bf16", "bfloat16"), ("--dtype", "fp16", "float16"),
                                    ("--dtype", "vae=bf16", "bfloat16"), ("--dtype", "bfloat16,vea=float32", "vae"),

@@ -570,6 +570,30 @@ TEST_CASE("A resumed run brings its configuration below all others", "[config]")
   expect_wrong({"--resume", folder / "none"}, {"none"}, ErrorCode::kNotFound);
 }
 
+TEST_CASE("Epochs that are said take the place of the steps of the run that is resumed",
+          "[config]") {
+  const Folder folder;
+  const std::string run =
+      parse(kLora + Arguments{"--lora_rank", "4", "--max_train_steps", "4"}).effective_toml;
+  write_run(folder / "saved", 4, run);
+  write_bytes(folder / "begun/config.toml", run);
+  write_bytes(folder / "more.toml", "num_epochs = 2\n");
+  for (const char* name : {"saved", "begun"}) {
+    const Arguments resume = {"--resume", folder / name};
+    CHECK(parse(resume).max_train_steps == 4);
+    CHECK(
+        parse(resume + Arguments{"--num_epochs", "2", "--max_train_steps", "9"}).max_train_steps ==
+        9);
+    for (const Arguments& epochs :
+         {Arguments{"--num_epochs", "2"}, Arguments{"--config", folder / "more.toml"}}) {
+      const Training c = parse(resume + epochs);
+      CHECK(c.num_epochs == 2);
+      CHECK(!c.max_train_steps);
+      CHECK_THAT(c.effective_toml, !Contains("max_train_steps"));
+    }
+  }
+}
+
 TEST_CASE("A run without a checkpoint begins again with its configuration", "[config]") {
   const Folder folder;
   write_bytes(folder / "lora.safetensors", "");
@@ -587,6 +611,15 @@ TEST_CASE("A run without a checkpoint begins again with its configuration", "[co
   CHECK(c.lora.checkpoint == folder / "lora.safetensors");  // it begins from the beginning
   CHECK(count_notes(c, "no checkpoint in " + (folder / "moved") + ", training begins from the") ==
         1);
+}
+
+TEST_CASE("A run that has weights and no checkpoint is not said to begin again", "[config]") {
+  const Folder folder;
+  write_bytes(folder / "out/config.toml", parse(kLora).effective_toml);
+  write_bytes(folder / "out/step-4.safetensors", "");
+  CHECK(parse({"--resume", folder / "out"}).notes.empty());  // and is refused by its folder
+  CHECK(count_notes(parse({"--resume", folder / "out", "--output_path", folder / "new"}),
+                    "training begins from the beginning") == 1);
 }
 
 TEST_CASE("The latest checkpoint is that of the output folder, if there is one", "[config]") {
