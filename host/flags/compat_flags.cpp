@@ -68,7 +68,7 @@ constexpr CompatRow kRows[] = {
     {kLauncher, "use_deepspeed", kIdle, kAllPlanned},
     {kLauncher, "use_fsdp", kRead, "--zero_stage 3 divides the model among processes"},
     {kLauncher, "dynamo_mode=", kIdle, kFused},
-    {kLauncher | kAccelerate, "dynamo_backend=", kIdle, kFused},
+    {kLauncher | kAccelerate | kKohya, "dynamo_backend=", kIdle, kFused},
     {kLauncher, "num_cpu_threads_per_process=", kIdle, "--threads is one for each core"},
     {kAccelerate, "use_cpu", kFixed, "device cpu"},
     {kAccelerate, "compute_environment=", kLost, "run atelier launch on the machines themselves",
@@ -197,6 +197,7 @@ constexpr CompatRow kRows[] = {
      "adaptive_noise_scale= multires_noise_iterations= ip_noise_gamma= "
      "ip_noise_gamma_random_strength zero_terminal_snr num_timestep_buckets=",
      kLost, kNever},
+    {kKohya, "noise_offset_type=", kIdle, "it goes with --noise_offset"},
     {kKohya, "training_comment=", kIdle, "metadata holds settings of the layers, and no comment"},
     {kKohya, "no_metadata", kIdle, "metadata holds settings of the layers, and no data"},
     {kKohya, "train_data_dir=", kRead,

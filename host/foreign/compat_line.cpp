@@ -70,12 +70,13 @@ class TrainLine final : public LineWords {
 
   CompatLine run(std::span<const std::string> words) {
     std::string script;
-    const std::vector<Given> given = take_front(words, &script);
+    std::vector<Given> given = take_front(words, &script);
+    read_config_file(given);
     is_cache_ = what_does(script) == Does::kCache;
     if (is_cache_) spec_.name = "cache";
     is_musubi_ = is_cache_ || script.find("musubi") != std::string::npos ||
                  std::ranges::any_of(given, [](const Given& flag) { return flag.name == "dit"; });
-    is_kohya_ = std::any_of(given.begin(), given.end(), [](const Given& flag) {
+    is_kohya_ |= std::any_of(given.begin(), given.end(), [](const Given& flag) {
       return flag.name == "pretrained_model_name_or_path" || flag.name == "network_module" ||
              flag.name == "train_data_dir" || flag.name == "dataset_config";
     });
@@ -117,6 +118,26 @@ class TrainLine final : public LineWords {
     }
     const std::string word = flags::known_word(value, spec.choices);
     rename(flag.shown, name, word.empty() ? value : word);
+  }
+
+  // Adds flags of the script's --config_file, which those of the line stand above.
+  void read_config_file(std::vector<Given>& given) {
+    const auto file = std::ranges::find(given, "config_file", &Given::name);
+    if (file == given.end()) return;
+    is_kohya_ = true;
+    const std::string shown = file->shown;
+    std::string path = file->value();
+    if (!path.ends_with(".toml")) path += ".toml";  // as they do
+    given.erase(file);
+    const size_t before = problems_.size(), said = given.size();
+    for (FileFlag& flag : read_kohya_config(path, problems_)) {
+      if (std::ranges::count(std::span(given).first(said), flag.name, &Given::name) != 0) continue;
+      std::string place = files::display_path(path) + ":" + std::to_string(flag.line) + ": --";
+      place += flag.name;
+      for (const std::string& value : flag.values) place += " " + shell_text({value});
+      given.push_back({std::move(flag.name), std::move(flag.values), std::move(place)});
+    }
+    if (problems_.size() == before) note(shown + " is read, and its flags stand here");
   }
 
   void take_flag(const Given& flag) {
