@@ -380,6 +380,28 @@ TEST_CASE("Inputs of another variant are not required, and refused where they ar
                      [&] { of_any.throw_if_any(); });
 }
 
+TEST_CASE("A column that is of another variant is not offered to be trained with", "[data]") {
+  TestSet set;
+  set.write("a.csv", "image,prompt,pose\na.png,x,b.png\n");
+  std::vector<InputSpec> inputs = kInputs;
+  inputs.push_back({.name = "pose", .kind = InputKind::kImage, .variants = "pose*"});
+  report::Problems problems;
+  const auto open = [&] {
+    return Dataset::open(set.options(), inputs, LatentSpec{}, problems, {}, "plain");
+  };
+  std::vector<std::string> warnings = open().warnings();
+  problems.throw_if_any();
+  REQUIRE(warnings.size() == 1);
+  CHECK_THAT(warnings[0], Contains("a.csv [pose]: the column is not used; the variant \"plain\" "
+                                   "does not take it"));
+  set.options().extra_inputs = {"pose"};
+  CHECK(open().warnings().empty());
+  test::expect_error(ErrorCode::kInvalidArgument,
+                     {"input \"pose\": the variant \"plain\" does not take it", "\"pose*\"",
+                      "--model_hints says which"},
+                     [&] { problems.throw_if_any(); });
+}
+
 TEST_CASE("Lists of a row that belong together are equally long", "[data]") {
   TestSet set;
   const std::vector<InputSpec> inputs = {
@@ -679,6 +701,10 @@ TEST_CASE("Rows without control files are told at once", "[data][control]") {
   set.options().control_path = "";
   set.options().extra_inputs = {"edit_image"};
   CHECK_THAT(set.problems().at(0), Contains("name their folder with --control_path FOLDER"));
+  set.options().control_flag = "--validation_control_path";
+  CHECK_THAT(set.problems().at(0), Contains("with --validation_control_path FOLDER"));
+  set.options().control_path = folder;
+  CHECK_THAT(set.problems().at(0), Contains("--validation_control_path: " + folder + ": No such"));
 }
 
 TEST_CASE("The input that takes control files is named or the only one", "[data][control]") {
