@@ -234,7 +234,7 @@ TEST_CASE("Every option that does not fit is told", "[data]") {
   set.options().extra_inputs = {"edit_imag", "negative_prompt"};
   const std::vector<std::string> problems = set.problems();
   REQUIRE(problems.size() == 5);
-  CHECK_THAT(problems[0], Contains("--width: only the other side"));
+  CHECK_THAT(problems[0], Contains("--height: is given without --width"));
   CHECK_THAT(problems[1], Contains("--height: 1000 is no multiple of 16; use 992 or 1008"));
   CHECK_THAT(problems[2], Contains("--max_pixels: 100"));
   CHECK_THAT(problems[3], Contains("did you mean edit_image?"));
@@ -249,6 +249,8 @@ TEST_CASE("Every option that does not fit is told", "[data]") {
   set.options().bucket_reso_steps = 64;
   set.options().min_bucket_reso = 2000;
   set.options().max_bucket_reso = 100;
+  CHECK_THAT(set.problems().at(0), Contains("2000 is more than --max_bucket_reso 100"));
+  set.options().max_bucket_reso = 100'000;
   CHECK_THAT(set.problems().at(0), Contains("leave no size"));
   set.options().min_bucket_reso = 1088;
   set.options().max_bucket_reso = 2048;
