@@ -90,6 +90,7 @@ class TrainLine final : public LineWords {
     if (is_cache_) {
       finish_cache();
     } else if (is_kohya_) {
+      if (find("lora_base_model") == nullptr) take_whole(script);
       finish_kohya();
     } else if (std::filesystem::path(script).filename() == "train.py") {
       finish_studio();
@@ -190,6 +191,8 @@ class TrainLine final : public LineWords {
       } else if (key == "betas" && text.find(',') != std::string::npos) {
         rename(value, "adam_beta1", text.substr(0, text.find(',')));
         set("adam_beta2", text.substr(text.find(',') + 1));
+      } else if ((key == "relative_step" || key == "warmup_init") && lower(text) == "false") {
+        leave_out(value, "the rate is always what --learning_rate and --lr_scheduler say");
       } else {
         rest += (rest.empty() ? "" : ",") + value;
       }
@@ -217,6 +220,13 @@ class TrainLine final : public LineWords {
     } else {
       lose(flag.shown, row.text);
     }
+  }
+
+  // A script that trains the denoiser whole is FAMILY_train.py, beside FAMILY_train_network.py.
+  void take_whole(const std::string& script) {
+    const std::filesystem::path path(script);
+    if (path.stem().string().ends_with("_train") && find("trainable_models") == nullptr)
+      rename(path.filename().string(), "trainable_models", order::denoiser_of(family_));
   }
 
   void read_dataset(const Given& flag) {

@@ -112,6 +112,18 @@ void check_name(const Settings& s, const Origin& place, report::Problems& proble
         "use a shorter one");
 }
 
+// A folder where a file is to be written, which nothing replaces.
+void check_targets(const Settings& s, const Origin& place, report::Problems& problems) {
+  if (makes_too_many(s)) return;  // told elsewhere
+  for (const std::string& path : written_files(s)) {
+    std::error_code code;
+    if (!std::filesystem::is_directory(path, code)) continue;
+    problems.add(place.of("output") + ": " + formats::quote_and_escape(path) + " is a folder",
+                 "name another file, or remove the folder");
+    return;
+  }
+}
+
 }  // namespace
 
 bool is_jpeg(const std::string& path) {
@@ -199,6 +211,7 @@ void check_rate(const Settings& s, const media::ClipFormat& format, const Origin
 }
 
 void check_output(const Settings& s, const Origin& place, report::Problems& problems) {
+  const size_t before = problems.size();
   const std::filesystem::path path(s.output);
   const media::ClipFormat* format = media::find_clip_format(path);
   if (format != nullptr) {
@@ -212,6 +225,7 @@ void check_output(const Settings& s, const Origin& place, report::Problems& prob
   }
   check_name(s, place, problems);
   check_folder(path.parent_path(), place.of("output"), problems);
+  if (problems.size() == before) check_targets(s, place, problems);
 }
 
 }  // namespace atelier::order

@@ -329,6 +329,25 @@ class CompatLine(FolderTest):
                   "--tokenizer_path", "--discrete_flow_shift", "presets of kohya's trainers",
                   "--num_cpu_threads_per_process 1 is left out", "--save_every_n_epochs=1 is left out")
 
+    def test_kohyas_scripts_without_a_network_train_the_denoiser_whole(self):
+        line = ("accelerate launch --mixed_precision bf16 SCRIPT --pretrained_model_name_or_path m.safetensors "
+                "--gemma2 g.safetensors --ae a.safetensors --train_data_dir d --full_bf16 --fused_backward_pass "
+                "--learning_rate 1e-5 --optimizer_type adafactor --optimizer_args RELATIVE scale_parameter=False "
+                "warmup_init=False ")
+        full = line.replace("SCRIPT", "lumina_train.py")
+        flags = self.paste(full.replace("RELATIVE", "relative_step=False"))
+        self.assertLessEqual({
+            "--plugin": "lumina2", "--trainable_models": "dit", "--optimizer_type": "Adafactor",
+            "--optimizer_args": "scale_parameter=False", "--optimize_on_cpu": True}.items(), flags.items())
+        self.assertNotIn("--lora_base_model", flags)
+        self.assertNotIn("--lora_rank", flags)
+        self.told("lumina_train.py is --trainable_models dit here", "relative_step=False is left out",
+                  "warmup_init=False is left out")
+        self.paste(full.replace("RELATIVE", "relative_step=True"), code=2)
+        self.told('"relative_step" is not known')
+        self.paste(line.replace("SCRIPT", "lumina_train_network.py").replace("RELATIVE", ""), code=2)
+        self.told("nothing is trained")
+
     def test_epochs_of_kohyas_trainers_override_steps(self):
         line = "python lumina_train_network.py --network_module n --train_data_dir d "
         for steps in ("--max_train_steps 30", "--max_train_steps=30"):

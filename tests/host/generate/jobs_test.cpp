@@ -1,5 +1,6 @@
 #include "host/order/jobs.h"
 
+#include <filesystem>
 #include <fstream>
 
 #include "atelier/error.h"
@@ -366,6 +367,30 @@ std::string write_pgm(const std::string& path, int width, int height) {
       << "P5 " << width << ' ' << height << " 255\n"
       << std::string(static_cast<size_t>(width) * static_cast<size_t>(height), '\xff');
   return path;
+}
+
+TEST_CASE("A folder in the way of any file that is written is told", "[settings]") {
+  const Folder folder;
+  for (const char* name : {"a.png", "b_1.png", "c_0002.png", "d.gif"})
+    std::filesystem::create_directory(folder / name);
+  const auto said = [&](const std::string& output, int64_t images, int64_t frames) {
+    Settings settings;
+    settings.output = folder / output;
+    settings.num_images = images;
+    settings.num_frames = frames;
+    settings.fps = 16;
+    report::Problems problems;
+    check_output(settings, {}, problems);
+    return message_of(problems);
+  };
+  using Catch::Contains;
+  CHECK_THAT(said("a.png", 1, 1),
+             Contains("--output: ") &&
+                 Contains("/a.png\" is a folder; name another file, or remove the folder"));
+  CHECK_THAT(said("b.png", 2, 1), Contains("/b_1.png\" is a folder"));
+  CHECK_THAT(said("c.png", 1, 5), Contains("/c_0002.png\" is a folder"));
+  CHECK_THAT(said("d.gif", 1, 5), Contains("/d.gif\" is a folder"));
+  CHECK(said("b.png", 1, 1) == "");
 }
 
 TEST_CASE("A mask needs an image of its shape", "[settings]") {
