@@ -323,6 +323,9 @@ class EndsTest(FolderTest):
                              (["--host", "0.0.0.0"], ("key",)), (["--lora", str(self.dir / "none")], ("--lora",)),
                              (["--lora_dir", str(self.dir / "none")], ("--lora_dir",)),
                              (["--output_dir", str(self.dir / "file")], (str(self.dir / "file"),)),
+                             (["--num_inference_steps", "500"], ("--num_inference_steps: 500 is more than 200", "--max_steps")),
+                             (["--height", "4096", "--width", "4096"], ("--height: 16777216 pixels in all", "--max_pixels")),
+                             (["--num_images", "50"], ("--num_images: 50 is more than 16", "--max_images")),
                              (["--height", "1000"], ("height",))):
             with self.subTest(flags):
                 result = program.run_line(line + flags)
