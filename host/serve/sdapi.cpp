@@ -37,6 +37,7 @@ class Sdapi {
   Response make(const Request& request, Client& client, bool is_img2img);
   Response interrupt();
   Response set_options(const Request& request) const;
+  Response refresh_loras() const;
   Response progress(const Request& request) const;
 
   json options() const { return options_of(service_.model); }
@@ -78,6 +79,12 @@ Response Sdapi::set_options(const Request& request) const {
       throw HttpError(404, name + ": " + value.dump() + " is not served, " +
                                formats::quote_and_escape(service_.model.name) + " is");
   }
+  return json_reply(nullptr);
+}
+
+// Who lists the LoRAs looks for new ones.
+Response Sdapi::refresh_loras() const {
+  service_.loras.list();
   return json_reply(nullptr);
 }
 
@@ -159,6 +166,8 @@ void add_sdapi(http::Router& router, Service& service) {
              [api](const Request&, Client&) { return api->interrupt(); });
   router.add("POST", "/sdapi/v1/options",
              [api](const Request& request, Client&) { return api->set_options(request); });
+  router.add("POST", "/sdapi/v1/refresh-loras",
+             [api](const Request&, Client&) { return api->refresh_loras(); });
   router.add("GET", "/sdapi/v1/progress",
              [api](const Request& request, Client&) { return api->progress(request); });
   get("options", [api] { return api->options(); });

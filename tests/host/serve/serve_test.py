@@ -205,6 +205,22 @@ class ServeTest(FolderTest):
         message = self.refusal(400, "POST", "/v1/loras", {"name": "a", "file": "broken"})
         self.assertNotIn(str(self.root), message)
 
+    def test_a_lora_that_comes_later_is_known_by_its_name(self):
+        with self.subTest("asked for"):
+            shutil.copy(SHAPES / "recolor.safetensors", self.loras / "late.safetensors")
+            changed = self.generate("changed.png", lora=f"{SHAPES / 'recolor.safetensors'}:0.5")
+            self.assertEqual(changed, self.pixels_of(self.make(**JOB, loras=[{"name": "late", "strength": 0.5}])[1]))
+        with self.subTest("listed, by each API"):
+            (self.loras / "later.safetensors").write_bytes(b"half of it")
+            self.assertIsNone(self.server.ask("POST", "/sdapi/v1/refresh-loras"))
+            self.assertIn("later", [lora["name"] for lora in self.server.ask("GET", "/sdapi/v1/loras")])
+            shutil.copy(SHAPES / "recolor.safetensors", self.loras / "later.safetensors")
+            [later] = [lora for lora in self.server.ask("GET", "/v1/loras")["loras"] if lora["name"] == "later"]
+            self.assertEqual({"rank": 16}, {name: value for name, value in later["metadata"].items() if name in ("rank", "error")})
+        with self.subTest("a name that was removed stays so"):
+            self.server.ask("DELETE", "/v1/loras/late")
+            self.assertNotIn("late", [lora["name"] for lora in self.server.ask("GET", "/v1/loras")["loras"]])
+
     def test_sglang_sets_loras(self):
         changed = self.generate("changed.png", lora=f"{SHAPES / 'recolor.safetensors'}:0.5")
         self.server.ask("POST", "/v1/set_lora", {"lora_nickname": ["mine"], "lora_path": ["recolor"], "strength": [0.5]})
