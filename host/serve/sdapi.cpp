@@ -52,10 +52,14 @@ class Sdapi {
 
 Response Sdapi::make(const Request& request, Client& client, bool is_img2img) {
   SdRequest asked = read_sd(read_form(request).fields, service_, is_img2img);
-  Work work(service_.jobs, std::vector<Asked>{asked.asked});
-  asked.asked.uploads.clear();
-  // One that was interrupted gives what was finished.
-  return json_reply(sd_reply(asked, work.wait(client).front(), service_.model));
+  try {
+    Work work(service_.jobs, std::vector<Asked>{asked.asked});
+    asked.asked.uploads.clear();
+    // One that was interrupted gives what was finished.
+    return json_reply(sd_reply(asked, work.wait(client).front(), service_.model));
+  } catch (const HttpError& error) {
+    throw HttpError(error.status(), in_words_of(asked, error.what()), error.headers());
+  }
 }
 
 Response Sdapi::interrupt() {

@@ -148,7 +148,8 @@ class ServeTest(FolderTest):
 
     def test_what_is_wrong_is_named(self):
         for fields, words in (({"promt": "a"}, ("promt", '"prompt"')), ({"height": 1000}, ("height", "16")),
-                              ({"height": "x"}, ("height",)), ({"height": -16}, ("height: -16 is below 1",)),
+                              ({"height": "x"}, ("height",)), ({"deadline": -5}, ("deadline: -5 is below 0",)),
+                              ({"height": -16}, ("height: -16 is below 1",)),
                               ({"solver": "eular"}, ("solver", "euler")),
                               ({"input_image": "/etc/passwd"}, ("input_image",)),
                               ({"inpaint_mask": "http://example.org/a.png"}, ("inpaint_mask", "fetched")),
