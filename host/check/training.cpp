@@ -302,6 +302,7 @@ class Preparation {
     options.dataset_base_path = config_.validation.base_path;
     options.dataset_metadata_path = config_.validation.metadata_path;
     options.control_path = config_.validation.control_path;
+    options.control_flag = "--validation_control_path";
     if (run_.dataset) options.extra_inputs = run_.dataset->options().extra_inputs;
     run_.validation = open_dataset(options, /*is_trained_on=*/false);
   }

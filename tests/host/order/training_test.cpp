@@ -733,7 +733,7 @@ TEST_CASE("Flags that need or exclude one another are told with both names", "[c
   expect_wrong({"--sample_every_n_steps", "5"}, {"give --sample_prompts FILE"});
   expect_wrong({"--validation_steps", "5"}, {"give --validation_dataset_base_path"});
   expect_wrong({"--extra_inputs", "count,edit_image"},
-               {"\"edit_image\" is no input of toy: they are \"prompt\", \"count\""});
+               {"\"edit_image\" is no input of toy; they are \"prompt\", \"count\""});
   expect_wrong({"--optimizer_args", "betas=0.9"}, {"\"betas\" is not known", "--adam_beta1"});
   expect_wrong({"--optimizer_args", "d_coef=x"}, {"d_coef: \"x\" is no number"});
   CHECK(parse(kLora + Arguments{"--task", "direct_distill", "--extra_inputs",
