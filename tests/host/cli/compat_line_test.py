@@ -372,7 +372,7 @@ gradient_checkpointing = true
                                "--network_dim 32")
             self.assertGreaterEqual(flags.items(), {
                 "--plugin": "lumina2", "--dtype": "bfloat16", "--lora_base_model": "dit", "--lora_rank": "32",
-                "--lora_alpha": "8", "--learning_rate": "0.0001", "--dataset_base_path": "of mine",
+                "--lora_alpha": "8", "--learning_rate": "1e-04", "--dataset_base_path": "of mine",
                 "--weight_decay": "0.1", "--adam_beta2": "0.95", "--height": "512", "--width": "512",
                 "--use_gradient_checkpointing": True, "--lora_format": "kohya"}.items())
             self.assertIsNone(self.launch)
