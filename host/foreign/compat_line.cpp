@@ -70,12 +70,13 @@ class TrainLine final : public LineWords {
 
   CompatLine run(std::span<const std::string> words) {
     std::string script;
-    const std::vector<Given> given = take_front(words, &script);
+    std::vector<Given> given = take_front(words, &script);
+    read_config_file(given);
     is_cache_ = what_does(script) == Does::kCache;
     if (is_cache_) spec_.name = "cache";
     is_musubi_ = is_cache_ || script.find("musubi") != std::string::npos ||
                  std::ranges::any_of(given, [](const Given& flag) { return flag.name == "dit"; });
-    is_kohya_ = std::any_of(given.begin(), given.end(), [](const Given& flag) {
+    is_kohya_ |= std::any_of(given.begin(), given.end(), [](const Given& flag) {
       return flag.name == "pretrained_model_name_or_path" || flag.name == "network_module" ||
              flag.name == "train_data_dir" || flag.name == "dataset_config";
     });
@@ -119,6 +120,26 @@ class TrainLine final : public LineWords {
     rename(flag.shown, name, word.empty() ? value : word);
   }
 
+  // Adds flags of the script's --config_file, which those of the line stand above.
+  void read_config_file(std::vector<Given>& given) {
+    const auto file = std::ranges::find(given, "config_file", &Given::name);
+    if (file == given.end()) return;
+    is_kohya_ = true;
+    const std::string shown = file->shown;
+    std::string path = file->value();
+    if (!path.ends_with(".toml")) path += ".toml";  // as they do
+    given.erase(file);
+    const size_t before = problems_.size(), said = given.size();
+    for (FileFlag& flag : read_kohya_config(path, problems_)) {
+      if (std::ranges::count(std::span(given).first(said), flag.name, &Given::name) != 0) continue;
+      std::string place = files::display_path(path) + ":" + std::to_string(flag.line) + ": --";
+      place += flag.name;
+      for (const std::string& value : flag.values) place += " " + shell_text({value});
+      given.push_back({std::move(flag.name), std::move(flag.values), std::move(place)});
+    }
+    if (problems_.size() == before) note(shown + " is read, and its flags stand here");
+  }
+
   void take_flag(const Given& flag) {
     const CompatFlag* known = nullptr;
     if (is_kohya_) known = find_compat_flag(flag.name, flags::kKohya);
@@ -152,6 +173,7 @@ class TrainLine final : public LineWords {
       return set(flag.name, flag.values.empty() ? "true" : flag.value());
     if (flag.name == "optimizer_args") return take_optimizer_args(flag);
     std::string value = flag.value();
+    draws_by_weighting_ |= flag.name == "timestep_sampling" && value == "sigma";
     if (is_kohya_ && flag.name == "weighting_scheme" && value == "uniform")
       return rename(flag.shown, flag.name, "none");
     if (flag.name == "timestep_sampling" && is_shift_of_family(value))
@@ -307,7 +329,28 @@ class TrainLine final : public LineWords {
       preset("max_train_steps", "1600");
     else
       drop("max_train_steps", "epochs say how long the run is where both are given");
+    finish_warmup();
+    finish_weighting();
     note_presets(is_musubi_ ? "musubi-tuner" : "kohya's trainers");
+  }
+
+  // Below 1 it is a part of the run there.
+  void finish_warmup() {
+    const std::string *said = find("lr_warmup_steps"), *steps = find("max_train_steps");
+    if (said == nullptr || steps == nullptr) return;
+    const double part = report::parse_number<double>(*said).value_or(0);
+    const int64_t all = report::parse_number<int64_t>(*steps).value_or(0);
+    if (part <= 0 || part >= 1) return;
+    const auto warmup = static_cast<int64_t>(part * static_cast<double>(all));
+    rename("--lr_warmup_steps " + *said, "lr_warmup_steps", std::to_string(warmup));
+  }
+
+  // Two of its words there say how sigma draws noise levels, and weigh all levels alike.
+  void finish_weighting() {
+    const std::string word = *find("weighting_scheme");
+    if (word != "logit_normal" && word != "mode") return;
+    if (!draws_by_weighting_ && find("timestep_sampling") != nullptr)
+      rename("--weighting_scheme " + word, "weighting_scheme", "none");
   }
 
   // One flag of there that is several here.
@@ -405,7 +448,7 @@ class TrainLine final : public LineWords {
   bool is_kohya_ = false, is_musubi_ = false, is_cache_ = false;
   bool has_images_ = false, has_texts_ = false;  // files of what encodes them are named
   std::vector<flags::GivenValue> own_idle_;      // flags that mean nothing here
-  bool has_dataset_file_ = false;
+  bool has_dataset_file_ = false, draws_by_weighting_ = false;
   std::optional<Given> resolution_, train_data_;
 };
 

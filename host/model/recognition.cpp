@@ -200,6 +200,18 @@ std::string saved_component(const ModelFamily& family, const LoadedPart& part) {
   return has_role(family, said->second, detected.role) ? said->second : "";
 }
 
+// Tells the family which of several files of one kind a saved one is, where the user does not.
+void tell_saved(const ModelFamily& family, std::span<LoadedPart* const> parts,
+                std::span<FoundPart> found) {
+  const auto kind = [](const LoadedPart* part) { return spec_name(part->detection.component); };
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const std::string said = saved_component(family, *parts[i]);
+    const bool has_others = std::ranges::count(parts, kind(parts[i]), kind) > 1;
+    if (said.empty() || !has_others || !parts[i]->hint.component.empty()) continue;
+    found[i].part.component = found[i].hint.component = spec_name(said);
+  }
+}
+
 void assign(const ModelFamily& family, std::span<LoadedPart* const> parts) {
   std::vector<FoundPart> found;
   for (const LoadedPart* part : parts) {
@@ -213,6 +225,7 @@ void assign(const ModelFamily& family, std::span<LoadedPart* const> parts) {
     }
     found.push_back(std::move(one));
   }
+  tell_saved(family, parts, found);
   const std::string where = std::string(family.name()) + ".assign";
   family.assign(found);
   const bool has_denoiser = std::ranges::any_of(found, [&](const FoundPart& one) {

@@ -294,6 +294,28 @@ TEST_CASE("What was said, a config and the path tell which variant a denoiser is
   CHECK(check_coverage(index_of(marked), detected(index_of(marked))) == 1);
 }
 
+TEST_CASE("A denoiser that nothing tells is of the variant of the one beside it", "[detect]") {
+  const Detection dit = detected(index_of(read_keys("transformer.txt")));
+  using Variants = std::vector<std::string>;
+  const auto variants = [&](const std::vector<std::string>& paths) {
+    std::vector<FoundPart> parts;
+    for (const std::string& path : paths) parts.push_back({dit, path, {}});
+    parts.push_back({detected(index_of(read_keys("text_encoder_disk.txt"))), "/m/text", {}});
+    family().assign(parts);
+    Variants all;
+    for (const FoundPart& found : parts) all.push_back(found.part.variant);
+    return all;
+  };
+  const std::string edit = "qwen-image-edit-2509", plain = "qwen-image";
+  const std::string inside = "/m/Qwen-Image-Edit-2509/transformer/1.safetensors";
+  CHECK(variants({inside, "/m/merged.safetensors"}) == Variants{edit, edit, edit});
+  CHECK(variants({"/m/dit_Q8_0.gguf", inside}) == Variants{edit, edit, edit});
+  CHECK(variants({inside, "/m/qwen_image_bf16.safetensors"}) == Variants{edit, plain, plain});
+  CHECK(variants({inside, "/m/Qwen-Image/transformer/1.safetensors"}) ==
+        Variants{edit, plain, plain});
+  CHECK(variants({"/m/a/1.safetensors", "/m/b.safetensors"}) == Variants{plain, plain, plain});
+}
+
 TEST_CASE("A text encoder alone is that of the variant that was said", "[detect]") {
   const Detection text = detected(index_of(read_keys("text_encoder_disk.txt")));
   const auto variant = [&](const std::string& said) {

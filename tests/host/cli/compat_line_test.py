@@ -348,6 +348,64 @@ class CompatLine(FolderTest):
         self.paste(line.replace("SCRIPT", "lumina_train_network.py").replace("RELATIVE", ""), code=2)
         self.told("nothing is trained")
 
+    def test_a_config_file_of_kohyas_trainers_is_read(self):
+        self.write("kohya.toml", """
+pretrained_model_name_or_path = "m.safetensors"
+network_module = "networks.lora_lumina"
+network_dim = 16
+network_alpha = 8.0
+learning_rate = 1e-4
+cache_latents = true
+flip_aug = false
+logging_dir = ""
+network_args = []
+dynamo_backend = "no"
+noise_offset_type = "Original"
+[dataset]
+train_data_dir = "of mine"
+optimizer_args = ["weight_decay=0.1", "betas=0.9,0.95"]
+resolution = "512,512"
+gradient_checkpointing = true
+""")
+        for name in ("kohya.toml", "kohya"):
+            flags = self.paste(f"accelerate launch --mixed_precision bf16 lumina_train_network.py --config_file {name} "
+                               "--network_dim 32")
+            self.assertGreaterEqual(flags.items(), {
+                "--plugin": "lumina2", "--dtype": "bfloat16", "--lora_base_model": "dit", "--lora_rank": "32",
+                "--lora_alpha": "8", "--learning_rate": "0.0001", "--dataset_base_path": "of mine",
+                "--weight_decay": "0.1", "--adam_beta2": "0.95", "--height": "512", "--width": "512",
+                "--use_gradient_checkpointing": True, "--lora_format": "kohya"}.items())
+            self.assertIsNone(self.launch)
+            self.told(f"--config_file {name} is read, and its flags stand here",
+                      "kohya.toml:5: --network_alpha 8 is --lora_alpha 8",
+                      "kohya.toml:7: --cache_latents is left out",
+                      "kohya.toml:14: --train_data_dir 'of mine' is --dataset_base_path")
+        line = "python lumina_train_network.py --config_file "
+        self.write("wrong.toml", "network_module = 'n'\ntrain_data_dir = 'd'\nnoise_offset = 0.1\nlearning_rat = 1\n")
+        self.paste(line + "wrong.toml", code=2)
+        self.told("wrong.toml:3: --noise_offset 0.1 is left out", "--learning_rat is not known to train")
+        self.paste(line + "absent.toml", code=2)
+        self.told("--config_file: absent.toml", "run this where the file is")
+        self.write("wrong.toml", "[general\n")
+        self.paste(line + "wrong", code=2)
+        self.told("--config_file: wrong.toml:1: ", "TOML is expected")
+
+    def test_values_that_mean_something_else_to_kohyas_trainers(self):
+        line = "python lumina_train_network.py --network_module n --train_data_dir d "
+        flags = self.paste(line + "--max_train_steps 300 --lr_warmup_steps 0.05 --weighting_scheme logit_normal")
+        self.assertEqual(("15", "none"), (flags["--lr_warmup_steps"], flags["--weighting_scheme"]))
+        self.told("--lr_warmup_steps 0.05 is --lr_warmup_steps 15 here",
+                  "--weighting_scheme logit_normal is --weighting_scheme none here")
+        self.assertEqual("800", self.paste(line + "--lr_warmup_steps 0.5")["--lr_warmup_steps"])
+        self.assertEqual("20", self.paste(line + "--lr_warmup_steps 20")["--lr_warmup_steps"])
+        self.paste(line + "--max_train_epochs 2 --lr_warmup_steps 0.05 --weighting_scheme mode "
+                   "--timestep_sampling sigma", code=2)
+        self.told('"0.05" is no whole number; steps are meant, not a part of the run: 0.05 of 1000 steps is 50',
+                  "noise levels are drawn so by --timestep_sampling mode, with --weighting_scheme none")
+        self.paste(line + "--optimizer_type PagedAdamW8bit", code=2)
+        self.told('"PagedAdamW8bit" is not one of "AdamW", "AdamW8bit", "Adafactor", "Prodigy"')
+        self.assertNotIn("; optimizer", self.result.stderr)
+
     def test_epochs_of_kohyas_trainers_override_steps(self):
         line = "python lumina_train_network.py --network_module n --train_data_dir d "
         for steps in ("--max_train_steps 30", "--max_train_steps=30"):

@@ -416,6 +416,28 @@ TEST_CASE("A mask needs an image of its shape", "[settings]") {
   REQUIRE(parse("{\"inpaint_mask\": \"mask.png\"}").jobs.at(0).settings.inpaint_mask == "mask.png");
 }
 
+TEST_CASE("Wrong levels are told by the setting's name wherever it was written", "[settings]") {
+  using Catch::StartsWith;
+  const Folder folder;
+  const std::string image = write_pgm(folder / "image.pgm", 24, 16);
+  const auto told = [](const std::string& name, const auto& set) {
+    Settings settings = good_settings();
+    set(settings);
+    INFO(name);
+    CHECK_THAT(check(settings), StartsWith("--" + name + ": "));
+    CHECK_THAT(check(settings, {"jobs.jsonl", 3}), StartsWith("jobs.jsonl:3: " + name + ": "));
+    CHECK_THAT(check(settings, {.is_request = true}), StartsWith(name + ": "));
+  };
+  told("num_inference_steps", [](Settings& s) { s.num_inference_steps = -1; });
+  told("flow_shift", [](Settings& s) { s.flow_shift = -1; });
+  told("sigmas", [](Settings& s) { s.sigmas = {0.5, 1.0}; });
+  told("schedule", [](Settings& s) { s.schedule = "quick"; });
+  told("denoising_strength", [&](Settings& s) {
+    s.family_inputs["begin"] = image;
+    s.denoising_strength = 0;
+  });
+}
+
 TEST_CASE("Unknown schedules and missing input files are named", "[settings]") {
   Settings settings = good_settings();
   settings.schedule = "quick";

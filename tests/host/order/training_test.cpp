@@ -431,6 +431,11 @@ kind = "AdamW"
        file + ":8: num_epochs: 0 is less than 1",
        file + ":9: lora_alpha: ", file + ":10: task: \"stf\" is not one of",
        file + ":12: \"optimizer\" is not known; keys stand at the top level"});
+  write_bytes(file, "network_dim = 8\n\nmax_train_epochs = 2\nlr = 1e-4\n");
+  expect_wrong({"--config", file},
+               {file + ":1: \"network_dim\" is a flag of kohya's trainers; use --lora_rank",
+                file + ":3: \"max_train_epochs\" is a flag of kohya's trainers; use --num_epochs",
+                file + ":4: \"lr\" is a flag of other trainers; use --learning_rate"});
   write_bytes(file, "seed = 1\nlora_rank = \n");
   expect_wrong({"--config", file}, {file + ":2: ", "TOML is expected"});
   std::string deep = "model_paths";
