@@ -61,6 +61,11 @@ bool check_is_writable(const std::string& flag, const std::string& folder, Probl
   std::error_code failure;
   fs::path place = fs::absolute(folder, failure);
   while (place.has_relative_path() && !fs::exists(place, failure)) place = place.parent_path();
+  if (!fs::is_directory(place, failure)) {
+    problems.add("--" + flag + ": " + display_path(place.string()) + ": is no folder",
+                 "name a folder");
+    return false;
+  }
   if (::faccessat(AT_FDCWD, place.c_str(), W_OK | X_OK, AT_EACCESS) == 0) return true;
   problems.add("--" + flag + ": cannot write into the folder " + display_path(place.string()),
                "choose another one, or change its permissions");

@@ -92,7 +92,7 @@ TEST_CASE("Lines of JSON belong into a .jsonl file, and braces into a prompt", "
       "\n";
   CHECK(parse(lines).message ==
         "prompts.txt:2: is a line of JSON, and this file holds one prompt a line; call the file "
-        ".jsonl");
+        ".jsonl [INVALID_ARGUMENT]");
   const test::Folder folder;
   test::write_bytes(folder / "prompts.jsonl", R"({"prompt": "a cat", "width": 64})");
   CHECK(read(folder / "prompts.jsonl").message.empty());

@@ -154,7 +154,7 @@ TEST_CASE("A cache that cannot be written is told before anything begins", "[run
   CHECK_THAT(check(), Catch::StartsWith("--cache_path: ") &&
                           Catch::Contains("file: is no folder; name a folder"));
   output.config.cache_path = output.folder / "file/below";
-  CHECK_THAT(check(), Catch::StartsWith("--cache_path: ") && Catch::Contains("name a folder"));
+  CHECK_THAT(check(), Catch::Contains("file: is no folder; name a folder"));
   output.config.stage = Stage::kTrain;  // only reads
   CHECK(check().empty());
 }
