@@ -19,6 +19,7 @@ OpenedGeneration::OpenedGeneration(order::Generation order, progress::Progress& 
   for (order::Job& job : order_.jobs) check(job, problems);
   if (order_.has_later_jobs() && model_)
     problems.collect([&] {
+      if (!generate::check_said_target(order_.base, {}, problems)) return;
       generate::check_sizes(filled_base(), *order_.family(), model_->model(),
                             model_->stages().variant, {}, problems);
     });
@@ -46,8 +47,9 @@ order::Settings OpenedGeneration::filled_base() const {
 
 void OpenedGeneration::check(order::Job& job, report::Problems& problems) {
   const size_t before = problems.size();
+  const bool has_sizes = generate::check_said_target(job.settings, job.place, problems);
   problems.collect([&] {
-    if (!model_) return;
+    if (!model_ || !has_sizes) return;
     generate::fill_target(job.settings, *model_);
     generate::fill_from_folder(job.settings, *model_);
   });

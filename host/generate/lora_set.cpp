@@ -4,9 +4,26 @@
 
 #include "atelier/error.h"
 
+#include "host/lora/targets.h"
 #include "host/model/stages.h"
 
 namespace atelier::generate {
+namespace {
+
+// What a client does about a LoRA that does not say which of several denoisers it is for, in place
+// of the hint for command lines.
+Error for_client(const Error& error, const lora::LoraRef& use, const model::Stages& stages) {
+  if (error.tag() != "LORA_COMPONENT" || !use.component.empty()) return error;
+  std::vector<std::string> names;
+  for (const model::RangedDenoiser& denoiser : stages.denoisers) names.push_back(denoiser.name());
+  names.emplace_back(lora::kEveryDenoiser);
+  return {error.code(), error.message(),
+          R"(give it a name by POST /v1/loras with "component", which is one of )" +
+              report::list_names(names),
+          error.tag()};
+}
+
+}  // namespace
 
 void LoraSet::check(const order::Settings& settings, const order::Origin& place,
                     report::Problems& problems) {
@@ -14,7 +31,8 @@ void LoraSet::check(const order::Settings& settings, const order::Origin& place,
     try {
       registry().check(use);
     } catch (const Error& error) {
-      problems.add(error.at(place.of(place.is_command_line() ? "lora" : "loras")));
+      const Error told = place.is_request ? for_client(error, use, model_.stages()) : error;
+      problems.add(told.at(place.of(place.is_command_line() ? "lora" : "loras")));
     }
   }
 }

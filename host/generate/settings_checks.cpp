@@ -77,17 +77,23 @@ void check_guidance(const order::Settings& s, CfgRenorm preset, const order::Ori
   }
 }
 
+// An error of what makes the noise levels, whose message begins with the setting that it is about.
+Error of_schedule(const Error& error, const order::Origin& place) {
+  const std::string& text = error.message();
+  if (order::is_setting(text.substr(0, text.find(':'))))
+    return {error.code(), place.of(text), error.hint(), error.tag()};
+  return place.file.empty() ? error : error.at(place.file + ":" + std::to_string(place.line));
+}
+
 // Schedule, steps, guidance and strength. Numbers are checked even where the schedule's name is
 // wrong.
 void check_schedule(const order::Settings& s, const ModelFamily* family, std::string_view variant,
                     const order::Origin& place, report::Problems& problems) {
-  // Messages about schedules begin with the flag's name already.
   const auto collect = [&](auto&& check) {
     try {
       check();
     } catch (const Error& error) {
-      problems.add(place.file.empty() ? error
-                                      : error.at(place.file + ":" + std::to_string(place.line)));
+      problems.add(of_schedule(error, place));
     }
   };
   const ScheduleDefaults any;
@@ -307,6 +313,16 @@ void check_settings(const order::Settings& s, const ModelFamily* family, const o
   if (family == nullptr) return;
   check_pairs(s, family->inputs(), place, problems);
   check_files(s, family->inputs(), place, problems);
+}
+
+bool check_said_target(const order::Settings& s, const order::Origin& place,
+                       report::Problems& problems) {
+  const size_t before = problems.size();
+  for (const auto& [name, said] :
+       {std::pair{"num_frames", s.num_frames}, {"height", s.height}, {"width", s.width}})
+    check_range(said.value_or(1) >= 1, place.of(name), std::to_string(said.value_or(1)), "below 1",
+                problems);
+  return problems.size() == before;
 }
 
 std::vector<std::string> odd_images(const order::Settings& s, const ModelFamily& family,

@@ -19,6 +19,11 @@ void check_settings(const order::Settings& settings, const ModelFamily* family,
                     const order::Origin& place, report::Problems& problems,
                     std::string_view variant = {});
 
+// Frames, height and width that are said and make nothing, which no model is asked about: one
+// problem each. Comes before fill_target(), which is left out where this returns false.
+bool check_said_target(const order::Settings& settings, const order::Origin& place,
+                       report::Problems& problems);
+
 // What is odd and no mistake: images of which the model does not see all that is in their files.
 // One line each.
 std::vector<std::string> odd_images(const order::Settings& settings, const ModelFamily& family,

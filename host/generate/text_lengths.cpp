@@ -8,6 +8,11 @@
 #include "host/model/stages.h"
 
 namespace atelier::generate {
+namespace {
+
+constexpr const char* kTooLong = "TEXT_LENGTH";
+
+}  // namespace
 
 std::optional<Error> TextLengths::check(const EncodeInputs& in, const std::string& place) {
   TextLength length;
@@ -22,7 +27,7 @@ std::optional<Error> TextLengths::check(const EncodeInputs& in, const std::strin
     return Error(ErrorCode::kInvalidArgument,
                  place + ": " + std::to_string(length.tokens) + " tokens, at most " +
                      std::to_string(length.limit) + " are encoded",
-                 "shorten it, or pass --truncate_captions to cut it", "TEXT_LENGTH");
+                 "shorten it, or pass --truncate_captions to cut it", kTooLong);
   }
   ++cut_;
   limit_ = length.limit;
@@ -80,11 +85,18 @@ std::vector<Error> TextLengths::check_others(const ModelFamily& family,
 void TextLengths::check(const order::Settings& settings, const ModelFamily& family,
                         std::string_view variant, const order::Origin& place,
                         report::Problems& problems) {
+  const auto add = [&](const Error& error) {
+    const bool is_long = error.tag() == kTooLong && place.is_request;
+    problems.add(is_long
+                     ? Error(error.code(), error.message(),
+                             "shorten it; a server with --truncate_captions cuts it", error.tag())
+                     : error);
+  };
   const EncodeInputs in = {.stage = {}, .values = value_inputs(settings, family)};
-  if (const auto error = check(in, place.of("prompt"))) problems.add(*error);
+  if (const auto error = check(in, place.of("prompt"))) add(*error);
   const std::vector<EncodeStage> stages = model::encode_stages(family, variant);
   const auto check_texts = [&](const Inputs& values, const PlaceOf& place_of) {
-    for (const Error& error : check_others(family, stages, values, place_of)) problems.add(error);
+    for (const Error& error : check_others(family, stages, values, place_of)) add(error);
   };
   check_texts(in.values, [&](std::string_view input) { return place.of(input); });
   bool is_guided = true;  // also where the schedule's name is wrong
@@ -96,7 +108,7 @@ void TextLengths::check(const order::Settings& settings, const ModelFamily& fami
   if (!is_guided) return;
   const EncodeInputs negative =
       model::negative_of(in, settings.negative_prompt, in.values, family.inputs());
-  if (const auto error = check(negative, place.of("negative_prompt"))) problems.add(*error);
+  if (const auto error = check(negative, place.of("negative_prompt"))) add(*error);
   check_texts(negative.values, [&](std::string_view input) {
     const auto stands_for = std::ranges::find(family.inputs(), input, &InputSpec::negative_of);
     const bool is_given =

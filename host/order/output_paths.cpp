@@ -45,7 +45,7 @@ void check_clip(const Settings& s, const media::ClipFormat& format, const Origin
                 report::Problems& problems) {
   const std::string name = place.of("output") + ": " + formats::quote_and_escape(s.output);
   const std::string extension(format.extension);
-  if (s.num_frames.value_or(2) <= 1) {
+  if (s.num_frames == 1) {
     problems.add(name + " is a clip's file, and one frame is an image",
                  "end the name in .png, or make more frames with " + place.of("num_frames"));
     return;
@@ -110,6 +110,18 @@ void check_name(const Settings& s, const Origin& place, report::Problems& proble
                               : "with its folders has " + std::to_string(files.back().size()) +
                                     " bytes, " + std::to_string(PATH_MAX - 1) + " are the most"),
         "use a shorter one");
+}
+
+// A folder where a file is to be written, which nothing replaces.
+void check_targets(const Settings& s, const Origin& place, report::Problems& problems) {
+  if (makes_too_many(s)) return;  // told elsewhere
+  for (const std::string& path : written_files(s)) {
+    std::error_code code;
+    if (!std::filesystem::is_directory(path, code)) continue;
+    problems.add(place.of("output") + ": " + formats::quote_and_escape(path) + " is a folder",
+                 "name another file, or remove the folder");
+    return;
+  }
 }
 
 }  // namespace
@@ -199,6 +211,7 @@ void check_rate(const Settings& s, const media::ClipFormat& format, const Origin
 }
 
 void check_output(const Settings& s, const Origin& place, report::Problems& problems) {
+  const size_t before = problems.size();
   const std::filesystem::path path(s.output);
   const media::ClipFormat* format = media::find_clip_format(path);
   if (format != nullptr) {
@@ -212,6 +225,7 @@ void check_output(const Settings& s, const Origin& place, report::Problems& prob
   }
   check_name(s, place, problems);
   check_folder(path.parent_path(), place.of("output"), problems);
+  if (problems.size() == before) check_targets(s, place, problems);
 }
 
 }  // namespace atelier::order

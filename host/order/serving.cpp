@@ -99,7 +99,38 @@ std::string read_key(const std::string& file) {
   return key;
 }
 
+// What requests leave out has to be what the server makes for those that do.
+void check_presets(const Serving& order, report::Problems& problems) {
+  const Settings& base = order.generation.base;
+  for (const Excess& excess : beyond(order.limits, base.batch_size, base))
+    problems.add("--" + std::string(excess.name) + ": " + excess.text(),
+                 "use less, or raise --" + std::string(excess.limit));
+}
+
 }  // namespace
+
+std::string Excess::text() const {
+  return std::to_string(value) + std::string(of) + " is more than " + std::to_string(most) +
+         ", the most that this server makes";
+}
+
+std::vector<Excess> beyond(const RequestLimits& limits, int64_t max_batch, const Settings& s) {
+  const int64_t height = s.height.value_or(1), width = s.width.value_or(1);
+  std::vector<Excess> all = {
+      {"num_images", s.num_images, limits.max_images, "", "max_images"},
+      {"batch_size", s.batch_size, max_batch},
+      {"num_inference_steps", s.num_inference_steps.value_or(1), limits.max_steps, "", "max_steps"},
+      {"sigmas", std::ssize(s.sigmas), limits.max_steps, " levels", "max_steps"},
+      {"num_frames", s.num_frames.value_or(1), limits.max_frames, "", "max_frames"},
+      {"height", height, limits.max_pixels, "", "max_pixels"},
+      {"width", width, limits.max_pixels, "", "max_pixels"}};
+  std::erase_if(all, [](const Excess& each) { return each.value <= each.most; });
+  const bool has_side = std::ranges::any_of(
+      all, [](const Excess& each) { return each.limit == "max_pixels"; });  // may overflow
+  if (has_side || height < 1 || height * width <= limits.max_pixels) return all;
+  all.push_back({"height", height * width, limits.max_pixels, " pixels in all", "max_pixels"});
+  return all;
+}
 
 flags::CommandSpec serve_command(const ModelFamily* family) {
   Serving presets;
@@ -132,6 +163,7 @@ Serving read_serving(const Words& words, const plugins::Plugin* plugin, const st
   order.server.api_key = key;
   if (const std::optional<std::string> file = parsed.find_text("api_key_file"))
     problems.collect([&] { order.server.api_key = read_key(*file); });
+  check_presets(order, problems);
   return order;
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "host/http/server.h"
@@ -38,6 +39,22 @@ struct Serving {
   double idle_after_s = 0;  // then weights leave the device; 0: they stay
   RequestLimits limits = {};
 };
+
+// A value of a request that is beyond the limits.
+struct Excess {
+  std::string_view name;  // of the setting
+  int64_t value = 0, most = 0;
+  std::string_view of = {};     // what is counted, where the name does not say it: " levels"
+  std::string_view limit = {};  // the flag that says `most`; empty: none of RequestLimits
+
+  // "200 levels is more than 100, the most that this server makes".
+  std::string text() const;
+};
+
+// What of the settings is beyond the limits, as far as it is said; `max_batch` is that of one
+// request.
+std::vector<Excess> beyond(const RequestLimits& limits, int64_t max_batch,
+                           const Settings& settings);
 
 // All flags of `atelier serve`; `family` may be null.
 flags::CommandSpec serve_command(const ModelFamily* family);

@@ -25,7 +25,7 @@ std::vector<float> checked_sigmas(const std::vector<double>& given) {
   for (const double sigma : given) {
     if (!(sigma >= 0.0 && sigma <= 1.0 && sigma < last)) {
       throw Error(ErrorCode::kInvalidArgument,
-                  "--sigmas: " + std::to_string(sigma) + " is out of order or outside [0, 1]",
+                  "sigmas: " + std::to_string(sigma) + " is out of order or outside [0, 1]",
                   "give levels that fall from 1 (noise) towards 0 (clean)");
     }
     last = sigma;
@@ -33,7 +33,7 @@ std::vector<float> checked_sigmas(const std::vector<double>& given) {
   }
   if (sigmas.back() != 0.0f) sigmas.push_back(0.0f);
   if (sigmas.size() < 2) {
-    throw Error(ErrorCode::kInvalidArgument, "--sigmas: no level above 0");
+    throw Error(ErrorCode::kInvalidArgument, "sigmas: no level above 0");
   }
   return sigmas;
 }
@@ -48,12 +48,12 @@ void check_shift(double a, const ScheduleOptions& request) {
   const std::string shown = text.data();
   if (request.flow_shift)
     throw Error(ErrorCode::kInvalidArgument,
-                "--flow_shift: " + shown + " is not above 0 and at most 1e9");
+                "flow_shift: " + shown + " is not above 0 and at most 1e9");
   throw Error(ErrorCode::kInvalidArgument,
               "the schedule shifts the noise levels of an image of " +
                   std::to_string(request.tokens) + " tokens by " + shown +
                   ", which leaves no steps between noise and image",
-              "use a smaller size, or say --flow_shift");
+              "use a smaller size, or say flow_shift");
 }
 
 // The nearest float32 in the same whole thousandth, so that what is told of the level does not
@@ -112,7 +112,7 @@ std::vector<float> make_sigmas(const ScheduleDefaults& schedule, const ScheduleO
   const int n = request.num_steps;
   if (n < 1) {
     throw Error(ErrorCode::kInvalidArgument,
-                "--num_inference_steps: " + std::to_string(n) + " is below 1");
+                "num_inference_steps: " + std::to_string(n) + " is below 1");
   }
   const double a =
       request.flow_shift.value_or(shift_factor(schedule.shift, request.tokens, n, request.frames));
@@ -147,10 +147,9 @@ std::vector<float> whole_timesteps(std::span<const float> sigmas) {
 std::vector<float> keep_last_steps(std::vector<float> sigmas, double denoising_strength,
                                    bool from_clip) {
   if (!(denoising_strength > 0.0 && denoising_strength <= 1.0)) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        "--denoising_strength: " + std::to_string(denoising_strength) + " is outside (0, 1]",
-        "1 makes a new image, small values stay close to what is begun from");
+    throw Error(ErrorCode::kInvalidArgument,
+                "denoising_strength: " + std::to_string(denoising_strength) + " is outside (0, 1]",
+                "1 makes a new image, small values stay close to what is begun from");
   }
   const auto steps = static_cast<double>(sigmas.size() - 1);
   double kept = std::min(steps * denoising_strength, steps);
@@ -179,8 +178,8 @@ const ScheduleDefaults& find_schedule(std::span<const ScheduleDefaults> schedule
   }
   const std::string nearest = report::nearest_name(name, known);
   throw Error(ErrorCode::kNotFound,
-              "--schedule: there is no schedule " + formats::quote_and_escape(name) +
-                  ", there are " + report::list_names(known),
+              "schedule: there is no schedule " + formats::quote_and_escape(name) + ", there are " +
+                  report::list_names(known),
               nearest.empty() ? "choose one of them" : "did you mean " + nearest + "?");
 }
 

@@ -35,7 +35,8 @@ SigmaShift dynamic_shift(std::span<const ScheduleDefaults> schedules,
 // in double precision.
 // Throws Error{kInvalidArgument} when num_steps < 1, when flow_shift, or the schedule's own shift
 // of so many tokens, is not above 0 or too large to leave any steps, and when request.sigmas do not
-// fall from at most 1 towards 0.
+// fall from at most 1 towards 0. Here and below the message begins with the setting that is wrong,
+// "flow_shift: ", for the caller to say where it was written.
 std::vector<float> make_sigmas(const ScheduleDefaults& schedule, const ScheduleOptions& request);
 
 // What the denoiser is told of `sigmas`: whole thousandths, rounded down.

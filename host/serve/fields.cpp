@@ -295,6 +295,8 @@ void put_loras(Asked& asked, const std::string& name, const json& given, const L
     if (!item.is_object() || !item.contains("name"))
       throw wrong(name, std::string("write ") + kForm);
     for (const auto& [key, _] : item.items()) {
+      if (key == "component")
+        throw wrong(name, R"("component" is said once of a name, by POST /v1/loras; leave it out)");
       if (key != "name" && key != "strength")
         throw wrong(name, shown(key) + " is not known; write " + kForm);
     }

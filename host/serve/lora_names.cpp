@@ -106,22 +106,29 @@ std::string without_folder_of(const lora::LoraRef& lora, std::string message) {
 
 LoraNames::LoraNames(std::string folder, const std::vector<lora::LoraRef>& loaded, Check check)
     : folder_(std::move(folder)), check_(std::move(check)) {
-  for (const std::string& name : files::names_in(folder_)) {
-    if (!name.ends_with(kSuffix)) continue;
-    const std::string plain = name.substr(0, name.size() - std::string_view(kSuffix).size());
-    entries_.emplace(plain, Entry{{.name = plain, .path = (fs::path(folder_) / name).string()}});
-  }
+  look_into_folder();
   for (const lora::LoraRef& lora : loaded) {
     entries_.insert_or_assign(lora.name, Entry{lora});
     loaded_.push_back(lora.name);
   }
 }
 
+void LoraNames::look_into_folder() const {
+  for (const std::string& name : files::names_in(folder_)) {
+    if (!name.ends_with(kSuffix) || !seen_.insert(name).second) continue;
+    const std::string plain = name.substr(0, name.size() - std::string_view(kSuffix).size());
+    entries_.emplace(plain, Entry{{.name = plain, .path = (fs::path(folder_) / name).string()}});
+  }
+}
+
 std::vector<RegisteredLora> LoraNames::list() const {
   const std::lock_guard lock(mutex_);
+  look_into_folder();
   std::vector<RegisteredLora> loras;
   for (auto& [name, entry] : entries_) {
-    if (!entry.metadata) entry.metadata = metadata_of(entry.ref.path);
+    // A file may have been read while it was being copied.
+    if (!entry.metadata || entry.metadata->contains("error"))
+      entry.metadata = metadata_of(entry.ref.path);
     loras.push_back({.name = name,
                      .file = entry.ref.path,
                      .is_loaded = std::ranges::find(loaded_, name) != loaded_.end(),
@@ -154,6 +161,7 @@ void LoraNames::add(const std::string& name, const std::string& file,
 }
 
 LoraNames::Entry& LoraNames::find_entry(const std::string& name, int status) const {
+  look_into_folder();
   const auto found = entries_.find(name);
   if (found != entries_.end()) return found->second;
   std::vector<std::string> known;

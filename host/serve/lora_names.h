@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,8 +22,8 @@ class LoraNames : public Loras {
  public:
   // Throws Error where a LoRA does not fit the model; called by the threads of connections.
   using Check = std::function<void(const lora::LoraRef&)>;
-  // Registers the files of `folder`, which may be empty, by their names without suffix, and
-  // `loaded`, which are loaded, too.
+  // Registers the files of `folder`, which may be empty, by their names without suffix, those that
+  // come later among them, and `loaded`, which are loaded, too.
   LoraNames(std::string folder, const std::vector<lora::LoraRef>& loaded, Check check);
 
   std::vector<RegisteredLora> list() const override;
@@ -42,12 +43,15 @@ class LoraNames : public Loras {
     std::optional<nlohmann::json> metadata = {};
   };
   Entry& find_entry(const std::string& name, int status) const;
+  // Registers the files of the folder that were not there before.
+  void look_into_folder() const;
 
   const std::string folder_;
   const Check check_;
   mutable std::mutex mutex_;
   mutable std::map<std::string, Entry, std::less<>> entries_;
-  std::vector<std::string> loaded_;  // in the order in which they were
+  mutable std::set<std::string> seen_;  // files of the folder, also of names that were removed
+  std::vector<std::string> loaded_;     // in the order in which they were
 };
 
 }  // namespace atelier::serve

@@ -53,8 +53,10 @@ Asked asked_of(const Request& request, const Service& service) {
     asked.format = text_of("format", value);
   if (const json value = form.take("priority"); !value.is_null())
     asked.priority = static_cast<int>(integer_of("priority", value, -kMostPriority, kMostPriority));
-  if (const json value = form.take("deadline"); !value.is_null())
+  if (const json value = form.take("deadline"); !value.is_null()) {
     asked.deadline_s = real_of("deadline", value);
+    if (*asked.deadline_s < 0) throw wrong("deadline", value.dump() + " is below 0");
+  }
   for (const auto& [name, value] : form.fields.items())
     put_field(asked, name, value, service, own_fields());
   for (FormFile& file : form.files)

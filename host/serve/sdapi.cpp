@@ -37,6 +37,7 @@ class Sdapi {
   Response make(const Request& request, Client& client, bool is_img2img);
   Response interrupt();
   Response set_options(const Request& request) const;
+  Response refresh_loras() const;
   Response progress(const Request& request) const;
 
   json options() const { return options_of(service_.model); }
@@ -51,10 +52,14 @@ class Sdapi {
 
 Response Sdapi::make(const Request& request, Client& client, bool is_img2img) {
   SdRequest asked = read_sd(read_form(request).fields, service_, is_img2img);
-  Work work(service_.jobs, std::vector<Asked>{asked.asked});
-  asked.asked.uploads.clear();
-  // One that was interrupted gives what was finished.
-  return json_reply(sd_reply(asked, work.wait(client).front(), service_.model));
+  try {
+    Work work(service_.jobs, std::vector<Asked>{asked.asked});
+    asked.asked.uploads.clear();
+    // One that was interrupted gives what was finished.
+    return json_reply(sd_reply(asked, work.wait(client).front(), service_.model));
+  } catch (const HttpError& error) {
+    throw HttpError(error.status(), in_words_of(asked, error.what()), error.headers());
+  }
 }
 
 Response Sdapi::interrupt() {
@@ -78,6 +83,12 @@ Response Sdapi::set_options(const Request& request) const {
       throw HttpError(404, name + ": " + value.dump() + " is not served, " +
                                formats::quote_and_escape(service_.model.name) + " is");
   }
+  return json_reply(nullptr);
+}
+
+// Who lists the LoRAs looks for new ones.
+Response Sdapi::refresh_loras() const {
+  service_.loras.list();
   return json_reply(nullptr);
 }
 
@@ -159,6 +170,8 @@ void add_sdapi(http::Router& router, Service& service) {
              [api](const Request&, Client&) { return api->interrupt(); });
   router.add("POST", "/sdapi/v1/options",
              [api](const Request& request, Client&) { return api->set_options(request); });
+  router.add("POST", "/sdapi/v1/refresh-loras",
+             [api](const Request&, Client&) { return api->refresh_loras(); });
   router.add("GET", "/sdapi/v1/progress",
              [api](const Request& request, Client&) { return api->progress(request); });
   get("options", [api] { return api->options(); });

@@ -289,6 +289,15 @@ std::string solver_of(const json& sampler, const ModelFacts& model) {
                                   report::list_names(titles));
 }
 
+std::string in_words_of(const SdRequest& request, std::string message) {
+  for (const auto& [from, to] : kRenamed) {
+    const std::string_view name = to;
+    if (request.parameters.contains(from) && message.starts_with(std::string(name) + ": "))
+      return from + message.substr(name.size());
+  }
+  return message;
+}
+
 SdRequest read_sd(json fields, const Service& service, bool is_img2img) {
   if (!fields.is_object()) throw HttpError(400, "the body is no JSON object");
   SdRequest request = {.parameters = fields};

@@ -42,6 +42,9 @@ std::string sampler_title(std::string_view solver);
 // Our solver of such a name; "": the schedule's own. Throws HttpError 400.
 std::string solver_of(const nlohmann::json& sampler, const ModelFacts& model);
 
+// A message about a setting, which begins with its name, under the name that the client gave it.
+std::string in_words_of(const SdRequest& request, std::string message);
+
 // The reply for a job that is over.
 nlohmann::json sd_reply(const SdRequest& request, const JobView& view, const ModelFacts& model);
 

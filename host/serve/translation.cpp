@@ -6,6 +6,7 @@
 #include "formats/escape.h"
 #include "host/generate/fill_settings.h"
 #include "host/generate/request.h"
+#include "host/generate/settings_checks.h"
 #include "host/http/server.h"
 #include "host/inputs/parse.h"
 #include "host/model/media_defaults.h"
@@ -56,12 +57,6 @@ json line_of(const Asked& asked, const SpooledFiles& files, std::span<const Inpu
   return line;
 }
 
-void at_most(std::string_view name, int64_t value, int64_t most, const char* of = "") {
-  if (value <= most) return;
-  throw HttpError(413, std::string(name) + ": " + std::to_string(value) + of + " is more than " +
-                           std::to_string(most) + ", the most that this server makes");
-}
-
 // Nothing that is wrong with a request is the server's failure.
 void throw_if_any(const report::Problems& problems, const Spool& spool,
                   std::span<const lora::LoraRef> loras = {}) {
@@ -106,18 +101,10 @@ Settings Translation::read(const Asked& asked, const SpooledFiles& files) const 
 }
 
 void Translation::hold_limits(const Settings& s) const {
-  const order::RequestLimits& limits = order_.limits;
-  at_most("num_images", s.num_images, limits.max_images);
-  at_most("batch_size", s.batch_size,
-          std::max(order_.max_batch.value_or(1), order_.generation.base.batch_size));
-  at_most("num_inference_steps", s.num_inference_steps.value_or(1), limits.max_steps);
-  at_most("sigmas", std::ssize(s.sigmas), limits.max_steps, " levels");
-  at_most("num_frames", s.num_frames.value_or(1), limits.max_frames);
-  at_most("height", s.height.value_or(1), limits.max_pixels);
-  at_most("width", s.width.value_or(1), limits.max_pixels);
-  const int64_t pixels =
-      std::max<int64_t>(s.height.value_or(1), 0) * std::max<int64_t>(s.width.value_or(1), 0);
-  at_most("height", pixels, limits.max_pixels, " pixels in all");
+  const int64_t max_batch =
+      std::max(order_.max_batch.value_or(1), order_.generation.base.batch_size);
+  for (const order::Excess& excess : order::beyond(order_.limits, max_batch, s))
+    throw HttpError(413, std::string(excess.name) + ": " + excess.text());
 }
 
 // On the thread of inference.
@@ -127,7 +114,10 @@ void Translation::check(PreparedJob& work, const Asked& asked) const {
   const std::string& variant = model.stages().variant;
   order::Job job = {.place = kRequest, .settings = std::move(work.settings)};
   report::Problems problems;
-  problems.collect([&] { generate::fill_target(job.settings, model); });
+  problems.collect([&] {
+    if (generate::check_said_target(job.settings, kRequest, problems))
+      generate::fill_target(job.settings, model);
+  });
   throw_if_any(problems, spool_);
   hold_limits(job.settings);
   name_output(job.settings, work.id, asked.format);

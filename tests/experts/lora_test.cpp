@@ -6,6 +6,7 @@
 
 #include "formats/lora_names.h"
 #include "host/files/safetensors_writer.h"
+#include "host/generate/lora_set.h"
 #include "host/lora/convert.h"
 #include "host/lora/merge.h"
 #include "host/lora/registry.h"
@@ -165,6 +166,28 @@ TEST_CASE("A LoRA that could be meant for either denoiser is refused", "[lora]")
   expect_error(ErrorCode::kNotFound, {"is for the component dit_low", "open without it"},
                [&] { targets.match(LoraFile::open(low)); });
   CHECK(targets.match(LoraFile::open(low), "dit").pairs.size() == 1);
+}
+
+TEST_CASE("A client is told how to say which denoiser a LoRA is for", "[lora]") {
+  const LoraScene scene;
+  progress::Progress progress{progress::Options{.quiet = true}};
+  generate::LoraSet loras(*scene.model, Mode::kHot, progress);
+  order::Settings settings;
+  settings.loras = {{.name = "plain", .path = scene.write_lora("plain")}};
+  const auto check = [&](const order::Origin& place) {
+    report::Problems problems;
+    loras.check(settings, place, problems);
+    problems.throw_if_any();
+  };
+  expect_error(ErrorCode::kInvalidArgument,
+               {"loras: ", "plain.safetensors: does not say which denoiser it is for",
+                R"(; give it a name by POST /v1/loras with "component", which is one of "dit", )"
+                R"("dit_low", "all")"},
+               [&] { check({.is_request = true}); });
+  expect_error(ErrorCode::kInvalidArgument, {"--lora: ", "plain.safetensors@COMPONENT"},
+               [&] { check({}); });
+  settings.loras.front().component = "dit_low";
+  CHECK_NOTHROW(check({.is_request = true}));
 }
 
 TEST_CASE("Converted and merged LoRAs keep their component", "[lora]") {

@@ -324,6 +324,23 @@ class GenerateTest(TinyRuns):
                 errors = self.fail_with(code, word, **{**dict(prompt="a cat"), **flags})
                 self.assertEqual(len(errors.splitlines()), 1, errors)
 
+    def test_sizes_below_one_are_the_users_mistake_and_no_plugins(self):
+        errors = self.fail_with(2, "--height: -16 is below 1", "--width: 0 is below 1", prompt="a cat", height=-16, width=0)
+        self.assertNotIn("PLUGIN", errors)
+        self.assertNotIn("multiple", errors)
+        (self.dir / "jobs.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b", "num_frames": -3}\n')
+        self.fail_with(2, "jobs.jsonl:2: num_frames: -3 is below 1", prompts_file="jobs.jsonl")
+        result = self.run_program(stdin='{"prompt": "a", "height": -16}\n', prompts_file="-")
+        self.assertIn("stdin:1: height: -16 is below 1", json.loads(result.stdout)["error"])
+
+    def test_a_folder_is_no_file_to_write(self):
+        for name in ("d.png", "two_1.png"):
+            (self.dir / name).mkdir()
+        self.fail_with(2, '--output: "d.png" is a folder', prompt="a cat", output="d.png")
+        self.fail_with(2, '--output: "two_1.png" is a folder', prompt="a cat", output="two.png", num_images=2)
+        (self.dir / "jobs.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b", "output": "d.png"}\n')
+        self.fail_with(2, 'jobs.jsonl:2: output: "d.png" is a folder', prompts_file="jobs.jsonl")
+
     def test_missing_files_and_components_are_named(self):
         self.fail_with(2,
                        "missing.safetensors",

@@ -1,5 +1,6 @@
 #include "host/order/jobs.h"
 
+#include <filesystem>
 #include <fstream>
 
 #include "atelier/error.h"
@@ -368,6 +369,30 @@ std::string write_pgm(const std::string& path, int width, int height) {
   return path;
 }
 
+TEST_CASE("A folder in the way of any file that is written is told", "[settings]") {
+  const Folder folder;
+  for (const char* name : {"a.png", "b_1.png", "c_0002.png", "d.gif"})
+    std::filesystem::create_directory(folder / name);
+  const auto said = [&](const std::string& output, int64_t images, int64_t frames) {
+    Settings settings;
+    settings.output = folder / output;
+    settings.num_images = images;
+    settings.num_frames = frames;
+    settings.fps = 16;
+    report::Problems problems;
+    check_output(settings, {}, problems);
+    return message_of(problems);
+  };
+  using Catch::Contains;
+  CHECK_THAT(said("a.png", 1, 1),
+             Contains("--output: ") &&
+                 Contains("/a.png\" is a folder; name another file, or remove the folder"));
+  CHECK_THAT(said("b.png", 2, 1), Contains("/b_1.png\" is a folder"));
+  CHECK_THAT(said("c.png", 1, 5), Contains("/c_0002.png\" is a folder"));
+  CHECK_THAT(said("d.gif", 1, 5), Contains("/d.gif\" is a folder"));
+  CHECK(said("b.png", 1, 1) == "");
+}
+
 TEST_CASE("A mask needs an image of its shape", "[settings]") {
   const Folder folder;
   const auto write = [&](const std::string& name, int width, int height) {
@@ -389,6 +414,28 @@ TEST_CASE("A mask needs an image of its shape", "[settings]") {
   REQUIRE_THAT(check(settings),
                Contains("--inpaint_mask: absent.png") && Contains("--height: 1000 is no multiple"));
   REQUIRE(parse("{\"inpaint_mask\": \"mask.png\"}").jobs.at(0).settings.inpaint_mask == "mask.png");
+}
+
+TEST_CASE("Wrong levels are told by the setting's name wherever it was written", "[settings]") {
+  using Catch::StartsWith;
+  const Folder folder;
+  const std::string image = write_pgm(folder / "image.pgm", 24, 16);
+  const auto told = [](const std::string& name, const auto& set) {
+    Settings settings = good_settings();
+    set(settings);
+    INFO(name);
+    CHECK_THAT(check(settings), StartsWith("--" + name + ": "));
+    CHECK_THAT(check(settings, {"jobs.jsonl", 3}), StartsWith("jobs.jsonl:3: " + name + ": "));
+    CHECK_THAT(check(settings, {.is_request = true}), StartsWith(name + ": "));
+  };
+  told("num_inference_steps", [](Settings& s) { s.num_inference_steps = -1; });
+  told("flow_shift", [](Settings& s) { s.flow_shift = -1; });
+  told("sigmas", [](Settings& s) { s.sigmas = {0.5, 1.0}; });
+  told("schedule", [](Settings& s) { s.schedule = "quick"; });
+  told("denoising_strength", [&](Settings& s) {
+    s.family_inputs["begin"] = image;
+    s.denoising_strength = 0;
+  });
 }
 
 TEST_CASE("Unknown schedules and missing input files are named", "[settings]") {

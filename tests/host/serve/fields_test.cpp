@@ -171,6 +171,8 @@ TEST_CASE("LoRAs are named as they are registered", "[serve]") {
   CHECK(refused({{{"name", "style"}}, {{"name", "style"}}}) == R"(lora: "style" is named twice)");
   CHECK(refused({{{"name", "style"}, {"path", "a.safetensors"}}}) ==
         R"(lora: "path" is not known; write [{"name": "a", "strength": 0.8}])");
+  CHECK(refused({{{"name", "style"}, {"component", "dit"}}}) ==
+        R"(lora: "component" is said once of a name, by POST /v1/loras; leave it out)");
   CHECK(refused({{{"name", "style"}, {"strength", "much"}}}) == R"(lora: "\"much\"" is no number)");
   CHECK(refused("[").starts_with("lora: is no JSON"));
   CHECK(refused("7") == R"(lora: write [{"name": "a", "strength": 0.8}])");

@@ -215,6 +215,10 @@ class OpenAiTest(ApiRuns):
                 (dict(extra_body={"lora": [{"name": "stile"}]}), "lora", 'did you mean "style"'),
                 (dict(extra_body={"input_image": "/etc/passwd"}), "input_image", "not a PNG"),
                 (dict(extra_body={"input_image": self.server.url}), "input_image", "no address is fetched"),
+                (dict(extra_body={"num_inference_steps": -1}), "num_inference_steps", "below 1"),
+                (dict(extra_body={"flow_shift": -1}), "flow_shift", "not above 0"),
+                (dict(extra_body={"sigmas": [0.5, 1]}), "sigmas", "out of order"),
+                (dict(extra_body={"schedule": "lightnin"}), "schedule", "did you mean lightning?"),
                 (dict(n=0), "num_images", "0")):
             with self.subTest(field):
                 error = self.refused(openai.BadRequestError, generate, **words)

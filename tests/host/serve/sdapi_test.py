@@ -40,7 +40,9 @@ class SdapiTest(ApiRuns):
             self.server.ask("POST", "/sdapi/v1/" + path, {"prompt": "a cat", **SIZE, "steps": STEPS, **fields})
         with refusal.exception as error:
             self.assertEqual(error.code, status)
-            self.assertIn(said, json.load(error)["detail"])
+            detail = json.load(error)["detail"]
+            self.assertIn(said, detail)
+        return detail
 
     def in_background(self, call):
         """A thread that runs `call`, and the list that gets its result."""
@@ -129,6 +131,12 @@ class SdapiTest(ApiRuns):
         self.refused(400, 'there is no "Heun"', sampler_name="Heun")
         self.refused(400, 'did you mean "style"', prompt="a <lora:stile:1>")
         self.refused(400, "width: 100", width=100)
+        picture = base64.b64encode(self.picture.read_bytes()).decode()
+        for status, said, fields in ((400, "steps: -1 is below 1", dict(steps=-1)),
+                                     (413, "steps: 1001 is more than 1000", dict(steps=1001)),
+                                     (400, "denoising_strength: 1.5", dict(path="img2img", denoising_strength=1.5,
+                                                                           init_images=[picture]))):
+            self.assertTrue(self.refused(status, said, **fields).startswith(said), said)
         self.refused(400, "init_images: is missing", path="img2img")
         self.refused(400, "no address is fetched", path="img2img", init_images=[self.server.url])
         self.refused(404, "is not served", override_settings={"sd_model_checkpoint": "v1-5"})

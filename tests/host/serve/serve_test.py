@@ -148,7 +148,9 @@ class ServeTest(FolderTest):
 
     def test_what_is_wrong_is_named(self):
         for fields, words in (({"promt": "a"}, ("promt", '"prompt"')), ({"height": 1000}, ("height", "16")),
-                              ({"height": "x"}, ("height",)), ({"solver": "eular"}, ("solver", "euler")),
+                              ({"height": "x"}, ("height",)), ({"deadline": -5}, ("deadline: -5 is below 0",)),
+                              ({"height": -16}, ("height: -16 is below 1",)),
+                              ({"solver": "eular"}, ("solver", "euler")),
                               ({"input_image": "/etc/passwd"}, ("input_image",)),
                               ({"inpaint_mask": "http://example.org/a.png"}, ("inpaint_mask", "fetched")),
                               ({"output": "/tmp/a.png"}, ("output",)), ({"lora_dir": "/"}, ("lora_dir",)),
@@ -203,6 +205,22 @@ class ServeTest(FolderTest):
         (self.loras / "broken.safetensors").write_bytes(b"no LoRA")
         message = self.refusal(400, "POST", "/v1/loras", {"name": "a", "file": "broken"})
         self.assertNotIn(str(self.root), message)
+
+    def test_a_lora_that_comes_later_is_known_by_its_name(self):
+        with self.subTest("asked for"):
+            shutil.copy(SHAPES / "recolor.safetensors", self.loras / "late.safetensors")
+            changed = self.generate("changed.png", lora=f"{SHAPES / 'recolor.safetensors'}:0.5")
+            self.assertEqual(changed, self.pixels_of(self.make(**JOB, loras=[{"name": "late", "strength": 0.5}])[1]))
+        with self.subTest("listed, by each API"):
+            (self.loras / "later.safetensors").write_bytes(b"half of it")
+            self.assertIsNone(self.server.ask("POST", "/sdapi/v1/refresh-loras"))
+            self.assertIn("later", [lora["name"] for lora in self.server.ask("GET", "/sdapi/v1/loras")])
+            shutil.copy(SHAPES / "recolor.safetensors", self.loras / "later.safetensors")
+            [later] = [lora for lora in self.server.ask("GET", "/v1/loras")["loras"] if lora["name"] == "later"]
+            self.assertEqual({"rank": 16}, {name: value for name, value in later["metadata"].items() if name in ("rank", "error")})
+        with self.subTest("a name that was removed stays so"):
+            self.server.ask("DELETE", "/v1/loras/late")
+            self.assertNotIn("late", [lora["name"] for lora in self.server.ask("GET", "/v1/loras")["loras"]])
 
     def test_sglang_sets_loras(self):
         changed = self.generate("changed.png", lora=f"{SHAPES / 'recolor.safetensors'}:0.5")
@@ -322,6 +340,9 @@ class EndsTest(FolderTest):
                              (["--host", "0.0.0.0"], ("key",)), (["--lora", str(self.dir / "none")], ("--lora",)),
                              (["--lora_dir", str(self.dir / "none")], ("--lora_dir",)),
                              (["--output_dir", str(self.dir / "file")], (str(self.dir / "file"),)),
+                             (["--num_inference_steps", "500"], ("--num_inference_steps: 500 is more than 200", "--max_steps")),
+                             (["--height", "4096", "--width", "4096"], ("--height: 16777216 pixels in all", "--max_pixels")),
+                             (["--num_images", "50"], ("--num_images: 50 is more than 16", "--max_images")),
                              (["--height", "1000"], ("height",))):
             with self.subTest(flags):
                 result = program.run_line(line + flags)

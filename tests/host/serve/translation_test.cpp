@@ -88,6 +88,21 @@ TEST_CASE("What is asked for beyond the limits is too large", "[serve]") {
   }
 }
 
+TEST_CASE("A size that makes nothing is the client's mistake", "[serve]") {
+  Desk desk;
+  for (const char* const name : {"height", "width", "num_frames"})
+    CHECK(desk.refused({{name, -16}}) == std::pair(400, std::string(name) + ": -16 is below 1"));
+}
+
+TEST_CASE("A prompt that is too long is refused with what a client can do", "[serve]") {
+  Desk desk;
+  const auto [status, message] =
+      desk.refused({{"prompt", std::string(test::kToyLongestText + 1, 'a')}});
+  CHECK(status == 400);
+  CHECK(message.starts_with("prompt: "));
+  CHECK(message.ends_with("; shorten it; a server with --truncate_captions cuts it"));
+}
+
 TEST_CASE("What clients may not say, and files of the machine, are refused by name", "[serve]") {
   Desk desk;
   for (const char* const name : {"output", "loras", "latents", "inpaint_mask"}) {
