@@ -121,9 +121,20 @@ std::string hint_of(const std::vector<Alternative>& alternatives, const PlanTarg
   return smaller + (smaller.empty() ? "" : ": not enough; ") + std::string(report::kSmallerHint);
 }
 
-Error refusal(const memory::PlannedRun& run, const PlanTarget& target,
-              const std::vector<Alternative>& alternatives) {
-  const auto smallest = memory::smallest_plan(run, target.limits.host_bytes, target.basis.profile);
+// Plans bring at least one block ahead, as all without is much slower.
+Alternative without_prefetch(const SizedRun& sized) {
+  return {"--prefetch 0", [sized] {
+            SizedRun changed = sized;
+            changed.run.prefetch = 0;
+            return changed;
+          }};
+}
+
+Error refusal(const SizedRun& sized, const PlanTarget& target,
+              std::vector<Alternative> alternatives) {
+  if (!sized.run.prefetch) alternatives.push_back(without_prefetch(sized));
+  const auto smallest =
+      memory::smallest_plan(sized.run, target.limits.host_bytes, target.basis.profile);
   const std::string hint =
       hint_of(alternatives, target, smallest ? smallest->device_bytes : INT64_MAX);
   std::string message =
@@ -161,7 +172,7 @@ std::optional<Planned> try_plan(const SizedRun& sized, const PlanTarget& target)
 Planned plan_or_refuse(const SizedRun& sized, const PlanTarget& target,
                        const std::vector<Alternative>& alternatives) {
   std::optional<Planned> planned = try_plan(sized, target);
-  if (!planned) throw refusal(sized.run, target, alternatives);
+  if (!planned) throw refusal(sized, target, alternatives);
   return std::move(*planned);
 }
 

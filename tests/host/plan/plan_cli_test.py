@@ -101,6 +101,18 @@ class GenerationPlanTest(PlanTest):
         self.assertIn("at least", result.stderr)
         self.assertIn("would need", result.stderr)
 
+    def test_what_fits_without_blocks_on_their_way_is_told(self):
+        words = {"model_paths": json.dumps([str(self.big)]), "prompt": "a fox", "height": 256, "width": 256,
+                 "device_profile": "h200"}
+        said = self.run_program("plan", "generate", vram="1GiB", expect=4, **words).stderr
+        number, unit = re.search(r"--prefetch 0 would need ([0-9.]+) ([KMG]iB)", said).groups()
+        needed = int(float(number) * 1.01 * SIZES[unit])  # it was rounded
+        self.run_program("plan", "generate", vram=f"{needed >> 20}MiB", expect=4, **words)
+        plan, _ = self.plan("generate", vram=f"{needed >> 20}MiB", prefetch=0, **words)
+        self.assertEqual(0, self.component(plan, "dit")["prefetch"])
+        said = self.run_program("plan", "generate", vram="1GiB", prefetch=0, expect=4, **words).stderr
+        self.assertNotIn("--prefetch 0 would", said)
+
     def test_a_curve_falls(self):
         self.published(vram="24GiB", curve=self.root / "curve.csv")
         lines = (self.root / "curve.csv").read_text().splitlines()
