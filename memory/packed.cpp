@@ -90,6 +90,7 @@ Tensor scales_of(const Packed& packed) {
   const std::vector<Tensor>& parts = packed.parts;
   if (parts.size() == 3) return parts[2];
   const Tensor &codes = parts[2], &values = parts[3], &scales = parts[4], &offset = parts[5];
+  if (codes.is_meta()) return at::empty(codes.sizes(), values.options());
   if (codes.is_cpu() && codes.is_contiguous()) {
     Tensor result = at::empty(codes.sizes(), values.options());
     loops_for(at::kFloat)
@@ -288,12 +289,13 @@ Tensor code_values(const Packed& packed, int64_t begin, int64_t count) {
 // to make. Safe to use from several threads.
 class DrawnMemory {
  public:
+  explicit DrawnMemory(at::DeviceType device) : device_(device) {}
   Tensor take(at::IntArrayRef sizes, at::ScalarType dtype) {
     const int64_t bytes =
         c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(dtype));
     const std::lock_guard lock(mutex_);
     const bool is_held = memory_.defined() && memory_.storage().use_count() > 1;
-    if (bytes < kLeastBytes || is_held) return at::empty(sizes, at::TensorOptions(dtype));
+    if (bytes < kLeastBytes || is_held) return at::empty(sizes, options(dtype));
     if (!memory_.defined() || memory_.numel() - kPageBytes < bytes) renew(bytes);
     return memory_.narrow(0, begin_, bytes).view(dtype).view(sizes);
   }
@@ -305,13 +307,19 @@ class DrawnMemory {
   // In huge pages: a product reads a column of the weight from as many pages as it has rows, and
   // those of 4 KiB are more than the processor knows the places of.
   void renew(int64_t bytes) {
-    memory_ = at::empty({bytes + kPageBytes}, at::TensorOptions(at::kByte));
+    memory_ = at::empty({bytes + kPageBytes}, options(at::kByte));
+    if (device_ == at::kMeta) return;
     auto* data = static_cast<char*>(memory_.mutable_data_ptr());
     begin_ = -reinterpret_cast<intptr_t>(data) & (kPageBytes - 1);
     madvise(data + begin_, static_cast<size_t>(bytes),
             MADV_HUGEPAGE);  // slower where it is refused
   }
 
+  at::TensorOptions options(at::ScalarType dtype) const {
+    return at::TensorOptions(device_).dtype(dtype);
+  }
+
+  const at::DeviceType device_;
   std::mutex mutex_;
   Tensor memory_;
   int64_t begin_ = 0;  // of what is aligned in it
@@ -319,20 +327,22 @@ class DrawnMemory {
 
 namespace {
 
-// It is there as long as a store is.
-std::shared_ptr<DrawnMemory> drawn_memory() {
+// Memory of the processor, or without values. It is there as long as a store is.
+std::shared_ptr<DrawnMemory> drawn_memory(bool is_meta) {
   static std::mutex mutex;
-  static std::weak_ptr<DrawnMemory> known;
+  static std::array<std::weak_ptr<DrawnMemory>, 2> all;
   const std::lock_guard lock(mutex);
+  std::weak_ptr<DrawnMemory>& known = all[is_meta ? 1 : 0];
   std::shared_ptr<DrawnMemory> memory = known.lock();
-  if (memory == nullptr) known = memory = std::make_shared<DrawnMemory>();
+  if (memory == nullptr)
+    known = memory = std::make_shared<DrawnMemory>(is_meta ? at::kMeta : at::kCPU);
   return memory;
 }
 
-// On the CPU, whether loops of our own take it.
-bool has_loops(const Packed& packed, at::ScalarType dtype) {
-  const Tensor& codes = packed.parts.front();
-  if (!codes.is_cpu() || !codes.is_contiguous() || dtype == at::kDouble) return false;
+// Whether loops of our own take it, which are for the CPU.
+bool has_loops(const Packed& packed, at::ScalarType dtype, at::DeviceType device) {
+  if (device != at::kCPU || dtype == at::kDouble) return false;
+  if (!packed.parts.front().is_contiguous()) return false;
   if (is_gguf(packed.packing)) return true;
   const int64_t count = c10::multiply_integers(packed.shape);
   return is_4_bit(packed.packing) && packed.block % 32 == 0 && count % packed.block == 0;
@@ -379,6 +389,7 @@ BlockSize block_of(const Packed& packed) {
 
 // `packed`: with scales that are no codes.
 void run_loops(const Packed& packed, const Stretches& stretches, Tensor& out) {
+  if (out.is_meta()) return;
   const PackedLoops& loops = loops_for(out.scalar_type());
   const auto* codes = static_cast<const uint8_t*>(packed.parts.front().const_data_ptr());
   auto* to = static_cast<char*>(out.mutable_data_ptr());
@@ -445,9 +456,13 @@ int64_t Packed::bytes() const {
 Tensor unpack(const Packed& packed, at::ScalarType dtype) {
   const at::NoGradGuard no_grad;
   const auto options = packed.parts.front().options().dtype(dtype);
-  if (packed.parts.front().is_meta()) return at::empty(packed.shape, options);
+  if (packed.parts.front().is_meta()) {
+    const Packed plain = with_plain_scales(packed);  // which are there beside it
+    return at::empty(packed.shape, options);
+  }
   const bool is_for_kernel = has_kernel(packed, dtype);
-  if (!is_for_kernel && !has_loops(packed, dtype)) return unpack_composed(packed, dtype);
+  if (!is_for_kernel && !has_loops(packed, dtype, options.device().type()))
+    return unpack_composed(packed, dtype);
   Tensor out = at::empty(packed.shape, options);
   if (is_for_kernel)
     ops::draw_packed_codes(codes_of(with_plain_scales(packed)), out);
@@ -530,11 +545,21 @@ Packed outline(const Packed& packed) {
 }
 
 PackedStore::PackedStore(Packed value, at::ScalarType dtype)
-    : value_(std::move(value)), dtype_(dtype), memory_(drawn_memory()) {}
+    : value_(std::move(value)),
+      dtype_(dtype),
+      like_(value_.parts.front().device().type()),
+      memory_(drawn_memory(/*is_meta=*/false)) {}
+
+PackedStore::PackedStore(Packed outline, at::ScalarType dtype, at::DeviceType like)
+    : value_(std::move(outline)),
+      dtype_(dtype),
+      like_(like),
+      memory_(drawn_memory(/*is_meta=*/true)) {}
 
 Tensor PackedStore::draw() const {
   const at::NoGradGuard no_grad;
-  if (has_kernel(value_, dtype_) || !has_loops(value_, dtype_)) return unpack(value_, dtype_);
+  if (has_kernel(value_, dtype_) || !has_loops(value_, dtype_, like_))
+    return unpack(value_, dtype_);
   Tensor out = memory_->take(value_.shape, dtype_);
   draw_all(value_, out);
   return out;
@@ -555,7 +580,8 @@ int64_t piece_length(const Packed& packed, int64_t axis) {
 }  // namespace
 
 bool PackedStore::draw_pieces(int64_t axis, const UsePiece& use) const {
-  if (dtype_ != at::kBFloat16 || !has_loops(value_, dtype_) || !can_be_cut(value_)) return false;
+  if (dtype_ != at::kBFloat16 || !has_loops(value_, dtype_, like_) || !can_be_cut(value_))
+    return false;
   if (c10::multiply_integers(value_.shape) == 0) return false;
   const int64_t length = value_.shape[axis], step = piece_length(value_, axis);
   if (step >= length) return false;
@@ -574,6 +600,7 @@ bool PackedStore::draw_pieces(int64_t axis, const UsePiece& use) const {
 std::shared_ptr<const WeightStore> PackedStore::over(std::vector<at::Tensor> copies) const {
   auto result = std::make_shared<PackedStore>(*this);
   result->value_.parts = std::move(copies);
+  result->like_ = result->value_.parts.front().device().type();
   return result;
 }
 

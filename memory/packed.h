@@ -72,6 +72,9 @@ class DrawnMemory;
 class PackedStore final : public WeightStore {
  public:
   PackedStore(Packed value, at::ScalarType dtype);
+  // One of a value without values, which draws such tensors as a device of kind `like` would: what
+  // that takes can be counted.
+  PackedStore(Packed outline, at::ScalarType dtype, at::DeviceType like);
 
   at::Tensor draw() const override;
   // On the CPU in bfloat16, of matrices that are larger than a piece.
@@ -85,6 +88,7 @@ class PackedStore final : public WeightStore {
  private:
   Packed value_;
   at::ScalarType dtype_;
+  at::DeviceType like_;
   std::shared_ptr<DrawnMemory> memory_;
 };
 

@@ -95,6 +95,7 @@ class Preparation {
   PreparedRun for_training() {
     for (const std::string& note : train::fit_to_ranks(config_, problems_)) progress_.note(note);
     train::check_output_folder(config_, problems_);
+    train::check_cache_folder(config_, problems_);
     check_training(/*guards_sizes=*/true);
     return std::move(run_);
   }
@@ -106,6 +107,7 @@ class Preparation {
   }
 
   PreparedRun for_encoding() {
+    train::check_cache_folder(config_, problems_);
     open_model();
     if (run_.model) note_model();
     config_.validation = {};
@@ -300,6 +302,7 @@ class Preparation {
     options.dataset_base_path = config_.validation.base_path;
     options.dataset_metadata_path = config_.validation.metadata_path;
     options.control_path = config_.validation.control_path;
+    options.control_flag = "--validation_control_path";
     if (run_.dataset) options.extra_inputs = run_.dataset->options().extra_inputs;
     run_.validation = open_dataset(options, /*is_trained_on=*/false);
   }

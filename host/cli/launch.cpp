@@ -119,13 +119,31 @@ void take_file(const std::string& path, std::vector<flags::GivenValue>& given,
                  "atelier launch --config_file FILE -- train …");
 }
 
+bool is_launched(const std::string& word) {
+  return word != "launch" && std::ranges::any_of(commands(), [&](const Command& command) {
+           return command.name == word;
+         });
+}
+
+// A command that stands among the flags of `launch`: what follows is meant for it.
+void refuse_command(std::span<const std::string> own) {
+  const flags::CommandSpec launch = launch_command();
+  size_t at = 0;
+  while (at < own.size() && own[at].starts_with("--")) {
+    const bool takes_next = flags::find_flag(launch, own[at].substr(2)) != nullptr;
+    at += takes_next ? 2 : 1;
+  }
+  if (at >= own.size() || !is_launched(own[at])) return;
+  std::string line = "atelier launch";
+  for (const std::string& word : own.first(at)) line += " " + word;
+  throw Error(ErrorCode::kInvalidArgument, "-- is missing before " + own[at],
+              report::printable(line) + " -- " + own[at] + " …");
+}
+
 // What each process runs: this very program with the words behind "--".
 std::vector<std::string> command_of(std::span<const std::string> words,
                                     report::Problems& problems) {
-  const bool is_known = !words.empty() && std::ranges::any_of(commands(), [&](const Command& c) {
-    return c.name == words.front() && c.name != std::string_view("launch");
-  });
-  if (!is_known)
+  if (words.empty() || !is_launched(words.front()))
     problems.add(words.empty() ? "nothing stands behind --"
                                : formats::quote_and_escape(words.front()) + " cannot be launched",
                  "atelier launch --nproc_per_node 8 -- train …");
@@ -168,6 +186,7 @@ int run_launch(std::span<const std::string> arguments) {
   const auto dashes = std::ranges::find(arguments, "--");
   const std::span<const std::string> own(arguments.begin(), dashes);
   if (flags::wants_help(own)) return print_help(launch_command());
+  refuse_command(own);
   std::vector<std::string> words(dashes == arguments.end() ? dashes : std::next(dashes),
                                  arguments.end());
   report::Problems problems;

@@ -45,9 +45,10 @@ Columns::Columns(const DatasetOptions& options, std::span<const InputSpec> input
                  Findings& problems, Findings& odd)
     : base_(options.dataset_base_path),
       mask_column_(options.mask_column),
+      control_flag_(options.control_flag),
       is_folder_(options.dataset_metadata_path.empty()) {
   choose_inputs(options, inputs, variant, problems);
-  if (!metadata.records.empty()) check_columns(options, inputs, metadata, problems, odd);
+  if (!metadata.records.empty()) check_columns(options, inputs, variant, metadata, problems, odd);
 }
 
 void Columns::choose_inputs(const DatasetOptions& options, std::span<const InputSpec> inputs,
@@ -122,7 +123,7 @@ void Columns::find_missing(const Metadata& metadata, std::vector<std::string>& u
     absent_.insert(name);
     if (is_folder_ && inputs::is_image(input.kind) && input.role == InputRole::kCondition) {
       problems.add(kColumns, place_of(metadata, name) + "images have no file beside them for it",
-                   "name their folder with --control_path FOLDER");
+                   "name their folder with " + control_flag_ + " FOLDER");
       continue;
     }
     const std::string nearest = report::nearest_name(name, unknown);
@@ -139,7 +140,8 @@ void Columns::find_missing(const Metadata& metadata, std::vector<std::string>& u
 }
 
 void Columns::check_columns(const DatasetOptions& options, std::span<const InputSpec> inputs,
-                            const Metadata& metadata, Findings& problems, Findings& odd) {
+                            std::optional<std::string_view> variant, const Metadata& metadata,
+                            Findings& problems, Findings& odd) {
   std::vector<std::string> known = {mask_column_}, wanted = known, unknown;
   for (const InputSpec& input : inputs) {
     known.emplace_back(input.name);
@@ -149,10 +151,14 @@ void Columns::check_columns(const DatasetOptions& options, std::span<const Input
     if (!contains(known, column)) unknown.push_back(column);
   }
   find_missing(metadata, unknown, problems);
-  for (const std::string& name : wanted) {
+  for (const InputSpec& input : inputs) {
+    const std::string name(input.name);
     if (name == mask_column_ || reads(name) || !contains(metadata.columns, name)) continue;
+    if (!contains(wanted, name) || contains(options.extra_inputs, name)) continue;  // told
+    const bool holds = !variant || inputs::holds_for(input, *variant);
     odd.add(kColumns, place_of(metadata, name) + "the column is not used",
-            "add it to --extra_inputs to train with it");
+            holds ? "add it to --extra_inputs to train with it"
+                  : inputs::not_taken(input, *variant).message());
   }
   for (const std::string& column : unknown) {
     const std::string nearest = report::nearest_name(column, wanted);

@@ -43,12 +43,13 @@ class Columns {
   void find_missing(const Metadata& metadata, std::vector<std::string>& unknown,
                     Findings& problems);
   void check_columns(const DatasetOptions& options, std::span<const InputSpec> inputs,
-                     const Metadata& metadata, Findings& problems, Findings& odd);
+                     std::optional<std::string_view> variant, const Metadata& metadata,
+                     Findings& problems, Findings& odd);
   bool check_pairs(const Item& item, Findings& problems) const;
   bool read_value(const InputSpec& input, const nlohmann::json& value, const std::string& place,
                   Item& item, Findings& problems, Findings& odd) const;
 
-  std::string base_, mask_column_, target_input_;
+  std::string base_, mask_column_, target_input_, control_flag_;
   const bool is_folder_;  // rows are images with captions beside them
   std::vector<InputSpec> inputs_;
   std::set<std::string, std::less<>> absent_;  // inputs without a column, already told

@@ -79,7 +79,8 @@ class Matching {
   }
 
   void report(Findings& problems, Findings& odd) const {
-    const std::string folder = "--control_path: " + files::display_path(options_.control_path);
+    const std::string folder =
+        options_.control_flag + ": " + files::display_path(options_.control_path);
     const auto report_rows = [&](const std::string& what, const std::vector<std::string>& rows,
                                  const std::string& hint) {
       if (rows.empty()) return;
@@ -220,7 +221,7 @@ void add_control_files(const DatasetOptions& options, std::string_view target,
   try {
     matching.run(metadata);
   } catch (const Error& error) {
-    problems.add(kKind, error.at("--control_path"));
+    problems.add(kKind, error.at(options.control_flag));
     metadata.records.clear();
     return;
   }

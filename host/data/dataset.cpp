@@ -234,7 +234,7 @@ void join_control_files(DatasetOptions& options, std::span<const InputSpec> inpu
     if (!std::ranges::count(options.extra_inputs, control.name))
       options.extra_inputs.emplace_back(control.name);
   } catch (const Error& error) {
-    problems.add("folders", error.at("--control_path"));
+    problems.add("folders", error.at(options.control_flag));
   }
 }
 

@@ -30,6 +30,7 @@ struct DatasetOptions {
   // Folder of the files of one input, which are called as those of the target are; see
   // add_control_files(). Empty: there is none.
   std::string control_path = {};
+  std::string control_flag = "--control_path";  // what gave it, for messages
   // Columns with file paths; others are taken as they stand. Absent columns are no mistake.
   std::vector<std::string> data_file_keys = {"image", "video"};
   // Optional inputs of the family that every row must have.

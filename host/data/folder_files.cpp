@@ -8,6 +8,7 @@
 #include "atelier/error.h"
 
 #include "host/files/file_reader.h"
+#include "host/files/run_mark.h"
 
 namespace atelier::data {
 namespace {
@@ -43,7 +44,7 @@ std::set<std::string> files_below(const fs::path& folder) {
   while (!failure && entry != end) {
     const bool is_hidden = entry->path().filename().string().starts_with('.');
     std::error_code unknown;
-    if (is_hidden) {
+    if (is_hidden || fs::exists(entry->path() / files::kRunMark, unknown)) {
       entry.disable_recursion_pending();
     } else if (!entry->is_directory(unknown)) {
       files.insert(entry->path().lexically_relative(folder).string());

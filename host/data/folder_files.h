@@ -7,8 +7,9 @@
 
 namespace atelier::data {
 
-// Paths of all files below `folder`, relative to it and sorted; hidden ones are left out, and
-// linked folders are not followed. Throws Error{kNotFound} or {kEnvironment}.
+// Paths of all files below `folder`, relative to it and sorted. Hidden ones are left out, and so are
+// folders of runs, whose previews are no data; linked folders are not followed. Throws
+// Error{kNotFound} or {kEnvironment}.
 std::set<std::string> files_below(const std::filesystem::path& folder);
 
 // Whether a name ends as those of images do; also of formats that cannot be read here: such an

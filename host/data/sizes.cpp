@@ -29,20 +29,32 @@ void check_multiple(const char* flag, int64_t value, int64_t multiple, report::P
 
 void check_buckets(const DatasetOptions& options, int64_t multiple, report::Problems& problems) {
   check_multiple("bucket_reso_steps", options.bucket_reso_steps, multiple, problems);
-  if (options.min_bucket_reso < 1 || options.max_bucket_reso > kMaxSide ||
-      options.min_bucket_reso > options.max_bucket_reso) {
+  if (options.min_bucket_reso < 1 || options.max_bucket_reso > kMaxSide) {
     problems.add(with_number("min_bucket_reso", options.min_bucket_reso) +
                      " and --max_bucket_reso: " + std::to_string(options.max_bucket_reso) +
                      " leave no size between them",
                  "use for instance 256 and 2048");
   }
-  if (options.height || options.width) {
-    problems.add("--enable_bucket: does nothing with --height and --width",
-                 "leave either out; --max_pixels is the area of the buckets");
-  }
 }
 
 }  // namespace
+
+void check_sizes(const DatasetOptions& options, report::Problems& problems) {
+  if (options.height.has_value() != options.width.has_value()) {
+    problems.add(std::string("--") + (options.height ? "height" : "width") +
+                     ": is given without --" + (options.height ? "width" : "height"),
+                 "give both, or neither to keep each image's shape");
+  }
+  if (options.enable_bucket && options.height && options.width) {
+    problems.add("--enable_bucket: all images have one size by --height and --width",
+                 "leave out one of them; --max_pixels is the area of the buckets");
+  }
+  if (options.min_bucket_reso > options.max_bucket_reso) {
+    problems.add(with_number("min_bucket_reso", options.min_bucket_reso) +
+                     " is more than --max_bucket_reso " + std::to_string(options.max_bucket_reso),
+                 "use for instance 256 and 2048");
+  }
+}
 
 Size target_size(int64_t height, int64_t width, int64_t max_pixels, int64_t multiple) {
   const double pixels = static_cast<double>(height) * static_cast<double>(width);
@@ -105,21 +117,18 @@ SizeRule::SizeRule(const DatasetOptions& options, int64_t multiple, report::Prob
 }
 
 bool SizeRule::check(report::Problems& problems) const {
-  const size_t before = problems.size();
-  if (options_.height.has_value() != options_.width.has_value()) {
-    problems.add(std::string("--") + (options_.height ? "width" : "height") +
-                     ": only the other side is given",
-                 "give both sides for one size, or neither to keep the shape of each image");
-  }
-  if (options_.height) check_multiple("height", *options_.height, multiple_, problems);
-  if (options_.width) check_multiple("width", *options_.width, multiple_, problems);
+  report::Problems found;
+  check_sizes(options_, found);
+  if (options_.height) check_multiple("height", *options_.height, multiple_, found);
+  if (options_.width) check_multiple("width", *options_.width, multiple_, found);
   if (options_.max_pixels < multiple_ * multiple_) {
-    problems.add(with_number("max_pixels", options_.max_pixels) + " is less than the " +
-                     std::to_string(multiple_ * multiple_) + " pixels of the smallest image",
-                 "use for instance 1048576");
+    found.add(with_number("max_pixels", options_.max_pixels) + " is less than the " +
+                  std::to_string(multiple_ * multiple_) + " pixels of the smallest image",
+              "use for instance 1048576");
   }
-  if (options_.enable_bucket) check_buckets(options_, multiple_, problems);
-  return problems.size() == before;
+  if (options_.enable_bucket) check_buckets(options_, multiple_, found);
+  problems.collect([&] { found.throw_if_any(); });
+  return found.empty();
 }
 
 Size SizeRule::of(int64_t height, int64_t width) const {

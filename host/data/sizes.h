@@ -9,6 +9,9 @@
 
 namespace atelier::data {
 
+// Sizes that contradict each other, whatever the model is, become problems.
+void check_sizes(const DatasetOptions& options, report::Problems& problems);
+
 // Immutable, and safe to use from several threads.
 class SizeRule {
  public:

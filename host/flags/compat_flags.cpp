@@ -1,6 +1,7 @@
 #include "host/flags/compat_flags.h"
 
 #include <algorithm>
+#include <iterator>
 #include <unistd.h>
 
 namespace atelier::flags {
@@ -67,7 +68,7 @@ constexpr CompatRow kRows[] = {
     {kLauncher, "use_deepspeed", kIdle, kAllPlanned},
     {kLauncher, "use_fsdp", kRead, "--zero_stage 3 divides the model among processes"},
     {kLauncher, "dynamo_mode=", kIdle, kFused},
-    {kLauncher | kAccelerate, "dynamo_backend=", kIdle, kFused},
+    {kLauncher | kAccelerate | kKohya, "dynamo_backend=", kIdle, kFused},
     {kLauncher, "num_cpu_threads_per_process=", kIdle, "--threads is one for each core"},
     {kAccelerate, "use_cpu", kFixed, "device cpu"},
     {kAccelerate, "compute_environment=", kLost, "run atelier launch on the machines themselves",
@@ -196,9 +197,11 @@ constexpr CompatRow kRows[] = {
      "adaptive_noise_scale= multires_noise_iterations= ip_noise_gamma= "
      "ip_noise_gamma_random_strength zero_terminal_snr num_timestep_buckets=",
      kLost, kNever},
+    {kKohya, "noise_offset_type=", kIdle, "it goes with --noise_offset"},
     {kKohya, "training_comment=", kIdle, "metadata holds settings of the layers, and no comment"},
     {kKohya, "no_metadata", kIdle, "metadata holds settings of the layers, and no data"},
-    {kKohya, "train_data_dir=", kRenamed, "dataset_base_path"},
+    {kKohya, "train_data_dir=", kRead,
+     "use --dataset_base_path, and --dataset_repeat for the N of a folder N_words"},
     {kKohya, "dataset_config=", kRead, "use --dataset_base_path and the flags of the group Size"},
     {kKohya, "in_json=", kRenamed, "dataset_metadata_path"},
     {kKohya, "dataset_repeats=", kRenamed, "dataset_repeat"},
@@ -428,6 +431,21 @@ constexpr CompatRow kRows[] = {
     {kVariable, "WANDB_* SWANLAB_*", kIdle, kNoLog},
 };
 
+// A value of another program, of a flag that is called the same here.
+struct ValueRow {
+  std::string_view flag;
+  std::string_view value;  // empty: any that is not taken
+  std::string_view use;
+};
+
+constexpr ValueRow kValues[] = {
+    {"lr_warmup_steps", "", "steps are meant, not a part of the run: 0.05 of 1000 steps is 50"},
+    {"weighting_scheme", "logit_normal",
+     "noise levels are drawn so by --timestep_sampling logit_normal, with --weighting_scheme none"},
+    {"weighting_scheme", "mode",
+     "noise levels are drawn so by --timestep_sampling mode, with --weighting_scheme none"},
+};
+
 std::vector<std::string_view> words_of(std::string_view text) {
   std::vector<std::string_view> words;
   while (!text.empty()) {
@@ -535,6 +553,13 @@ std::vector<OtherFlag> compat_answers(unsigned origins) {
       answers.push_back({flag.name, flag.has_value, hint_of(flag), program_of(asked)});
   }
   return answers;
+}
+
+std::string_view use_of_value(std::string_view flag, std::string_view value) {
+  const auto row = std::ranges::find_if(kValues, [&](const ValueRow& known) {
+    return known.flag == flag && (known.value.empty() || known.value == value);
+  });
+  return row == std::end(kValues) ? "" : row->use;
 }
 
 FlagSpec compat_spec(std::string_view name) {

@@ -68,6 +68,10 @@ const CompatFlag* find_compat_flag(std::string_view name, unsigned origins);
 // Flags of these origins as a command answers them one by one.
 std::vector<OtherFlag> compat_answers(unsigned origins);
 
+// What to use for a value of kohya's trainers that a flag does not take here, though it is called
+// the same there. Empty: nothing is known of it.
+std::string_view use_of_value(std::string_view flag, std::string_view value);
+
 // A flag of kStudio as a command takes it.
 FlagSpec compat_spec(std::string_view name);
 // All of them, but for those that stand in the help beside the flags that they go with.

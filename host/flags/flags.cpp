@@ -9,6 +9,7 @@
 #include "formats/escape.h"
 #include "formats/json.h"
 #include "formats/list.h"
+#include "host/flags/compat_flags.h"
 #include "host/flags/short_names.h"
 #include "host/report/problems.h"
 #include "host/report/text.h"
@@ -135,10 +136,14 @@ std::string value_problem(const FlagSpec& flag, const std::string& text) {
   return "";
 }
 
-// What to do about a value with such a problem.
+// What to do about a value with such a problem. Of a wrong choice the problem names all others.
 std::string value_hint(const FlagSpec& flag, const std::string& text) {
-  const std::string nearest = nearest_choice(wrong_choice(flag, text).value_or(text), flag.choices);
-  return nearest.empty() ? flag.help : "did you mean " + nearest + "?";
+  if (const std::string_view use = use_of_value(flag.name, text); !use.empty())
+    return std::string(use);
+  const std::optional<std::string> wrong = wrong_choice(flag, text);
+  const std::string nearest = nearest_choice(wrong.value_or(text), flag.choices);
+  if (!nearest.empty()) return "did you mean " + nearest + "?";
+  return wrong ? "" : flag.help;
 }
 
 const OtherFlag* find_other(const CommandSpec& command, std::string_view name) {

@@ -86,8 +86,11 @@ std::vector<FlagSpec> Table::specs() const {
 
 void Table::read(const ParsedFlags& flags, report::Problems& problems) const {
   for (const Row& row : rows_) {
-    if (row.set) problems.collect([&] { row.set(flags); });
+    const size_t before = problems.size();
     check(row, flags, problems);
+    // A preset stands in for a number out of range, so that nobody tells of it again.
+    const bool stands_in = problems.size() > before && row.spec.preset;
+    if (row.set && !stands_in) problems.collect([&] { row.set(flags); });
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <filesystem>
 #include <optional>
+#include <system_error>
 
 #include "atelier/error.h"
 
@@ -69,12 +70,13 @@ class TrainLine final : public LineWords {
 
   CompatLine run(std::span<const std::string> words) {
     std::string script;
-    const std::vector<Given> given = take_front(words, &script);
+    std::vector<Given> given = take_front(words, &script);
+    read_config_file(given);
     is_cache_ = what_does(script) == Does::kCache;
     if (is_cache_) spec_.name = "cache";
     is_musubi_ = is_cache_ || script.find("musubi") != std::string::npos ||
                  std::ranges::any_of(given, [](const Given& flag) { return flag.name == "dit"; });
-    is_kohya_ = std::any_of(given.begin(), given.end(), [](const Given& flag) {
+    is_kohya_ |= std::any_of(given.begin(), given.end(), [](const Given& flag) {
       return flag.name == "pretrained_model_name_or_path" || flag.name == "network_module" ||
              flag.name == "train_data_dir" || flag.name == "dataset_config";
     });
@@ -85,9 +87,11 @@ class TrainLine final : public LineWords {
     }
     finish_model();
     add_inputs();
+    if (train_data_) take_folders();
     if (is_cache_) {
       finish_cache();
     } else if (is_kohya_) {
+      if (find("lora_base_model") == nullptr) take_whole(script);
       finish_kohya();
     } else if (std::filesystem::path(script).filename() == "train.py") {
       finish_studio();
@@ -114,6 +118,26 @@ class TrainLine final : public LineWords {
     }
     const std::string word = flags::known_word(value, spec.choices);
     rename(flag.shown, name, word.empty() ? value : word);
+  }
+
+  // Adds flags of the script's --config_file, which those of the line stand above.
+  void read_config_file(std::vector<Given>& given) {
+    const auto file = std::ranges::find(given, "config_file", &Given::name);
+    if (file == given.end()) return;
+    is_kohya_ = true;
+    const std::string shown = file->shown;
+    std::string path = file->value();
+    if (!path.ends_with(".toml")) path += ".toml";  // as they do
+    given.erase(file);
+    const size_t before = problems_.size(), said = given.size();
+    for (FileFlag& flag : read_kohya_config(path, problems_)) {
+      if (std::ranges::count(std::span(given).first(said), flag.name, &Given::name) != 0) continue;
+      std::string place = files::display_path(path) + ":" + std::to_string(flag.line) + ": --";
+      place += flag.name;
+      for (const std::string& value : flag.values) place += " " + shell_text({value});
+      given.push_back({std::move(flag.name), std::move(flag.values), std::move(place)});
+    }
+    if (problems_.size() == before) note(shown + " is read, and its flags stand here");
   }
 
   void take_flag(const Given& flag) {
@@ -149,6 +173,7 @@ class TrainLine final : public LineWords {
       return set(flag.name, flag.values.empty() ? "true" : flag.value());
     if (flag.name == "optimizer_args") return take_optimizer_args(flag);
     std::string value = flag.value();
+    draws_by_weighting_ |= flag.name == "timestep_sampling" && value == "sigma";
     if (is_kohya_ && flag.name == "weighting_scheme" && value == "uniform")
       return rename(flag.shown, flag.name, "none");
     if (flag.name == "timestep_sampling" && is_shift_of_family(value))
@@ -188,6 +213,8 @@ class TrainLine final : public LineWords {
       } else if (key == "betas" && text.find(',') != std::string::npos) {
         rename(value, "adam_beta1", text.substr(0, text.find(',')));
         set("adam_beta2", text.substr(text.find(',') + 1));
+      } else if ((key == "relative_step" || key == "warmup_init") && lower(text) == "false") {
+        leave_out(value, "the rate is always what --learning_rate and --lr_scheduler say");
       } else {
         rest += (rest.empty() ? "" : ",") + value;
       }
@@ -203,7 +230,10 @@ class TrainLine final : public LineWords {
       rename(flag.shown, "lora_base_model", order::denoiser_of(family_));
     } else if (flag.name == "resolution") {
       resolution_ = flag;
+    } else if (flag.name == "train_data_dir") {
+      train_data_ = flag;
     } else if (flag.name == "dataset_config") {
+      has_dataset_file_ = true;
       read_dataset(flag);
     } else if (flag.name == "save_precision") {
       take_precision(flag, "save_dtype");
@@ -214,6 +244,13 @@ class TrainLine final : public LineWords {
     }
   }
 
+  // A script that trains the denoiser whole is FAMILY_train.py, beside FAMILY_train_network.py.
+  void take_whole(const std::string& script) {
+    const std::filesystem::path path(script);
+    if (path.stem().string().ends_with("_train") && find("trainable_models") == nullptr)
+      rename(path.filename().string(), "trainable_models", order::denoiser_of(family_));
+  }
+
   void read_dataset(const Given& flag) {
     const size_t before = problems_.size();
     for (const auto& [name, text] : read_kohya_dataset(flag.value(), problems_)) set(name, text);
@@ -222,6 +259,28 @@ class TrainLine final : public LineWords {
       note(
           "images of --control_path come to the size that the family says, whatever the size of "
           "the images to learn");
+  }
+
+  void take_folders() {
+    const std::string& shown = train_data_->shown;
+    const std::string folder = train_data_->value();
+    if (has_dataset_file_) return leave_out(shown, "the dataset is that of --dataset_config");
+    const bool has_metadata = find("dataset_metadata_path") != nullptr;
+    std::error_code unknown;
+    if (has_metadata || !std::filesystem::is_directory(folder, unknown)) {
+      rename(shown, "dataset_base_path", folder);
+      if (!has_metadata)
+        note(files::display_path(folder) +
+             " is not there: run this where it is, as the N of a folder N_words in it is "
+             "--dataset_repeat");
+      return;
+    }
+    try {
+      rename_to(shown, flags_of_folders(folder));
+    } catch (const Error& error) {
+      set("dataset_base_path", folder);
+      problems_.add(error.at("--train_data_dir"));
+    }
   }
 
   // Timesteps of there count up with the noise, parts of the table here fall.
@@ -238,13 +297,8 @@ class TrainLine final : public LineWords {
   void finish_kohya() {
     if (resolution_) {
       try {
-        const bool has_buckets = find("enable_bucket") != nullptr;
-        std::string said;
-        for (const auto& [name, value] : flags_of_resolution(resolution_->value(), has_buckets)) {
-          set(name, value);
-          said += " --" + name + " " + value;
-        }
-        note(resolution_->shown + " is" + said + " here");
+        rename_to(resolution_->shown,
+                  flags_of_resolution(resolution_->value(), is_on("enable_bucket")));
       } catch (const Error& error) {
         problems_.add(error.at("--resolution"));
       }
@@ -266,13 +320,58 @@ class TrainLine final : public LineWords {
     const std::string* sampling = find("timestep_sampling");
     const bool is_shift = sampling != nullptr && *sampling == "shift";
     if (is_shift) preset("discrete_flow_shift", is_musubi_ ? "1" : "6");
-    if (!is_shift && find("discrete_flow_shift") != nullptr) {
-      std::erase_if(flags_, [](const auto& flag) { return flag.first == "discrete_flow_shift"; });
-      leave_out("--discrete_flow_shift", "it is of --timestep_sampling shift alone");
-    }
+    if (!is_shift) drop("discrete_flow_shift", "it is of --timestep_sampling shift alone");
     if (!is_musubi_) preset("caption_extension", ".caption");
-    if (find("num_epochs") == nullptr) preset("max_train_steps", "1600");
+    // No limit holds there beside the second flag, and none at all in musubi-tuner.
+    if (!is_musubi_ && is_on("enable_bucket") && !is_on("bucket_no_upscale"))
+      preset("max_bucket_reso", "1024");
+    if (find("num_epochs") == nullptr)
+      preset("max_train_steps", "1600");
+    else
+      drop("max_train_steps", "epochs say how long the run is where both are given");
+    finish_warmup();
+    finish_weighting();
     note_presets(is_musubi_ ? "musubi-tuner" : "kohya's trainers");
+  }
+
+  // Below 1 it is a part of the run there.
+  void finish_warmup() {
+    const std::string *said = find("lr_warmup_steps"), *steps = find("max_train_steps");
+    if (said == nullptr || steps == nullptr) return;
+    const double part = report::parse_number<double>(*said).value_or(0);
+    const int64_t all = report::parse_number<int64_t>(*steps).value_or(0);
+    if (part <= 0 || part >= 1) return;
+    const auto warmup = static_cast<int64_t>(part * static_cast<double>(all));
+    rename("--lr_warmup_steps " + *said, "lr_warmup_steps", std::to_string(warmup));
+  }
+
+  // Two of its words there say how sigma draws noise levels, and weigh all levels alike.
+  void finish_weighting() {
+    const std::string word = *find("weighting_scheme");
+    if (word != "logit_normal" && word != "mode") return;
+    if (!draws_by_weighting_ && find("timestep_sampling") != nullptr)
+      rename("--weighting_scheme " + word, "weighting_scheme", "none");
+  }
+
+  // One flag of there that is several here.
+  void rename_to(const std::string& shown, const FlagValues& flags) {
+    std::string said;
+    for (const auto& [name, value] : flags) {
+      set(name, value);
+      said += " --" + name + " " + shell_text({value});
+    }
+    note(shown + " is" + said + " here");
+  }
+
+  bool is_on(std::string_view name) const {
+    const std::string* said = find(name);
+    return said != nullptr && *said == "true";
+  }
+
+  // Leaves out a flag that another one overrides, if it is there.
+  void drop(const std::string& name, std::string_view why) {
+    if (std::erase_if(flags_, [&](const auto& flag) { return flag.first == name; }) != 0)
+      leave_out("--" + name, why);
   }
 
   // Scripts of their own encode there.
@@ -349,7 +448,8 @@ class TrainLine final : public LineWords {
   bool is_kohya_ = false, is_musubi_ = false, is_cache_ = false;
   bool has_images_ = false, has_texts_ = false;  // files of what encodes them are named
   std::vector<flags::GivenValue> own_idle_;      // flags that mean nothing here
-  std::optional<Given> resolution_;
+  bool has_dataset_file_ = false, draws_by_weighting_ = false;
+  std::optional<Given> resolution_, train_data_;
 };
 
 }  // namespace

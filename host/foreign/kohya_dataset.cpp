@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cctype>
+#include <filesystem>
 #include <iterator>
 #include <map>
 #include <optional>
 #include <set>
 #include <sstream>
 #include <string_view>
+#include <system_error>
 
 #include "atelier/error.h"
 
@@ -15,6 +17,7 @@
 #include "formats/list.h"
 #include "formats/parse_error.h"
 #include "formats/toml_names.h"
+#include "host/data/folder_files.h"
 #include "host/files/file_reader.h"
 #include "host/flags/compat_flags.h"
 #include "host/report/text.h"
@@ -43,6 +46,98 @@ int64_t pixels_of(const std::string& text) {
   if (pixels < 1 || pixels > 1'000'000)
     throw Error(ErrorCode::kInvalidArgument, quote_and_escape(text) + " is no number of pixels");
   return pixels;
+}
+
+// N of a folder's name, N_words; 0: it has none.
+int64_t repeats_of(const std::string& name) {
+  const auto count = report::parse_number<int64_t>(name.substr(0, name.find('_')));
+  return std::max<int64_t>(count.value_or(0), 0);
+}
+
+// What is in a folder of images.
+struct Folders {
+  std::map<std::string, int64_t> repeats;  // N of each N_words
+  bool has_others = false;                 // images or folders that are not learnt there
+
+  // All of it is learnt equally often.
+  bool is_even() const {
+    return !has_others && std::ranges::all_of(repeats, [&](const auto& folder) {
+      return folder.second == repeats.begin()->second;
+    });
+  }
+};
+
+Folders read_folders(const std::filesystem::path& folder) {
+  Folders found;
+  std::error_code failure, unknown;
+  for (std::filesystem::directory_iterator entry(folder, failure), end; !failure && entry != end;
+       entry.increment(failure)) {
+    const std::string name = entry->path().filename().string();
+    const bool is_folder = entry->is_directory(unknown);
+    if (is_folder && repeats_of(name) > 0)
+      found.repeats[name] = repeats_of(name);
+    else if (!name.starts_with('.'))
+      found.has_others |= is_folder || data::is_image_name(name);
+  }
+  if (failure)
+    throw Error(ErrorCode::kEnvironment,
+                files::display_path(folder.string()) + ": " + failure.message(),
+                "check the folder");
+  return found;
+}
+
+// As it would be written on the command line; lists between commas.
+std::string text_of(const toml::node& node) {
+  if (const auto text = node.value_exact<std::string>()) return *text;
+  if (const auto integer = node.value_exact<int64_t>()) return std::to_string(*integer);
+  if (const auto flag = node.value_exact<bool>()) return *flag ? "true" : "false";
+  if (const auto real = node.value_exact<double>()) return report::number_text(*real);
+  std::string out;
+  if (const toml::array* array = node.as_array()) {
+    for (const toml::node& item : *array) out.append(out.empty() ? "" : ",").append(text_of(item));
+  } else {  // a date or a time
+    std::ostringstream written;
+    node.visit([&](const auto& value) { written << value; });
+    out = written.str();
+  }
+  return out;
+}
+
+// What a file says that `flag` names goes to `read`; what is wrong with it becomes a problem.
+template <typename Read>
+void read_toml(const std::string& flag, const std::string& path, const std::string& way_out,
+               report::Problems& problems, const Read& read) {
+  std::string text;
+  try {
+    text = files::read_text_file(path);
+  } catch (const Error& error) {
+    problems.add(flag + ": " + error.message(), way_out, error.code());
+    return;
+  }
+  try {
+    formats::check_toml_names(text);
+    read(toml::parse(text));
+  } catch (const formats::ParseError& error) {
+    problems.add(files::at_file(path, error, ErrorCode::kInvalidArgument).at(flag));
+  } catch (const toml::parse_error& error) {
+    problems.add(flag + ": " + files::display_path(path) + ":" +
+                     std::to_string(error.source().begin.line) + ": " +
+                     std::string(error.description()),
+                 "TOML is expected");
+  }
+}
+
+// Its values as words of a command line; nullopt: it is off.
+std::optional<std::vector<std::string>> words_of(const toml::node& node) {
+  if (const auto truth = node.value_exact<bool>())
+    return *truth ? std::optional(std::vector<std::string>()) : std::nullopt;
+  std::vector<std::string> words;
+  if (const toml::array* array = node.as_array()) {
+    for (const toml::node& item : *array) words.push_back(text_of(item));
+  } else if (std::string text = text_of(node); !text.empty()) {
+    words.push_back(std::move(text));
+  }
+  return words.empty() ? std::nullopt : std::optional(std::move(words));
 }
 
 // One dataset's settings: those of its subset above its own, and [general] below both.
@@ -128,24 +223,6 @@ class Reader {
     lost(key, known->text);
   }
 
-  // As it would be written on the command line; lists between commas.
-  std::string text_of(const toml::node& node) {
-    if (const auto text = node.value_exact<std::string>()) return *text;
-    if (const auto integer = node.value_exact<int64_t>()) return std::to_string(*integer);
-    if (const auto flag = node.value_exact<bool>()) return *flag ? "true" : "false";
-    if (const auto real = node.value_exact<double>()) return report::number_text(*real);
-    std::string out;
-    if (const toml::array* array = node.as_array()) {
-      for (const toml::node& item : *array)
-        out.append(out.empty() ? "" : ",").append(text_of(item));
-    } else {  // a date or a time
-      std::ostringstream written;
-      node.visit([&](const auto& value) { written << value; });
-      out = written.str();
-    }
-    return out;
-  }
-
   bool says(std::string_view flag) const {
     return std::ranges::any_of(values_, [&](const auto& value) { return value.first == flag; });
   }
@@ -201,27 +278,47 @@ class Reader {
 }  // namespace
 
 FlagValues read_kohya_dataset(const std::string& path, report::Problems& problems) {
-  const std::string place = "--dataset_config: " + files::display_path(path);
-  std::string text;
-  try {
-    text = files::read_text_file(path);
-  } catch (const Error& error) {
-    problems.add("--dataset_config: " + error.message(),
-                 "run this where the file is, or add --dataset_base_path FOLDER", error.code());
-    return {};
-  }
-  try {
-    formats::check_toml_names(text);
-    return Reader(place, problems).read(toml::parse(text));
-  } catch (const formats::ParseError& error) {
-    problems.add(files::at_file(path, error, ErrorCode::kInvalidArgument).at("--dataset_config"));
-    return {};
-  } catch (const toml::parse_error& error) {
-    problems.add(place + ":" + std::to_string(error.source().begin.line) + ": " +
-                     std::string(error.description()),
-                 "TOML is expected");
-    return {};
-  }
+  FlagValues values;
+  read_toml(
+      "--dataset_config", path, "run this where the file is, or add --dataset_base_path FOLDER",
+      problems, [&](const toml::table& file) {
+        values = Reader("--dataset_config: " + files::display_path(path), problems).read(file);
+      });
+  return values;
+}
+
+std::vector<FileFlag> read_kohya_config(const std::string& path, report::Problems& problems) {
+  std::vector<FileFlag> flags;
+  const auto add_all = [&](const toml::table& table) {
+    for (const auto& [key, node] : table) {
+      if (node.is_table()) continue;
+      if (auto words = words_of(node))
+        flags.push_back({key.source().begin.line, std::string(key.str()), std::move(*words)});
+    }
+  };
+  read_toml("--config_file", path, "run this where the file is", problems,
+            [&](const toml::table& file) {
+              add_all(file);
+              for (const auto& [key, node] : file) {
+                if (const toml::table* section = node.as_table()) add_all(*section);
+              }
+            });
+  std::ranges::stable_sort(flags, {}, &FileFlag::line);
+  return flags;
+}
+
+FlagValues flags_of_folders(const std::string& folder) {
+  const Folders found = read_folders(folder);
+  if (found.repeats.empty()) return {{"dataset_base_path", folder}};
+  const auto& [name, count] = *found.repeats.begin();
+  if (found.repeats.size() > 1 && !found.is_even())
+    throw Error(ErrorCode::kInvalidArgument,
+                files::display_path(folder) + " holds " + std::to_string(found.repeats.size()) +
+                    " folders N_words that are not learnt alike, and a run has one dataset",
+                "join them into one folder, or one metadata file with all rows");
+  const std::filesystem::path path(folder);
+  return {{"dataset_base_path", found.repeats.size() > 1 ? folder : (path / name).string()},
+          {"dataset_repeat", std::to_string(count)}};
 }
 
 FlagValues flags_of_resolution(const std::string& text, bool has_buckets) {

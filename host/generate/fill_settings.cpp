@@ -108,7 +108,7 @@ void fill_from_folder(order::Settings& s, const model::LoadedModel& model) {
   const std::vector<model::RangedDenoiser>& denoisers = model.stages().denoisers;
   if (denoisers.empty()) return;
   for (const model::FolderFile& file :
-       model::folder_files(model.find_part(denoisers.front().name())->checkpoint)) {
+       model::folder_files(model.find_part(denoisers.front().name())->model_folder())) {
     if (file.prefix == "scheduler." && s.schedule == kOfFolder) fill_from_scheduler(s, file);
   }
 }

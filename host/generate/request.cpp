@@ -100,16 +100,31 @@ std::map<std::string, Names> given_controls(const Request& request,
   return given;
 }
 
+// Controls among the `given` ones that run in each step.
+std::vector<std::set<std::string>> running_among(const std::map<std::string, Names>& given,
+                                                 const Request& request,
+                                                 const model::LoadedModel& model) {
+  const int64_t steps = request.num_steps();
+  std::vector<std::set<std::string>> running(static_cast<size_t>(steps));
+  for (int64_t step = 0; step < steps; ++step) {
+    for (const auto& [control, inputs] : given)
+      if (model.model().runs(control, request.inputs, step, steps))
+        running[static_cast<size_t>(step)].insert(control);
+  }
+  return running;
+}
+
 // Notes the controls that do nothing, and returns the inputs that are for nothing but such ones.
 Names find_idle(Request& request, const model::LoadedModel& model) {
+  std::map<std::string, Names> given = given_controls(request, model);
   std::set<std::string> running;
-  for (const std::set<std::string>& controls : running_controls(request, model))
-    running.insert(controls.begin(), controls.end());
+  for (std::set<std::string>& controls : running_among(given, request, model))
+    running.merge(controls);
   Names idle, read;
-  for (const auto& [control, own] : given_controls(request, model)) {
+  for (auto& [control, own] : given) {
     const bool runs = running.contains(control);
     if (!runs) request.idle_controls.insert(control);
-    (runs ? read : idle).insert(own.begin(), own.end());
+    (runs ? read : idle).merge(own);
   }
   std::erase_if(idle, [&](const std::string& name) { return read.contains(name); });
   return idle;
@@ -181,15 +196,7 @@ Request make_request(const order::Settings& s, InputFiles files, const ModelFami
 
 std::vector<std::set<std::string>> running_controls(const Request& request,
                                                     const model::LoadedModel& model) {
-  const std::map<std::string, Names> given = given_controls(request, model);
-  const int64_t steps = request.num_steps();
-  std::vector<std::set<std::string>> running(static_cast<size_t>(steps));
-  for (int64_t step = 0; step < steps; ++step) {
-    for (const auto& [control, inputs] : given)
-      if (model.model().runs(control, request.inputs, step, steps))
-        running[static_cast<size_t>(step)].insert(control);
-  }
-  return running;
+  return running_among(given_controls(request, model), request, model);
 }
 
 }  // namespace atelier::generate

@@ -229,9 +229,10 @@ Error not_taken(const InputSpec& input, std::string_view variant) {
   if (variant.empty())
     return {ErrorCode::kInvalidArgument, "only the variant " + wanted + " takes it",
             "give the denoiser's files, which say what it is"};
-  return {ErrorCode::kInvalidArgument,
-          "the variant " + formats::quote_and_escape(variant) + " does not take it",
-          "leave it out; it is for " + wanted};
+  return {
+      ErrorCode::kInvalidArgument,
+      "the variant " + formats::quote_and_escape(variant) + " does not take it",
+      "leave it out; it is for " + wanted + " (--model_hints says which variant the files are)"};
 }
 
 std::string shown(const json& value) {

@@ -87,6 +87,22 @@ std::optional<Detection> detect_with_config(const ModelFamily& family,
 
 namespace {
 
+namespace fs = std::filesystem;
+
+// Files of a model's folder, and what their fields begin with in a family's table.
+constexpr std::pair<const char*, const char*> kFolderFiles[] = {
+    {"scheduler/scheduler_config.json", "scheduler."},
+    {"model_index.json", "model_index."},
+    {"image_processor/preprocessor_config.json", "image_processor."},
+    // One file and both in one, as versions of transformers write them.
+    {"processor/preprocessor_config.json", "processor.image_processor."},
+    {"processor/processor_config.json", "processor."}};
+
+bool is_in(const std::string& folder, const char* file) {
+  std::error_code failure;
+  return fs::is_regular_file(fs::path(folder) / file, failure);
+}
+
 // A component of a model_index.json: ["diffusers", "AutoencoderKLWan"], or [null, null].
 bool is_component(const ConfigValue& value) {
   const auto* text = std::get_if<std::string>(&value);
@@ -96,21 +112,20 @@ bool is_component(const ConfigValue& value) {
 
 }  // namespace
 
-std::vector<FolderFile> folder_files(const files::Checkpoint& component) {
-  namespace fs = std::filesystem;
-  constexpr std::pair<const char*, const char*> kFiles[] = {
-      {"scheduler/scheduler_config.json", "scheduler."},
-      {"model_index.json", "model_index."},
-      {"image_processor/preprocessor_config.json", "image_processor."},
-      // One file and both in one, as versions of transformers write them.
-      {"processor/preprocessor_config.json", "processor.image_processor."},
-      {"processor/processor_config.json", "processor."}};
+std::string model_folder_of(const files::Checkpoint& component) {
+  return fs::absolute(component.folder()).lexically_normal().parent_path().string();
+}
+
+bool has_folder_files(const std::string& model_folder) {
+  return std::ranges::any_of(kFolderFiles,
+                             [&](const auto& file) { return is_in(model_folder, file.first); });
+}
+
+std::vector<FolderFile> folder_files(const std::string& model_folder) {
   std::vector<FolderFile> found;
-  const fs::path folder = fs::absolute(component.folder()).lexically_normal().parent_path();
-  for (const auto& [name, prefix] : kFiles) {
-    const std::string path = (folder / name).string();
-    std::error_code failure;
-    if (!fs::is_regular_file(path, failure)) continue;
+  for (const auto& [name, prefix] : kFolderFiles) {
+    if (!is_in(model_folder, name)) continue;
+    const std::string path = (fs::path(model_folder) / name).string();
     FolderFile file = {path, prefix, {}};
     try {
       file.fields = files::parse_config(files::read_text_file(path));

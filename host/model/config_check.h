@@ -16,6 +16,9 @@ namespace atelier::model {
 std::optional<Detection> detect_with_config(const ModelFamily& family,
                                             const TensorIndex& checkpoint, const DetectHint& hint);
 
+// The folder above a component's own, absolute: a model's folder where it has such files.
+std::string model_folder_of(const files::Checkpoint& component);
+
 // A file beside the folder of a component, in a model's folder as diffusers saves it:
 // scheduler/scheduler_config.json, model_index.json, image_processor/preprocessor_config.json, or
 // what processor/ says of images: preprocessor_config.json and processor_config.json.
@@ -27,7 +30,8 @@ struct FolderFile {
 
 // Files that are there. What model_index.json lists as components is left out of its fields. Throws
 // Error{kDataLoss} for what is no JSON object.
-std::vector<FolderFile> folder_files(const files::Checkpoint& component);
+std::vector<FolderFile> folder_files(const std::string& model_folder);
+bool has_folder_files(const std::string& model_folder);
 
 // Whether a component's table has rows for a file.
 bool has_rows_for(const ConfigFields& fields, const FolderFile& file);

@@ -68,8 +68,7 @@ MediaDefaults media_defaults(const LoadedModel& model) {
   MediaDefaults defaults = model.family().media_defaults(denoiser->part);
   const LoadedPart* const part = model.find_part(denoiser->name());
   if (part == nullptr || part->checkpoint.files().empty()) return defaults;
-  const fs::path folder = fs::path(part->checkpoint.files().front()).parent_path().parent_path();
-  take_file(defaults, (folder / "model_index.json").string());
+  take_file(defaults, (fs::path(part->model_folder()) / "model_index.json").string());
   return defaults;
 }
 

@@ -240,7 +240,7 @@ class LoadedModel::Opening {
     for (const LoadedPart& part : model_->parts_) {
       problems_.collect([&] {
         const ConfigFields fields = family_.config_fields(part.detection);
-        for (const FolderFile& file : folder_files(part.checkpoint)) {
+        for (const FolderFile& file : folder_files(part.model_folder())) {
           if (has_rows_for(fields, file) && checked.insert(file.path).second)
             check_folder_file(fields, file);
         }

@@ -65,6 +65,10 @@ bool is_lora(const TensorIndex& index) {
       index.tensors(), [](const auto& tensor) { return formats::is_lora_tensor(tensor.first); });
 }
 
+std::string LoadedPart::model_folder() const {
+  return folder_beside.empty() ? model_folder_of(checkpoint) : folder_beside;
+}
+
 bool owns(const Detection& part, std::string_view tensor) {
   if (!tensor.starts_with(part.prefix)) return false;
   const std::string_view name = tensor.substr(part.prefix.size());
@@ -196,6 +200,18 @@ std::string saved_component(const ModelFamily& family, const LoadedPart& part) {
   return has_role(family, said->second, detected.role) ? said->second : "";
 }
 
+// Tells the family which of several files of one kind a saved one is, where the user does not.
+void tell_saved(const ModelFamily& family, std::span<LoadedPart* const> parts,
+                std::span<FoundPart> found) {
+  const auto kind = [](const LoadedPart* part) { return spec_name(part->detection.component); };
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const std::string said = saved_component(family, *parts[i]);
+    const bool has_others = std::ranges::count(parts, kind(parts[i]), kind) > 1;
+    if (said.empty() || !has_others || !parts[i]->hint.component.empty()) continue;
+    found[i].part.component = found[i].hint.component = spec_name(said);
+  }
+}
+
 void assign(const ModelFamily& family, std::span<LoadedPart* const> parts) {
   std::vector<FoundPart> found;
   for (const LoadedPart* part : parts) {
@@ -204,11 +220,12 @@ void assign(const ModelFamily& family, std::span<LoadedPart* const> parts) {
                      part->hint};
     one.part.component = spec_name(one.part.component);
     one.hint.component = spec_name(one.hint.component);
-    for (const FolderFile& file : folder_files(part->checkpoint)) {
+    for (const FolderFile& file : folder_files(part->model_folder())) {
       for (const auto& [field, value] : file.fields) one.folder.emplace(file.prefix + field, value);
     }
     found.push_back(std::move(one));
   }
+  tell_saved(family, parts, found);
   const std::string where = std::string(family.name()) + ".assign";
   family.assign(found);
   const bool has_denoiser = std::ranges::any_of(found, [&](const FoundPart& one) {
@@ -236,6 +253,29 @@ void assign(const ModelFamily& family, std::span<LoadedPart* const> parts) {
 
 void add_to(std::vector<LoadedPart*>& all, std::vector<LoadedPart>& parts) {
   for (LoadedPart& part : parts) all.push_back(&part);
+}
+
+bool are_alike(const Detection& one, const Detection& other) {
+  return spec_name(one.component) == spec_name(other.component) && one.variant == other.variant &&
+         differing_numbers(one, other).empty();
+}
+
+// Gives parts that lie in no model's folder the one whose part they take the place of.
+void find_folders_beside(std::vector<RecognisedCheckpoint>& checkpoints) {
+  std::vector<const LoadedPart*> inside;
+  for (const RecognisedCheckpoint& item : checkpoints) {
+    if (!item.found.in_model_folder) continue;
+    for (const LoadedPart& part : item.parts) inside.push_back(&part);
+  }
+  for (RecognisedCheckpoint& item : checkpoints) {
+    if (item.found.in_model_folder || has_folder_files(model_folder_of(item.checkpoint))) continue;
+    for (LoadedPart& part : item.parts) {
+      const auto like = std::ranges::find_if(inside, [&](const LoadedPart* other) {
+        return are_alike(part.detection, other->detection);
+      });
+      if (like != inside.end()) part.folder_beside = (*like)->model_folder();
+    }
+  }
 }
 
 // Makes files of one control "controlnet", "controlnet.1" and so on, in their order; those that a
@@ -316,6 +356,7 @@ std::vector<RecognisedCheckpoint> recognise(const ModelFamily& family,
   for (RecognisedCheckpoint& item : all) {
     if (!refused.contains(&item)) recognised.push_back(std::move(item));
   }
+  find_folders_beside(recognised);
   std::vector<LoadedPart*> parts;
   for (RecognisedCheckpoint& item : recognised) add_to(parts, item.parts);
   const size_t before = problems.size();

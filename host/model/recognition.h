@@ -23,6 +23,12 @@ struct LoadedPart {
   Detection detection;
   files::Checkpoint checkpoint;
   DetectHint hint = {};  // what the user said of it
+  // The model's folder that was named beside it, where its own path has none and it takes the place
+  // of a part of that folder; empty: none.
+  std::string folder_beside = {};
+
+  // The model's folder whose scheduler and model_index.json count for the part.
+  std::string model_folder() const;
 };
 
 // Whether a tensor of a checkpoint is one of the part's.
@@ -49,10 +55,11 @@ struct RecognisedCheckpoint {
 
 // Opens and recognises what was found, in its order, and assigns all parts together: several files
 // of one control become "controlnet", "controlnet.1" and so on, see ComponentSpec::max_count. Those
-// with a config lend it to those without, and so do `lenders`. What cannot be opened or is refused
-// is added to `problems` and left out; so is what is nothing of the family's, unless it stands in a
-// model folder: then it has no parts. Nothing is left where the family cannot say which part is
-// which, and where there are more files of a control than it may have.
+// with a config lend it to those without, and so do `lenders`. A part outside of a model's folder
+// that is like one in it, in component and numbers, belongs to that folder, too. What cannot be
+// opened or is refused is added to `problems` and left out; so is what is nothing of the family's,
+// unless it stands in a model folder: then it has no parts. Nothing is left where the family cannot
+// say which part is which, and where there are more files of a control than it may have.
 std::vector<RecognisedCheckpoint> recognise(const ModelFamily& family,
                                             const std::vector<files::FoundCheckpoint>& found,
                                             const DetectHints& hints,

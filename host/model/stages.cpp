@@ -101,7 +101,7 @@ void take_boundary(std::span<const LoadedPart> parts, std::vector<RangedDenoiser
   const auto part = std::ranges::find(parts, denoisers.front().name(), [](const LoadedPart& one) {
     return one.detection.component;
   });
-  for (const FolderFile& file : folder_files(part->checkpoint)) {
+  for (const FolderFile& file : folder_files(part->model_folder())) {
     constexpr const char* kBoundary = "boundary_ratio";
     const TensorIndex index({}, file.fields);
     if (file.prefix != "model_index." || index.has_null(kBoundary)) continue;

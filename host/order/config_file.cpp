@@ -177,6 +177,13 @@ toml::table parse_toml(const std::string& text, const std::string& file) {
 
 void add_unknown(const std::string& place, const std::string& name, bool is_table,
                  const flags::CommandSpec& command, report::Problems& problems) {
+  if (const auto other = std::ranges::find(command.others, name, &flags::OtherFlag::name);
+      other != command.others.end() && !is_table) {
+    problems.add(place + " is " +
+                     (other->of.empty() ? "no flag of " + command.name : "a flag of " + other->of),
+                 other->use);
+    return;
+  }
   const std::string nearest = report::nearest_name(name, flags::names_of(command));
   std::string hint = "atelier " + command.name + " --help lists the names";
   if (!nearest.empty()) hint = "did you mean " + nearest + "?";

@@ -152,6 +152,11 @@ void add_switch(std::string_view text, std::span<const InputSpec> inputs, json& 
   line[setting] = std::move(value);
 }
 
+bool is_json_object(std::string_view line) {
+  return line.starts_with('{') &&
+         json::parse(line, nullptr, /*allow_exceptions=*/false).is_object();
+}
+
 Job parse_line(std::string_view text, const Origin& place, const Settings& base,
                std::span<const InputSpec> inputs, report::Problems& problems) {
   std::string padded = " ";  // a line may begin with a switch
@@ -242,6 +247,12 @@ std::vector<Job> parse_sample_prompts(std::string_view text, const std::string& 
     begin = end + 1;
     ++number;
     if (line.empty() || line.front() == '#') continue;
+    if (is_json_object(line)) {
+      problems.add(name + ":" + std::to_string(number) +
+                       ": is a line of JSON, and this file holds one prompt a line",
+                   "call the file .jsonl");
+      return {};  // the others are such lines too
+    }
     jobs.push_back(parse_line(line, {name, number}, base, inputs, problems));
   }
   if (jobs.empty()) {

@@ -16,6 +16,7 @@
 #include "host/order/training_checks.h"
 #include "host/report/text.h"
 #include "host/run/memory_timeline.h"
+#include "host/run/occupants.h"
 
 namespace atelier::order {
 namespace {
@@ -239,7 +240,9 @@ Training parse(const Words& words, const ModelFamily* family, report::Problems& 
   fill_optimizer_args(config, flags, problems);
   fill_memory(config, flags, problems);
   fill_cache_path(config);
-  config.notes = words.notes();
+  // Beside weights of its own no run begins from the beginning: it is refused.
+  if (!config.output.is_resumed || run::find_occupants(config.output.output_path).results.empty())
+    config.notes = words.notes();
   append(config.notes, flags::note_compat_flags(flags, problems));
   append(config.notes, flags::note_compat_variables());
   append(config.notes, note_idle_flags(config, flags));

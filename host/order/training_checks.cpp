@@ -7,6 +7,7 @@
 
 #include "formats/escape.h"
 #include "formats/utf8.h"
+#include "host/data/sizes.h"
 #include "host/files/file_reader.h"
 #include "host/files/folder.h"
 #include "host/model/components.h"
@@ -30,7 +31,7 @@ class Checks {
     check_lora();
     check_first_values();
     check_dataset();
-    check_sizes();
+    data::check_sizes(config_.dataset, problems_);
     check_schedule();
     check_watching();
   }
@@ -135,25 +136,10 @@ class Checks {
       if (std::find(known.begin(), known.end(), name) != known.end()) continue;
       const std::string nearest = report::nearest_name(name, known);
       add("extra_inputs",
-          quote_and_escape(name) + " is no input of " + std::string(family_->name()) +
-              ": they are " + report::list_names(known),
-          nearest.empty() ? "" : "did you mean " + nearest + "?");
+          quote_and_escape(name) + " is no input of " + std::string(family_->name()),
+          nearest.empty() ? "they are " + report::list_names(known)
+                          : "did you mean " + nearest + "?");
     }
-  }
-
-  void check_sizes() {
-    const data::DatasetOptions& d = config_.dataset;
-    if (d.height.has_value() != d.width.has_value())
-      add(d.height ? "height" : "width",
-          std::string("is given without --") + (d.height ? "width" : "height"),
-          "give both, or neither to keep each image's shape");
-    if (d.enable_bucket && d.height && d.width)
-      add("enable_bucket", "all images have one size by --height and --width",
-          "leave out one of them");
-    if (d.min_bucket_reso > d.max_bucket_reso)
-      add("min_bucket_reso", std::to_string(d.min_bucket_reso) +
-                                 " is more than --max_bucket_reso " +
-                                 std::to_string(d.max_bucket_reso));
   }
 
   void check_schedule() {
@@ -216,9 +202,9 @@ void check_files(const Training& config, const flags::ParsedFlags& flags, const 
   check("lora_checkpoint", config.lora.checkpoint);
   check("preset_lora_path", config.lora.preset_path);
   check("resume_from_checkpoint", config.resume_from_checkpoint);
-  check("sample_prompts", config.previews.prompts_file);
-  // The dataset is opened with a family only.
-  for (const char* flag : {"dataset_base_path", "dataset_metadata_path", "control_path"}) {
+  // Prompts are read and the dataset is opened with a family only.
+  for (const char* flag :
+       {"dataset_base_path", "dataset_metadata_path", "control_path", "sample_prompts"}) {
     if (family == nullptr) check(flag, flags.find_text(flag).value_or(""));
   }
   const std::string& base = config.dataset.dataset_base_path;

@@ -99,6 +99,8 @@ std::vector<GivenValue> Words::values_of(const File& file, const CommandSpec& co
       return value.name == "lora_checkpoint" || value.name == "resume_from_checkpoint";
     });
   }
+  if (file.has_other_length)
+    std::erase_if(values, [](const GivenValue& value) { return value.name == "max_train_steps"; });
   return values;
 }
 
@@ -114,13 +116,15 @@ void Words::read_resumed(const std::string& resume, const CommandSpec& command) 
       is_latest ? find("output_path")
                       .value_or(flags::find_flag(command, "output_path")->preset.value_or(""))
                 : resume;
+  const bool has_other_length = find("num_epochs").has_value();
   try {
     const run::SavedState saved_state = find_whole(path);
     resumed_folder_ = run::run_of(saved_state);
     add({.text = saved_state.text("config.toml"),
          .path = (fs::path(saved_state.folder) / run::kConfigName).string(),
          .run = resumed_folder_,
-         .has_state = true},
+         .has_state = true,
+         .has_other_length = has_other_length},
         command);
     resume_ = path;
   } catch (const Error& error) {
@@ -134,7 +138,11 @@ void Words::read_resumed(const std::string& resume, const CommandSpec& command) 
                      ", training begins from the beginning");
     resumed_folder_ = path;
     if (!is_latest)
-      add({.text = files::read_text_file(*file), .path = *file, .run = path}, command);
+      add({.text = files::read_text_file(*file),
+           .path = *file,
+           .run = path,
+           .has_other_length = has_other_length},
+          command);
   }
 }
 

@@ -50,6 +50,7 @@ class Words {
     std::string text = {}, path = {};
     std::string run = {};    // folder of the resumed run whose configuration it is; empty: --config
     bool has_state = false;  // what that run began with is in its state, and not taken again
+    bool has_other_length = false;  // --num_epochs is said above it, and its own steps do not count
   };
   static std::vector<flags::GivenValue> values_of(const File& file,
                                                   const flags::CommandSpec& command,

@@ -149,8 +149,8 @@ struct ExchangePlan {
   ArrivalOrder arrival;  // of wholes
 };
 
-// What the optimizer of rank `part` of a group moves of `wholes`, all that is trained: shards as the
-// plan cuts them, in shape and dtype alone. `masters`: see optim::Options.
+// What the optimizer of rank `part` of a group moves of `wholes`, all that is trained: shards as
+// the plan cuts them, in shape and dtype alone. `masters`: see optim::Options.
 std::vector<optim::Group> moved_by(const ExchangePlan& plan, std::vector<optim::Group> wholes,
                                    int part, optim::MasterWeights masters);
 // Lets the optimizer move `leaf`, which has the numbers of `extent`, in place of a whole parameter.

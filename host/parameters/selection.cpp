@@ -1,6 +1,7 @@
 #include "host/parameters/selection.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include <c10/util/StringUtil.h>
@@ -52,15 +53,24 @@ void add_unknown(const std::string& message, const std::string& name,
                                         : "did you mean " + nearest + "?");
 }
 
-weights::WeightBinding bind(LoadedModel& model, const std::string& component) {
-  const auto& part = *model.find_part(component);
-  return weights::bind_weights(model.family().weight_map(part.detection), part.detection.prefix,
-                               part.checkpoint.index(), model.model().component(component));
+// What the weights of components are bound to; a component is bound once for all names in it.
+using Bindings = std::map<std::string, weights::WeightBinding>;
+
+const weights::WeightBinding& bind(LoadedModel& model, const std::string& component,
+                                   Bindings& bindings) {
+  const auto [it, is_new] = bindings.try_emplace(component);
+  if (is_new) {
+    const auto& part = *model.find_part(component);
+    it->second =
+        weights::bind_weights(model.family().weight_map(part.detection), part.detection.prefix,
+                              part.checkpoint.index(), model.model().component(component));
+  }
+  return it->second;
 }
 
 // `name`: a component, or a part of one by its path or by its name in the checkpoint.
-void select_weights(LoadedModel& model, const std::string& name, Selection& selection,
-                    Problems& problems) {
+void select_weights(LoadedModel& model, const std::string& name, Bindings& bindings,
+                    Selection& selection, Problems& problems) {
   const std::string component = model::component_of(name);
   if (!is_given(model, "--trainable_models", component, problems)) return;
   const std::string at = "--trainable_models: " + quote_and_escape(name);
@@ -77,7 +87,7 @@ void select_weights(LoadedModel& model, const std::string& name, Selection& sele
   const auto is_below = [&](std::string_view path) {
     return below.empty() || path == below || path.starts_with(below + ".");
   };
-  for (const weights::BoundWeight& bound : bind(model, component).weights) {
+  for (const weights::BoundWeight& bound : bind(model, component, bindings).weights) {
     bool is_meant = is_below(bound.path);
     paths.push_back(bound.path);
     for (const weights::WeightSlice& slice : bound.slices) {
@@ -205,8 +215,9 @@ bool Selection::trains(std::string_view component) const {
 
 Selection select_trained(LoadedModel& model, const Training& config, Problems& problems) {
   Selection selection;
+  Bindings bindings;
   for (const std::string& name : config.trainable_models)
-    select_weights(model, name, selection, problems);
+    select_weights(model, name, bindings, selection, problems);
   drop_twice_named(selection);
   for (const std::string& component : config.lora.base_models)
     select_layers(model, config.lora, component, selection, problems);

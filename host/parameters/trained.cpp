@@ -142,7 +142,9 @@ void check_lora_checkpoint(LoadedModel& model, const Selection& selection,
              "choose them with --lora_target_modules as the file has them");
     } else if (at::IntArrayRef(layer.shape) != linear->weight->sizes()) {
       refuse("a part of a layer that is trained",
-             "write the file in the model's own spelling with lora convert, then begin with that");
+             "begin with what 'atelier lora convert FILE OUT --lora_format comfy --plugin " +
+                 std::string(model.family().name()) +
+                 " --model_paths MODEL' makes of it, whose layers are whole");
     } else if (layer.form != lora::LayerForm::kLora || !layer.magnitude.empty() ||
                !layer.bias.empty()) {
       refuse("more than two factors", "begin with a plain LoRA");

@@ -13,8 +13,10 @@
 #include "atelier/nn/layers.h"
 
 #include "host/plugins/guard.h"
+#include "host/weights/weight_loading.h"
 #include "memory/convolution_scratch.h"
 #include "memory/graph_runner.h"
+#include "memory/packed.h"
 
 namespace atelier::plan {
 namespace {
@@ -183,11 +185,18 @@ DryModel::~DryModel() {
 void DryModel::place_weights() {
   for (const model::LoadedPart& part : model_.parts()) {
     const std::string& name = part.detection.component;
-    const std::set<const Weight*> stored = model_.weight_storage(name).weights;
+    const weights::WeightStorage storage = model_.weight_storage(name);
     const at::ScalarType dtype = model_.dtype(name);
+    weights::outline_weights(model_.binding(name), part.checkpoint, dtype, storage);
     model_.model().component(name).visit_weights([&](const std::string&, Weight& weight) {
-      weight.state().set_store(std::make_shared<MetaStore>(
-          weight.sizes(), weight.drawn_dtype(dtype), stored.contains(&weight)));
+      const auto store = weight.state().store();
+      const at::ScalarType drawn = weight.drawn_dtype(dtype);
+      if (const auto* packed = dynamic_cast<const memory::PackedStore*>(store.get()))
+        weight.state().set_store(
+            std::make_shared<memory::PackedStore>(packed->value(), drawn, like_));
+      else
+        weight.state().set_store(
+            std::make_shared<MetaStore>(weight.sizes(), drawn, storage.weights.contains(&weight)));
     });
   }
   weight_bytes_ = bytes_.now();

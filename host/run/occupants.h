@@ -9,7 +9,7 @@ namespace atelier::run {
 // What a folder holds of a run, or of a model: names, sorted. Caches of encoded samples, what a
 // kill left unfinished, and files of other kinds belong to nobody.
 struct Occupants {
-  std::vector<std::string> results;  // saved states, and weights or the list of a model's files
+  std::vector<std::string> results;  // saved states, weights, and components or the list of a model
   std::vector<std::string> records;  // config.toml, metrics, sample images
 };
 

@@ -36,9 +36,13 @@ using files::file_operations;
 
 namespace {
 
+std::string lock_path(const std::string& folder) {
+  return path_in(folder, ".lock");
+}
+
 // "process 123 on node7", as the one that holds the lock wrote it.
-std::string read_holder(const std::string& lock_path) {
-  std::ifstream file(lock_path);
+std::string read_holder(const std::string& folder) {
+  std::ifstream file(lock_path(folder));
   std::string holder;
   std::getline(file, holder);
   return holder.empty() ? "another process" : formats::quote_and_escape(holder);
@@ -53,9 +57,15 @@ void write_holder(int lock) {
     files::write_all(lock, holder.data(), holder.size());
 }
 
+[[noreturn]] void fail_locked(const std::string& folder) {
+  throw Error(ErrorCode::kEnvironment,
+              display_path(folder) + ": another run writes here: " + read_holder(folder),
+              "wait for its end, or take another output folder", "RUN_LOCKED");
+}
+
 // Returns the descriptor of the lock; -1 where the file system has no locks.
 int take_lock(const std::string& folder) {
-  const std::string path = path_in(folder, ".lock");
+  const std::string path = lock_path(folder);
   const int lock =
       file_operations().open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
   if (lock < 0 && errno == ELOOP)
@@ -69,10 +79,7 @@ int take_lock(const std::string& folder) {
   }
   const int why = errno;
   file_operations().close(lock);
-  if (why == EWOULDBLOCK)
-    throw Error(ErrorCode::kEnvironment,
-                display_path(folder) + ": another run writes here: " + read_holder(path),
-                "wait for its end, or take another output folder", "RUN_LOCKED");
+  if (why == EWOULDBLOCK) fail_locked(folder);
   if (why != ENOLCK && why != ENOTSUP && why != ENOSYS && why != EINVAL)
     files::fail_on_file(path, "cannot be locked", why);
   std::fprintf(stderr, "warning: %s: this file system has no locks; let one run only write here\n",
@@ -172,6 +179,15 @@ void discard(const std::string& folder) {
   } catch (const Error& error) {
     warn(error);
   }
+}
+
+void check_lock(const std::string& folder) {
+  const int lock =
+      file_operations().open(lock_path(folder).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  if (lock < 0) return;
+  const bool is_held = file_operations().flock(lock) != 0 && errno == EWOULDBLOCK;
+  file_operations().close(lock);
+  if (is_held) fail_locked(folder);
 }
 
 RunFolder::RunFolder(std::string path)

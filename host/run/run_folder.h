@@ -13,6 +13,8 @@
 
 #include "atelier/conditioning.h"
 
+#include "host/files/run_mark.h"
+
 namespace atelier::run {
 
 // What a run keeps in its folder, beside its weights.
@@ -21,7 +23,7 @@ inline constexpr std::string_view kConfigName = "config.toml";
 inline constexpr std::string_view kCsvName = "loss.csv";
 inline constexpr std::string_view kPreviewsName = "samples";
 inline constexpr std::string_view kTensorboardName = "tensorboard_log";
-inline constexpr std::string_view kIdentityName = ".run";  // see RunFolder::identity()
+inline constexpr std::string_view kIdentityName = files::kRunMark;  // see RunFolder::identity()
 
 // A state that was saved: OUTPUT/checkpoints/step-00001200/ with MANIFEST.json, which lists every
 // file with its size and content hash and ends with a checksum of its own.
@@ -63,6 +65,9 @@ StateFiles files_of_text(const std::string& text);
 // Removes what is no saved state, as far as that can be done; what is left goes with the next
 // RunFolder.
 void discard(const std::string& folder);
+
+// Throws Error{kEnvironment} naming the folder while a run holds it.
+void check_lock(const std::string& folder);
 
 // Takes the folder's lock. Not thread-safe.
 class RunFolder {

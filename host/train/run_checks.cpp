@@ -7,21 +7,26 @@
 #include <unistd.h>
 
 #include "formats/escape.h"
+#include "host/files/content_hash.h"
 #include "host/files/file_operations.h"
 #include "host/files/file_reader.h"
+#include "host/files/folder.h"
 #include "host/model/components.h"
 #include "host/model/fingerprint.h"
 #include "host/order/config_file.h"
 #include "host/parameters/shard_files.h"
 #include "host/report/open_failure.h"
+#include "host/report/text.h"
 #include "host/run/durable.h"
 #include "host/run/occupants.h"
+#include "host/samples/cache_manifest.h"
 
 namespace atelier::train {
 
 using order::Stage;
 using order::Training;
 using parameters::Selection;
+using samples::Manifest;
 
 namespace fs = std::filesystem;
 
@@ -37,6 +42,70 @@ bool began_here(const Training& config) {
   const std::string path = run::path_in(config.output.output_path, run::kConfigName);
   std::error_code failure;
   return fs::is_regular_file(path, failure) && files::read_text_file(path) == config.effective_toml;
+}
+
+// False where a problem was added: there is something else.
+bool check_is_folder(const std::string& flag, const std::string& folder, Problems& problems) {
+  std::error_code failure;
+  const fs::file_status status = fs::status(folder, failure);
+  const bool is_else = fs::exists(status) && !fs::is_directory(status);
+  if (!is_else && !report::is_wrong_path(failure.value())) return true;
+  problems.add("--" + flag + ": " + display_path(folder) + ": " +
+                   (is_else ? "is no folder" : failure.message()),
+               "name a folder");
+  return false;
+}
+
+// Looks at the folder, or at the one that it is made in. False where a problem was added.
+bool check_is_writable(const std::string& flag, const std::string& folder, Problems& problems) {
+  std::error_code failure;
+  fs::path place = fs::absolute(folder, failure);
+  while (place.has_relative_path() && !fs::exists(place, failure)) place = place.parent_path();
+  if (::faccessat(AT_FDCWD, place.c_str(), W_OK | X_OK, AT_EACCESS) == 0) return true;
+  problems.add("--" + flag + ": cannot write into the folder " + display_path(place.string()),
+               "choose another one, or change its permissions");
+  return false;
+}
+
+// The file of weights that was written last; empty: there is none, or it is one of several.
+std::string newest_weights(const std::string& folder, const std::vector<std::string>& names) {
+  std::string newest;
+  fs::file_time_type time = fs::file_time_type::min();
+  for (const std::string& name : names) {
+    const std::string path = run::path_in(folder, name);
+    std::error_code failure;
+    const fs::file_time_type written = fs::last_write_time(path, failure);
+    if (failure || written < time || !name.ends_with(".safetensors")) continue;
+    newest = name.find("-of-") == std::string::npos ? path : std::string();
+    time = written;
+  }
+  return newest;
+}
+
+// What can be done with a folder of a run that has weights, but no state.
+std::string begin_with_weights(const Training& config, const run::Occupants& found) {
+  const std::string& folder = config.output.output_path;
+  const std::string weights = newest_weights(folder, found.results);
+  if (weights.empty()) return "move them away";
+  const bool is_begun = std::ranges::count(found.records, run::kConfigName) > 0;
+  const std::string settings =
+      is_begun ? "--config " + display_path(run::path_in(folder, run::kConfigName)) + " " : "";
+  return "there is no checkpoint: leave --resume out, and begin with the weights by " + settings +
+         (config.lora.base_models.empty() ? "--resume_from_checkpoint " : "--lora_checkpoint ") +
+         display_path(weights) + " --output_path FOLDER";
+}
+
+// What can be done about files of another run.
+std::string way_out(const Training& config, const run::Occupants& found) {
+  const std::string& folder = config.output.output_path;
+  std::error_code failure;
+  if (config.output.is_resumed) return begin_with_weights(config, found);
+  if (fs::exists(run::path_in(folder, run::kCheckpointsName), failure))
+    return "go on with that run by --resume " + display_path(folder);
+  const bool is_begun = std::ranges::count(found.records, run::kConfigName) > 0;
+  if (found.results.empty() && is_begun)
+    return "begin that run again by --resume " + display_path(folder) + ", move them away";
+  return "move them away";
 }
 
 using Counts = std::map<std::string, int64_t>;
@@ -94,6 +163,8 @@ class ResumeChecks {
     }
     check_model();
     check_trained();
+    if (!selection_.layers.empty()) check_lora_factor();
+    check_preset();
     refuse_if_changed("optimizer_type");
     if (!selection_.weights.empty()) refuse_if_changed("master_weights");
     if (config_.ema_decay > 0 && !parameters::has_part(saved_state_, "ema")) refuse("ema_decay");
@@ -111,20 +182,25 @@ class ResumeChecks {
     return values;
   }
 
-  static std::string shown(const Values& values, const std::string& flag) {
+  // Empty where nothing is said.
+  static std::string text_of(const Values& values, const std::string& flag) {
     const auto found = values.find(flag);
-    return found == values.end() || found->second.empty()
-               ? "none"
-               : formats::quote_and_escape(found->second);
+    return found == values.end() ? std::string() : found->second;
   }
 
+  void refuse(const std::string& flag, const std::string& ours, const std::string& theirs) {
+    const auto shown = [](const std::string& text) {
+      return text.empty() ? "none" : formats::quote_and_escape(text);
+    };
+    problems_.add(
+        "--" + flag + ": " + shown(ours) + ", and the run that is resumed has " + shown(theirs),
+        "leave it out, or begin another run in another --output_path");
+  }
   void refuse(const std::string& flag) {
-    problems_.add("--" + flag + ": " + shown(ours_, flag) + ", and the run that is resumed has " +
-                      shown(theirs_, flag),
-                  "leave it out, or begin another run in another --output_path");
+    refuse(flag, text_of(ours_, flag), text_of(theirs_, flag));
   }
   bool refuse_if_changed(const std::string& flag) {
-    if (shown(ours_, flag) == shown(theirs_, flag)) return false;
+    if (text_of(ours_, flag) == text_of(theirs_, flag)) return false;
     refuse(flag);
     return true;
   }
@@ -166,6 +242,34 @@ class ResumeChecks {
                   "begin another run in another --output_path");
   }
 
+  // Another factor would change what the trained weights mean.
+  void check_lora_factor() {
+    refuse_if_changed("use_rslora");
+    if (text_of(ours_, "lora_rank") != text_of(theirs_, "lora_rank")) return;  // told
+    const std::string ours = alpha_of(ours_), theirs = alpha_of(theirs_);
+    if (report::parse_number<double>(ours) != report::parse_number<double>(theirs))
+      refuse("lora_alpha", ours, theirs);
+  }
+  static std::string alpha_of(const Values& values) {
+    const std::string alpha = text_of(values, "lora_alpha");
+    return alpha.empty() ? text_of(values, "lora_rank") : alpha;
+  }
+
+  // The LoRA may have been moved: a file that is not there any more is not compared.
+  void check_preset() {
+    const std::string ours = text_of(ours_, "preset_lora_path");
+    const std::string theirs = text_of(theirs_, "preset_lora_path");
+    if (ours.empty() != theirs.empty() || !may_be_one_file(ours, theirs)) {
+      refuse("preset_lora_path");
+    } else {
+      refuse_if_changed("preset_lora_model");
+    }
+  }
+  static bool may_be_one_file(const std::string& ours, const std::string& theirs) {
+    return ours == theirs || !files::is_file(theirs) ||
+           files::hash_file(ours) == files::hash_file(theirs);
+  }
+
   const run::SavedState& saved_state_;
   model::LoadedModel& model_;
   const Selection& selection_;
@@ -178,23 +282,9 @@ class ResumeChecks {
 
 void check_output_folder(const Training& config, Problems& problems) {
   const std::string& folder = config.output.output_path;
-  std::error_code failure;
-  const fs::file_status status = fs::status(folder, failure);
-  if (report::is_wrong_path(failure.value()) || (fs::exists(status) && !fs::is_directory(status))) {
-    problems.add("--output_path: " + display_path(folder) + ": " +
-                     (fs::exists(status) ? "is no folder" : failure.message()),
-                 "name a folder");
-    return;
-  }
+  if (!check_is_folder("output_path", folder, problems)) return;
   if (config.stage == Stage::kDataProcess) return;
-  // The folder, or the one that it is made in.
-  fs::path place = fs::absolute(folder, failure);
-  while (place.has_relative_path() && !fs::exists(place, failure)) place = place.parent_path();
-  if (::faccessat(AT_FDCWD, place.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
-    problems.add("--output_path: cannot write into the folder " + display_path(place.string()),
-                 "choose another one, or change its permissions");
-    return;
-  }
+  if (!check_is_writable("output_path", folder, problems)) return;
   const bool goes_on = config.output.is_resumed && !config.resume.empty();
   if (goes_on) return;
   const run::Occupants found = run::find_occupants(folder);
@@ -202,13 +292,23 @@ void check_output_folder(const Training& config, Problems& problems) {
   if (!found.records.empty() && !config.output.is_resumed && !began_here(config))
     names.insert(names.end(), found.records.begin(), found.records.end());
   if (names.empty()) return;
-  const bool is_resumable =
-      fs::exists(run::path_in(folder, run::kCheckpointsName), failure) && !config.output.is_resumed;
+  const size_t before = problems.size();
+  problems.collect([&] { run::check_lock(folder); });
+  if (problems.size() > before) return;  // nobody else has anything to do there
   problems.add("--output_path: " + display_path(folder) +
                    " holds files of another run or of a model: " + report::list_names(names, 5),
-               (is_resumable ? "go on with that run by --resume " + display_path(folder) + ", "
-                             : std::string("move them away, ")) +
-                   "or choose another folder");
+               way_out(config, found) + ", or choose another folder");
+}
+
+void check_cache_folder(const Training& config, Problems& problems) {
+  if (config.stage == Stage::kTrain || config.dry_run) return;
+  const std::string& output = config.output.output_path;
+  const std::string& folder = config.cache_path;
+  const bool is_own = folder == (fs::path(output) / "cache").string();
+  const char* const flag = is_own ? "output_path" : "cache_path";
+  if (!check_is_folder(flag, is_own ? output : folder, problems)) return;
+  // A cache that is whole is not written to.
+  if (!files::is_file(Manifest::path(folder))) check_is_writable(flag, folder, problems);
 }
 
 std::string fingerprint_of(const model::LoadedModel& model, const Selection& selection) {

@@ -13,6 +13,9 @@ namespace atelier::train {
 // problem. A run that was started once more before its first save has the folder still.
 void check_output_folder(const order::Training& config, report::Problems& problems);
 
+// Samples that are to be encoded need a folder that can be written into.
+void check_cache_folder(const order::Training& config, report::Problems& problems);
+
 // The fingerprints of the denoisers that the run computes with, which a resumed run must have, too.
 std::string fingerprint_of(const model::LoadedModel& model, const parameters::Selection& selection);
 

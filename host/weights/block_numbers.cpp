@@ -4,8 +4,24 @@
 
 namespace atelier::weights {
 
+namespace {
+
+// False where the text behind a pattern's last hole is not the end of the name. Most rows of a
+// table begin alike, so this is soonest known of the end.
+bool may_end_so(std::string_view pattern, std::string_view name) {
+  while (!pattern.empty() && pattern.back() != '}') {
+    if (name.empty() || pattern.back() != name.back()) return false;
+    pattern.remove_suffix(1);
+    name.remove_suffix(1);
+  }
+  return true;
+}
+
+}  // namespace
+
 std::optional<std::vector<std::string>> match_blocks(std::string_view pattern,
                                                      std::string_view name) {
+  if (!may_end_so(pattern, name)) return std::nullopt;
   std::vector<std::string> numbers;
   while (true) {
     const size_t hole = pattern.find("{}");

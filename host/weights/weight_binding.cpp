@@ -34,14 +34,13 @@ struct TensorRows {
 
 std::optional<TensorRows> find_rows(const WeightMap& rules, const std::string& name) {
   for (const WeightRule& rule : rules) {
-    TensorRows rows;
     if (rule.to.empty()) {
       if (!matches_unused(rule.from, name)) continue;
-      return rows;
+      return TensorRows{};
     }
     auto numbers = match_blocks(rule.from, name);
     if (!numbers) continue;
-    rows.numbers = std::move(*numbers);
+    TensorRows rows{.rules = {}, .numbers = std::move(*numbers)};
     for (const WeightRule& other : rules) {
       if (other.from == rule.from && !other.to.empty()) rows.rules.push_back(&other);
     }

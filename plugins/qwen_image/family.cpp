@@ -1,6 +1,7 @@
 // Qwen-Image: what it is made of, what it takes, and how it is sampled by default.
 #include <algorithm>
 #include <cctype>
+#include <filesystem>
 
 #include "atelier/error.h"
 #include "atelier/parts/causal_vae.h"
@@ -425,6 +426,31 @@ void name_variant(FoundPart& dit) {
   if (dit.part.variant == kCleanReferencesVariant) dit.part.config[kCleanReferences] = true;
 }
 
+// Whether the user, or what its file and the two folders around it are called, says of what model a
+// denoiser is.
+bool is_told(const FoundPart& dit) {
+  const std::filesystem::path file = dit.path, folder = file.parent_path();
+  const std::filesystem::path called =
+      folder.parent_path().filename() / folder.filename() / file.filename();
+  return !dit.hint.variant.empty() || !variant_in(dit.path).empty() ||
+         spelt_as_variant(called.string()).find("qwen-image") != std::string::npos;
+}
+
+// A denoiser that nothing tells, as a GGUF or what a LoRA was merged into, takes the place of the
+// one that is told beside it: that of the model's folder.
+void take_variant_beside(std::span<FoundPart> parts) {
+  const auto is_plain = [](const FoundPart& found) {
+    return found.part.component == "dit" && !makes_layers(found.part) &&
+           found.part.variant != kCleanReferencesVariant;
+  };
+  const auto beside = std::ranges::find_if(
+      parts, [&](const FoundPart& found) { return is_plain(found) && is_told(found); });
+  if (beside == parts.end()) return;
+  for (FoundPart& found : parts) {
+    if (is_plain(found) && !is_told(found)) found.part.variant = beside->part.variant;
+  }
+}
+
 class Family final : public atelier::ComponentFamily {
  public:
   Family() : ComponentFamily(kRows, kVariants) {}
@@ -462,10 +488,12 @@ class Family final : public atelier::ComponentFamily {
     ComponentFamily::assign(parts);
     std::string variant, said;
     for (FoundPart& found : parts) {
+      if (found.part.component == "dit") name_variant(found);
+    }
+    take_variant_beside(parts);
+    for (const FoundPart& found : parts) {
       if (said.empty()) said = found.hint.variant;
-      if (found.part.component != "dit") continue;
-      name_variant(found);
-      variant = found.part.variant;
+      if (found.part.component == "dit") variant = found.part.variant;
     }
     if (variant.empty()) variant = said;
     if (!edits(variant)) return;

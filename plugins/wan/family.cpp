@@ -318,8 +318,7 @@ class Family final : public atelier::ComponentFamily {
       }
     }
     assign_beside_adapter(parts);
-    if (experts.size() == 1) assign_alone(*experts.front());
-    if (experts.size() == 2) assign_pair(*experts.front(), *experts.back());
+    assign_experts(std::move(experts));
     if (std::ranges::any_of(parts, is_vace)) assign_vaces(parts);
     if (std::ranges::none_of(parts, is_dit)) assign_encoders(parts);
     // Encoders alone are told by a hint whom they encode for.
@@ -396,6 +395,42 @@ class Family final : public atelier::ComponentFamily {
       found.part.variant = kDrivenDistilled;
     if (found.part.variant == kDrivenDistilled)
       found.part.config["first_frame_bias"] = kDistilledBias;
+  }
+
+  // Files may be named beside the two experts of a model's folder, to take the place of one or
+  // both.
+  void assign_experts(std::vector<FoundPart*> experts) const {
+    if (experts.size() == 1) return assign_alone(*experts.front());
+    if (experts.size() == 2) return assign_pair(*experts.front(), *experts.back());
+    const std::vector<FoundPart*> named = take_folder_pair(experts);
+    if (named.empty()) return;
+    if (named.size() == 2) {
+      assign_pair(*experts.front(), *experts.back());
+      assign_pair(*named.front(), *named.back());
+    } else if (named.size() == 1 && !told(*named.front()).empty()) {
+      // One that is not told is no expert, but a model that stands for both.
+      assign_pair(*experts.front(), *experts.back());
+      named.front()->part.component = told(*named.front());
+      named.front()->part.variant = experts_of(*named.front());
+    }
+  }
+
+  // Leaves the two experts that lie in two folders of one model, and returns the others; changes
+  // nothing and returns none where there are no such two.
+  std::vector<FoundPart*> take_folder_pair(std::vector<FoundPart*>& experts) const {
+    for (FoundPart* one : experts) {
+      for (FoundPart* other : experts) {
+        const std::filesystem::path here = std::filesystem::path(one->path).parent_path(),
+                                    there = std::filesystem::path(other->path).parent_path();
+        if (here == there || here.parent_path() != there.parent_path()) continue;
+        if (told(*one) != "dit" || told(*other) != "dit2") continue;
+        std::vector<FoundPart*> rest = experts;
+        std::erase_if(rest, [&](FoundPart* found) { return found == one || found == other; });
+        experts = {one, other};
+        return rest;
+      }
+    }
+    return {};
   }
 
   void assign_alone(FoundPart& found) const {

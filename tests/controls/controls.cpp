@@ -60,7 +60,7 @@ constexpr EncodeStage kStages[] = {
 };
 constexpr ScheduleDefaults kSchedules[] = {{.num_inference_steps = 4}};
 
-// Of 0 steps, as in training, every step is within it.
+// Every step is within it where there are none, as in training.
 bool is_in_window(double start, double end, int64_t step, int64_t steps) {
   const auto number = static_cast<double>(step), all = static_cast<double>(steps);
   return steps == 0 || (number >= start * all && number < end * all);

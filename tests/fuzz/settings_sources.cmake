@@ -1,5 +1,6 @@
 # Readers of settings, and what they need of the host, without LibTorch; relative to the repository.
 set(ATELIER_SETTINGS_SOURCES
+  host/data/folder_files.cpp
   host/files/file_reader.cpp
   host/files/yaml.cpp
   host/flags/compat_flags.cpp

@@ -3,6 +3,8 @@
 #include "atelier/ops/linears.h"
 
 #include "memory/four_bit.h"
+#include "memory/live_bytes.h"
+#include "memory/meta_bytes.h"
 #include "memory/packed_loops.h"
 #include "support/tensors.h"
 
@@ -193,6 +195,28 @@ TEST_CASE("Pieces along rows and columns are those of the whole", "[packed]") {
       CHECK(end == (has_pieces ? matrix.shape[axis] : 0));
       CHECK(count == (has_pieces ? 2 : 0));  // the last one is shorter
     }
+  }
+}
+
+TEST_CASE("A store without values takes the memory that one with values takes", "[packed]") {
+  const auto dtype = GENERATE(at::kBFloat16, at::kFloat);
+  const bool draws_whole = GENERATE(false, true);
+  for (const Packed& matrix : matrices(1100, 1280)) {
+    if (matrix.packing > Packing::kFp4) continue;  // there are no loops for it
+    INFO(memory::packing_name(matrix.packing));
+    const auto draw = [&](const PackedStore& store) {
+      for (const int64_t axis : {0, 1}) {
+        if (draws_whole || !store.draw_pieces(axis, [](int64_t, const at::Tensor&) {}))
+          store.draw();
+      }
+    };
+    const PackedStore store(matrix, dtype), dry(memory::outline(matrix), dtype, at::kCPU);
+    const memory::LiveBytes live(at::kCPU);
+    const memory::MetaBytes meta;
+    draw(store);
+    draw(dry);
+    CHECK(live.peak() > 0);
+    CHECK(meta.peak() == live.peak());
   }
 }
 

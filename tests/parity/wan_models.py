@@ -132,7 +132,7 @@ def make_image_processor():
 
 
 def make_vae(seed=92, **changes):
-    config = dict(base_dim=8, z_dim=16, dim_mult=[1, 2, 4, 4], num_res_blocks=2)
+    config = dict(base_dim=4, z_dim=16, dim_mult=[1, 2, 4, 4], num_res_blocks=2)
     return tiny_models.randomize_(AutoencoderKLWan(**{**config, **changes}), seed, gain=1.3,
                                   overrides=[(r"decoder\.conv_out", 1.6),
                                              (r"to_qkv|proj", 1.0)])

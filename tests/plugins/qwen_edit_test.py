@@ -207,6 +207,9 @@ class EditTraining(Edit):
         self.assertFalse((self.folder / "wrong_names").exists())
         said = self.run_program("train", *flags("nowhere", "--control_path", "learnt/away"), code=2).stderr
         self.assertIn("--control_path: learnt/away: No such file", said)
+        held = ["--validation_dataset_base_path", "learnt"]
+        said = self.run_program("train", *flags("unsaid_held", "--control_path", "learnt/controls", *held), code=2).stderr
+        self.assertEqual(1, said.count("name their folder with --validation_control_path FOLDER"), said)
         said = self.run_program("train", *flags("unsaid"), code=2).stderr
         self.assertIn("name their folder with --control_path FOLDER", said)
 

@@ -1,10 +1,7 @@
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -21,7 +18,7 @@
 #include "host/sampling/sigma_schedule.h"
 #include "host/weights/storage.h"
 #include "host/weights/weight_binding.h"
-#include "support/catch.h"
+#include "support/files.h"
 #include "support/models.h"
 #include "support/opened_family.h"
 #include "support/published_keys.h"
@@ -113,7 +110,7 @@ double relative_error(const at::Tensor& a, const at::Tensor& b) {
 }
 
 // A byte-level tokenizer without merges: one token a byte, and the template's marks.
-std::string write_tokenizer(const std::string& name, bool marks = true) {
+void write_tokenizer(const test::Folder& folder, bool marks = true) {
   nlohmann::json vocabulary;
   int next = 0;
   for (int byte = 0; byte < 256; ++byte) {
@@ -149,11 +146,7 @@ std::string write_tokenizer(const std::string& name, bool marks = true) {
       {"post_processor", nullptr},
       {"decoder", {{"type", "ByteLevel"}}},
       {"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", nlohmann::json::array()}}}};
-  const auto folder =
-      std::filesystem::temp_directory_path() / ("atelier_" + name + "_" + std::to_string(getpid()));
-  std::filesystem::create_directories(folder);
-  std::ofstream(folder / "tokenizer.json") << file.dump();
-  return folder.string();
+  test::write_bytes(folder / "tokenizer.json", file.dump());
 }
 
 // Tensors of a text encoder file that its language model does not own.
@@ -299,6 +292,28 @@ TEST_CASE("What was said, a config and the path tell which variant a denoiser is
   CHECK(variant(unclean, "/m/x", {.component = {}, .variant = "qwen-image-edit-2511"}) ==
         "qwen-image-edit-2511");
   CHECK(check_coverage(index_of(marked), detected(index_of(marked))) == 1);
+}
+
+TEST_CASE("A denoiser that nothing tells is of the variant of the one beside it", "[detect]") {
+  const Detection dit = detected(index_of(read_keys("transformer.txt")));
+  using Variants = std::vector<std::string>;
+  const auto variants = [&](const std::vector<std::string>& paths) {
+    std::vector<FoundPart> parts;
+    for (const std::string& path : paths) parts.push_back({dit, path, {}});
+    parts.push_back({detected(index_of(read_keys("text_encoder_disk.txt"))), "/m/text", {}});
+    family().assign(parts);
+    Variants all;
+    for (const FoundPart& found : parts) all.push_back(found.part.variant);
+    return all;
+  };
+  const std::string edit = "qwen-image-edit-2509", plain = "qwen-image";
+  const std::string inside = "/m/Qwen-Image-Edit-2509/transformer/1.safetensors";
+  CHECK(variants({inside, "/m/merged.safetensors"}) == Variants{edit, edit, edit});
+  CHECK(variants({"/m/dit_Q8_0.gguf", inside}) == Variants{edit, edit, edit});
+  CHECK(variants({inside, "/m/qwen_image_bf16.safetensors"}) == Variants{edit, plain, plain});
+  CHECK(variants({inside, "/m/Qwen-Image/transformer/1.safetensors"}) ==
+        Variants{edit, plain, plain});
+  CHECK(variants({"/m/a/1.safetensors", "/m/b.safetensors"}) == Variants{plain, plain, plain});
 }
 
 TEST_CASE("A text encoder alone is that of the variant that was said", "[detect]") {
@@ -1195,8 +1210,9 @@ TEST_CASE("Prompts of a batch do not see each other, nor what follows them", "[t
 }
 
 TEST_CASE("The prompt is encoded in its template, whose beginning is dropped", "[text]") {
-  const std::string folder = write_tokenizer("template");
-  const auto model = tiny_model("text_encoder", false, {.files = {{"tokenizer", folder}}});
+  const test::Folder folder, bare;
+  write_tokenizer(folder);
+  const auto model = tiny_model("text_encoder", false, {.files = {{"tokenizer", folder.path()}}});
   const c10::NoGradGuard no_grad;
   DirectRunner runner;
   const auto encode = [&](const std::string& prompt) {
@@ -1232,8 +1248,8 @@ TEST_CASE("The prompt is encoded in its template, whose beginning is dropped", "
   CHECK(length_of(std::string(1011, 'x')) == 1024);
   CHECK(length_of(std::string(4000, 'x')) == 4013);
   // What is cut has the first of its tokens, and none of the template's end.
-  const auto cutting =
-      tiny_model("text_encoder", false, {.files = {{"tokenizer", folder}}, .cuts_texts = true});
+  const auto cutting = tiny_model("text_encoder", false,
+                                  {.files = {{"tokenizer", folder.path()}}, .cuts_texts = true});
   const auto cut = [&](const std::string& prompt) {
     return cutting->encode(test::prompt_inputs(prompt), runner).at("prompt_embeds");
   };
@@ -1246,15 +1262,13 @@ TEST_CASE("The prompt is encoded in its template, whose beginning is dropped", "
   expect_error(ErrorCode::kInvalidArgument, {"prompt: missing"},
                [&] { model->text_length({.stage = "text", .values = {}}); });
 
-  const std::string bare = write_tokenizer("bare", /*marks=*/false);
-  const auto other = tiny_model("text_encoder", false, {.files = {{"tokenizer", bare}}});
+  write_tokenizer(bare, /*marks=*/false);
+  const auto other = tiny_model("text_encoder", false, {.files = {{"tokenizer", bare.path()}}});
   expect_error(ErrorCode::kInvalidArgument, {"no token <|im_start|>"},
                [&] { other->encode(test::prompt_inputs("x"), runner); });
   std::vector<Detection> parts = {family().tiny_parts().front()};
   parts[0].config["vocabulary"] = int64_t{200};
   expect_error(ErrorCode::kInvalidArgument, {"259 tokens, the text encoder 200"}, [&] {
-    family().make_model(parts, {.files = {{"tokenizer", folder}}});
+    family().make_model(parts, {.files = {{"tokenizer", folder.path()}}});
   });
-  std::filesystem::remove_all(folder);
-  std::filesystem::remove_all(bare);
 }

@@ -364,6 +364,27 @@ TEST_CASE("Experts are told by their paths, else by their order", "[detect]") {
         Told{small, small});
 }
 
+TEST_CASE("Files beside a folder of two experts take the place of one or both", "[detect]") {
+  using Told = std::vector<std::string>;
+  const std::string high = "dit wan2.2-t2v-a14b 0.875..1", low = "dit2 wan2.2-t2v-a14b 0..0.875";
+  const auto beside = [](const std::vector<std::string>& named) {
+    std::vector<std::string> paths = {"W/transformer/a.safetensors",
+                                      "W/transformer_2/a.safetensors"};
+    paths.insert(paths.end(), named.begin(), named.end());
+    return assigned("wan_t2v_14b.txt", paths);
+  };
+  const std::string H = "my_high_noise.safetensors", L = "my_low_noise.safetensors";
+  CHECK(beside({H}) == Told{high, low, high});
+  CHECK(beside({L}) == Told{high, low, low});
+  CHECK(beside({H, L}) == Told{high, low, high, low});
+  CHECK(beside({L, H}) == Told{high, low, low, high});
+  CHECK(beside({L, "other.safetensors"}) == Told{high, low, low, high});
+  CHECK(beside({"one.safetensors", "other.safetensors"}) == Told{high, low, high, low});
+  // One that is not told is a model without experts.
+  const std::string plain = "dit wan2.1-t2v-14b 0..1";
+  CHECK(beside({"wan2.1_t2v_14B.safetensors"}).back() == plain);
+}
+
 TEST_CASE("One expert alone is the denoiser, for its own noise levels", "[detect]") {
   using Told = std::vector<std::string>;
   const char *const t2v = "wan_t2v_14b.txt", *const i2v = "wan22_i2v_a14b.txt";

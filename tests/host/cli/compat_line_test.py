@@ -317,6 +317,7 @@ class CompatLine(FolderTest):
                          json.loads(flags.pop("--model_paths")))
         self.assertEqual(flags, {
             "--plugin": "lumina2", "--dtype": "bfloat16", "--enable_bucket": True, "--caption_extension": ".txt",
+            "--max_bucket_reso": "1024",
             "--batch_size": "2", "--dataset_base_path": "images of mine", "--dataset_repeat": "10",
             "--max_pixels": str(1024 * 768), "--output_path": "./output", "--lora_base_model": "dit",
             "--lora_rank": "8", "--lora_alpha": "8", "--learning_rate": "1e-4", "--optimizer_type": "AdamW",
@@ -327,6 +328,139 @@ class CompatLine(FolderTest):
         self.told("--network_dim=8 is --lora_rank 8 here", "--cache_latents is left out", "--output_name",
                   "--tokenizer_path", "--discrete_flow_shift", "presets of kohya's trainers",
                   "--num_cpu_threads_per_process 1 is left out", "--save_every_n_epochs=1 is left out")
+
+    def test_kohyas_scripts_without_a_network_train_the_denoiser_whole(self):
+        line = ("accelerate launch --mixed_precision bf16 SCRIPT --pretrained_model_name_or_path m.safetensors "
+                "--gemma2 g.safetensors --ae a.safetensors --train_data_dir d --full_bf16 --fused_backward_pass "
+                "--learning_rate 1e-5 --optimizer_type adafactor --optimizer_args RELATIVE scale_parameter=False "
+                "warmup_init=False ")
+        full = line.replace("SCRIPT", "lumina_train.py")
+        flags = self.paste(full.replace("RELATIVE", "relative_step=False"))
+        self.assertLessEqual({
+            "--plugin": "lumina2", "--trainable_models": "dit", "--optimizer_type": "Adafactor",
+            "--optimizer_args": "scale_parameter=False", "--optimize_on_cpu": True}.items(), flags.items())
+        self.assertNotIn("--lora_base_model", flags)
+        self.assertNotIn("--lora_rank", flags)
+        self.told("lumina_train.py is --trainable_models dit here", "relative_step=False is left out",
+                  "warmup_init=False is left out")
+        self.paste(full.replace("RELATIVE", "relative_step=True"), code=2)
+        self.told('"relative_step" is not known')
+        self.paste(line.replace("SCRIPT", "lumina_train_network.py").replace("RELATIVE", ""), code=2)
+        self.told("nothing is trained")
+
+    def test_a_config_file_of_kohyas_trainers_is_read(self):
+        self.write("kohya.toml", """
+pretrained_model_name_or_path = "m.safetensors"
+network_module = "networks.lora_lumina"
+network_dim = 16
+network_alpha = 8.0
+learning_rate = 1e-4
+cache_latents = true
+flip_aug = false
+logging_dir = ""
+network_args = []
+dynamo_backend = "no"
+noise_offset_type = "Original"
+[dataset]
+train_data_dir = "of mine"
+optimizer_args = ["weight_decay=0.1", "betas=0.9,0.95"]
+resolution = "512,512"
+gradient_checkpointing = true
+""")
+        for name in ("kohya.toml", "kohya"):
+            flags = self.paste(f"accelerate launch --mixed_precision bf16 lumina_train_network.py --config_file {name} "
+                               "--network_dim 32")
+            self.assertGreaterEqual(flags.items(), {
+                "--plugin": "lumina2", "--dtype": "bfloat16", "--lora_base_model": "dit", "--lora_rank": "32",
+                "--lora_alpha": "8", "--learning_rate": "0.0001", "--dataset_base_path": "of mine",
+                "--weight_decay": "0.1", "--adam_beta2": "0.95", "--height": "512", "--width": "512",
+                "--use_gradient_checkpointing": True, "--lora_format": "kohya"}.items())
+            self.assertIsNone(self.launch)
+            self.told(f"--config_file {name} is read, and its flags stand here",
+                      "kohya.toml:5: --network_alpha 8 is --lora_alpha 8",
+                      "kohya.toml:7: --cache_latents is left out",
+                      "kohya.toml:14: --train_data_dir 'of mine' is --dataset_base_path")
+        line = "python lumina_train_network.py --config_file "
+        self.write("wrong.toml", "network_module = 'n'\ntrain_data_dir = 'd'\nnoise_offset = 0.1\nlearning_rat = 1\n")
+        self.paste(line + "wrong.toml", code=2)
+        self.told("wrong.toml:3: --noise_offset 0.1 is left out", "--learning_rat is not known to train")
+        self.paste(line + "absent.toml", code=2)
+        self.told("--config_file: absent.toml", "run this where the file is")
+        self.write("wrong.toml", "[general\n")
+        self.paste(line + "wrong", code=2)
+        self.told("--config_file: wrong.toml:1: ", "TOML is expected")
+
+    def test_values_that_mean_something_else_to_kohyas_trainers(self):
+        line = "python lumina_train_network.py --network_module n --train_data_dir d "
+        flags = self.paste(line + "--max_train_steps 300 --lr_warmup_steps 0.05 --weighting_scheme logit_normal")
+        self.assertEqual(("15", "none"), (flags["--lr_warmup_steps"], flags["--weighting_scheme"]))
+        self.told("--lr_warmup_steps 0.05 is --lr_warmup_steps 15 here",
+                  "--weighting_scheme logit_normal is --weighting_scheme none here")
+        self.assertEqual("800", self.paste(line + "--lr_warmup_steps 0.5")["--lr_warmup_steps"])
+        self.assertEqual("20", self.paste(line + "--lr_warmup_steps 20")["--lr_warmup_steps"])
+        self.paste(line + "--max_train_epochs 2 --lr_warmup_steps 0.05 --weighting_scheme mode "
+                   "--timestep_sampling sigma", code=2)
+        self.told('"0.05" is no whole number; steps are meant, not a part of the run: 0.05 of 1000 steps is 50',
+                  "noise levels are drawn so by --timestep_sampling mode, with --weighting_scheme none")
+        self.paste(line + "--optimizer_type PagedAdamW8bit", code=2)
+        self.told('"PagedAdamW8bit" is not one of "AdamW", "AdamW8bit", "Adafactor", "Prodigy"')
+        self.assertNotIn("; optimizer", self.result.stderr)
+
+    def test_epochs_of_kohyas_trainers_override_steps(self):
+        line = "python lumina_train_network.py --network_module n --train_data_dir d "
+        for steps in ("--max_train_steps 30", "--max_train_steps=30"):
+            flags = self.paste(f"{line} --max_train_epochs 2 {steps}")
+            self.assertEqual("2", flags["--num_epochs"])
+            self.assertNotIn("--max_train_steps", flags)
+            self.told("--max_train_steps is left out: epochs say how long the run is")
+        flags = self.paste(line + "--max_train_steps 30")
+        self.assertEqual("30", flags["--max_train_steps"])
+        self.assertNotIn("--num_epochs", flags)
+        self.assertNotIn("left out: epochs", self.result.stderr)
+
+    def test_buckets_of_kohyas_trainers_end_at_1024(self):
+        line = "python lumina_train_network.py --network_module n --train_data_dir d --resolution 1024 "
+        self.assertEqual("1024", self.paste(line + "--enable_bucket")["--max_bucket_reso"])
+        self.told("presets of kohya's trainers that are others here", "--max_bucket_reso 1024")
+        self.assertEqual("1536", self.paste(line + "--enable_bucket --max_bucket_reso 1536")["--max_bucket_reso"])
+        for others in ("", "--enable_bucket --bucket_no_upscale"):
+            self.assertNotIn("--max_bucket_reso", self.paste(line + others))
+
+    def test_folders_of_kohyas_trainers_say_how_often_images_are_learnt(self):
+        line = "python lumina_train_network.py --network_module n --train_data_dir 'of mine' "
+
+        def dataset(line=line, code=0):
+            flags = self.paste(line, code)
+            return flags.get("--dataset_base_path"), flags.get("--dataset_repeat")
+
+        self.assertEqual(("of mine", None), dataset())
+        self.told('"of mine" is not there: run this where it is, as the N of a folder N_words in it is --dataset_repeat')
+        self.write("of mine/a.png", "")
+        self.assertEqual(("of mine", None), dataset())
+        self.assertNotIn("N_words", self.result.stderr)
+        self.write("of mine/10_a cat/a.png", "")
+        self.write("of mine/others/a.png", "")
+        self.assertEqual(("of mine/10_a cat", "10"), dataset())
+        self.assertEqual(("of mine/10_a cat", "10"), dataset(line + "--dataset_repeats 3"))
+        self.told("is --dataset_base_path 'of mine/10_a cat' --dataset_repeat 10 here")
+        # Equally often, and then beside what is not learnt there.
+        self.write("even/3_a/a.png", "")
+        self.write("even/3_b/a.png", "")
+        self.write("even/read me.txt", "")
+        self.write("even/.cache/a.png", "")
+        even = line.replace("of mine", "even")
+        self.assertEqual(("even", "3"), dataset(even))
+        self.write("even/a.png", "")
+        self.assertEqual(("even", None), dataset(even, code=2))
+        self.told("--train_data_dir: even holds 2 folders N_words that are not learnt alike", "join them into one folder")
+        self.write("of mine/2_dog/a.png", "")
+        self.assertEqual(("of mine", None), dataset(code=2))
+        self.told("holds 2 folders N_words that are not learnt alike")
+        # A file of the dataset says it all.
+        self.write("d.toml", DATASET)
+        self.assertEqual(("images of mine", "10"), dataset(line + "--dataset_config d.toml"))
+        self.told("is left out: the dataset is that of --dataset_config")
+        self.assertEqual(("of mine", "3"), dataset(line + "--in_json m.json --dataset_repeats 3"))
 
     def test_presets_of_kohyas_trainers_are_written_down(self):
         flags = self.paste("python lumina_train_network.py --pretrained_model_name_or_path m.safetensors "

@@ -41,6 +41,37 @@ class Mistakes(FolderTest):
                              (["lora", "covnert"], "convert"), (["plan", "trian"], "train")):
             self.refused(*words, says=[f"did you mean {meant}?"], count=1)
 
+    def test_what_two_checks_of_a_training_find_is_told_once(self):
+        data = self.dir / "data"
+        data.mkdir()
+        source = next((REPOSITORY / "examples/shapes/hatched").glob("*.png"))
+        (data / "a.png").write_bytes(source.read_bytes())
+        (data / "a.txt").write_text("a circle")
+        words = ["train", "--plugin", "qwen_image", "--model_paths", MODEL, "--dataset_base_path", data,
+                 "--lora_base_model", "dit", "--device", "cpu"]
+        for more, says in ((["--height", "64"], "--height: is given without --width"),
+                           (["--enable_bucket", "--height", "64", "--width", "64"], "all images have one size"),
+                           (["--enable_bucket", "--min_bucket_reso", "512", "--max_bucket_reso", "256"],
+                            "512 is more than --max_bucket_reso 256"),
+                           (["--max_pixels", "0"], "--max_pixels: 0 is less than 1"),
+                           (["--dataset_repeat", "99999999999"], "--dataset_repeat: 99999999999 is more than"),
+                           (["--lr_scheduler", "cosine_with_restarts", "--lr_scheduler_num_cycles", "0"],
+                            "--lr_scheduler_num_cycles: 0 is outside"),
+                           (["--lr_scheduler", "polynomial", "--lr_scheduler_power", "-3"],
+                            "--lr_scheduler_power: -3 is outside"),
+                           (["--extra_inputs", "edit_imag"], "did you mean edit_image?"),
+                           (["--sample_prompts", "away.txt", "--sample_at_first"], "away.txt: No such file")):
+            with self.subTest(" ".join(more)):
+                result = self.refused(*words, *more, says=[says], count=1, code=2)
+                self.assertNotIn("…", result.stderr)
+
+    def test_a_launched_command_stands_behind_two_dashes(self):
+        for words in (["--nproc_per_node", "2"], ["--nproc_per_node=2"], []):
+            line = " ".join(["atelier launch", *words, "-- train …"])
+            self.refused("launch", *words, "train", "--plugin", "qwen_image", "--height", "64",
+                         says=[f"-- is missing before train; {line}"], count=1)
+        self.refused("launch", "--nproc_per_node", "train", "--", "train", says=['"train" is neither auto nor'])
+
     def test_values_get_the_nearest_one(self):
         for flag, value, meant in (("--dtype", "bf16", "bfloat16"), ("--dtype", "fp16", "float16"),
                                    ("--dtype", "vae=bf16", "bfloat16"), ("--dtype", "bfloat16,vea=float32", "vae"),

@@ -234,7 +234,7 @@ TEST_CASE("Every option that does not fit is told", "[data]") {
   set.options().extra_inputs = {"edit_imag", "negative_prompt"};
   const std::vector<std::string> problems = set.problems();
   REQUIRE(problems.size() == 5);
-  CHECK_THAT(problems[0], Contains("--width: only the other side"));
+  CHECK_THAT(problems[0], Contains("--height: is given without --width"));
   CHECK_THAT(problems[1], Contains("--height: 1000 is no multiple of 16; use 992 or 1008"));
   CHECK_THAT(problems[2], Contains("--max_pixels: 100"));
   CHECK_THAT(problems[3], Contains("did you mean edit_image?"));
@@ -249,6 +249,8 @@ TEST_CASE("Every option that does not fit is told", "[data]") {
   set.options().bucket_reso_steps = 64;
   set.options().min_bucket_reso = 2000;
   set.options().max_bucket_reso = 100;
+  CHECK_THAT(set.problems().at(0), Contains("2000 is more than --max_bucket_reso 100"));
+  set.options().max_bucket_reso = 100'000;
   CHECK_THAT(set.problems().at(0), Contains("leave no size"));
   set.options().min_bucket_reso = 1088;
   set.options().max_bucket_reso = 2048;
@@ -378,6 +380,28 @@ TEST_CASE("Inputs of another variant are not required, and refused where they ar
   Dataset::open(set.options(), inputs, LatentSpec{}, of_any, {}, std::nullopt);
   test::expect_error(ErrorCode::kInvalidArgument, {"a.csv [pose]: there is no such column"},
                      [&] { of_any.throw_if_any(); });
+}
+
+TEST_CASE("A column that is of another variant is not offered to be trained with", "[data]") {
+  TestSet set;
+  set.write("a.csv", "image,prompt,pose\na.png,x,b.png\n");
+  std::vector<InputSpec> inputs = kInputs;
+  inputs.push_back({.name = "pose", .kind = InputKind::kImage, .variants = "pose*"});
+  report::Problems problems;
+  const auto open = [&] {
+    return Dataset::open(set.options(), inputs, LatentSpec{}, problems, {}, "plain");
+  };
+  std::vector<std::string> warnings = open().warnings();
+  problems.throw_if_any();
+  REQUIRE(warnings.size() == 1);
+  CHECK_THAT(warnings[0], Contains("a.csv [pose]: the column is not used; the variant \"plain\" "
+                                   "does not take it"));
+  set.options().extra_inputs = {"pose"};
+  CHECK(open().warnings().empty());
+  test::expect_error(ErrorCode::kInvalidArgument,
+                     {"input \"pose\": the variant \"plain\" does not take it", "\"pose*\"",
+                      "--model_hints says which"},
+                     [&] { problems.throw_if_any(); });
 }
 
 TEST_CASE("Lists of a row that belong together are equally long", "[data]") {
@@ -679,6 +703,10 @@ TEST_CASE("Rows without control files are told at once", "[data][control]") {
   set.options().control_path = "";
   set.options().extra_inputs = {"edit_image"};
   CHECK_THAT(set.problems().at(0), Contains("name their folder with --control_path FOLDER"));
+  set.options().control_flag = "--validation_control_path";
+  CHECK_THAT(set.problems().at(0), Contains("with --validation_control_path FOLDER"));
+  set.options().control_path = folder;
+  CHECK_THAT(set.problems().at(0), Contains("--validation_control_path: " + folder + ": No such"));
 }
 
 TEST_CASE("The input that takes control files is named or the only one", "[data][control]") {

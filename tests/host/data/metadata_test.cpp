@@ -147,8 +147,8 @@ TEST_CASE("A file that cannot be read is an error", "[data]") {
 
 TEST_CASE("Images with captions beside them are rows in the order of their paths", "[data]") {
   const Folder folder;
-  for (const char* name :
-       {"b.png", "a.JPG", "sub/c.webp", "b-masklabel.png", ".hidden.png", ".git/x.png", "note.md"})
+  for (const char* name : {"b.png", "a.JPG", "sub/c.webp", "b-masklabel.png", ".hidden.png",
+                           ".git/x.png", "note.md", "out/.run", "out/samples/step-00000001_0.png"})
     write_bytes(folder / name, "x");
   write_bytes(folder / "a.txt", "\xEF\xBB\xBF  a dog\nin two lines\r\n");
   write_bytes(folder / "b.txt", "\n");

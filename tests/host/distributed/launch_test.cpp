@@ -3,47 +3,23 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 
-#include "support/catch.h"
+#include "support/files.h"
 
 using namespace atelier;
 using distributed::launch;
 using distributed::LaunchOptions;
-
-namespace fs = std::filesystem;
+using test::Folder;
+using test::read_bytes;
 
 namespace {
 
-// A folder that goes away with it, in which the processes leave what they know.
-class Folder {
- public:
-  Folder() {
-    std::string name = fs::temp_directory_path() / "launch_XXXXXX";
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
-  ~Folder() { fs::remove_all(path_); }
-
-  std::string text(const std::string& name) const {
-    std::ostringstream out;
-    out << std::ifstream(path_ / name).rdbuf();
-    return out.str();
-  }
-  bool has(const std::string& name) const { return fs::exists(path_ / name); }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
-
 LaunchOptions shell(const Folder& folder, int count, const std::string& script) {
   return {.nproc_per_node = count,
-          .command = {"sh", "-c", "cd '" + folder.path().string() + "'; " + script}};
+          .command = {"sh", "-c", "cd '" + folder.path() + "'; " + script}};
 }
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
@@ -74,16 +50,16 @@ TEST_CASE("Each process gets its place, and all of them the same meeting place")
   plan.master_addr = "node0";
   plan.master_port = 29511;
   REQUIRE(launch(plan) == 0);
-  REQUIRE(folder.text("0") == "3/6 0/3\n");
-  REQUIRE(folder.text("2") == "5/6 2/3\n");
-  REQUIRE(folder.text("at.4") == "node0:29511\n");
+  REQUIRE(read_bytes(folder / "0") == "3/6 0/3\n");
+  REQUIRE(read_bytes(folder / "2") == "5/6 2/3\n");
+  REQUIRE(read_bytes(folder / "at.4") == "node0:29511\n");
 }
 
 TEST_CASE("On one machine a free port is found") {
   const Folder folder;
   REQUIRE(launch(shell(folder, 2, "echo $MASTER_PORT > $RANK")) == 0);
-  REQUIRE(folder.text("0") == folder.text("1"));
-  REQUIRE(std::stoi(folder.text("0")) > 1023);
+  REQUIRE(read_bytes(folder / "0") == read_bytes(folder / "1"));
+  REQUIRE(std::stoi(read_bytes(folder / "0")) > 1023);
 }
 
 TEST_CASE("The first failure's code is given, and the others end soon") {
@@ -93,7 +69,7 @@ TEST_CASE("The first failure's code is given, and the others end soon") {
                        "echo $$ > $RANK; [ $RANK != 1 ] || { sleep 0.2; exit 3; }; "
                        "trap '' TERM; sleep 60 & wait; sleep 60")) == 3);
   REQUIRE(seconds_since(begin) < 8);
-  REQUIRE_FALSE(is_alive(std::stoi(folder.text("0"))));
+  REQUIRE_FALSE(is_alive(std::stoi(read_bytes(folder / "0"))));
 }
 
 TEST_CASE("A process that a signal ends is a lost peer") {
@@ -126,7 +102,9 @@ TEST_CASE("Signals reach every process, and what they end with is given") {
   if (launcher == 0)
     _exit(launch(
         shell(folder, 2, "trap 'exit 75' TERM HUP; echo > $RANK; while :; do sleep 0.05; done")));
-  REQUIRE(wait_for([&] { return folder.has("0") && folder.has("1"); }));
+  REQUIRE(wait_for([&] {
+    return std::filesystem::exists(folder / "0") && std::filesystem::exists(folder / "1");
+  }));
   kill(launcher, signal);
   int status = 0;
   waitpid(launcher, &status, 0);
@@ -138,7 +116,9 @@ TEST_CASE("A signal that is passed on and ends the processes is told as shells d
   const Folder folder;
   const pid_t launcher = fork();
   if (launcher == 0) _exit(launch(shell(folder, 2, "echo > $RANK; exec sleep 60")));
-  REQUIRE(wait_for([&] { return folder.has("0") && folder.has("1"); }));
+  REQUIRE(wait_for([&] {
+    return std::filesystem::exists(folder / "0") && std::filesystem::exists(folder / "1");
+  }));
   kill(launcher, SIGTERM);
   int status = 0;
   waitpid(launcher, &status, 0);
@@ -150,11 +130,12 @@ TEST_CASE("Processes end with the launcher, whatever ends it") {
   const Folder folder;
   const pid_t launcher = fork();
   if (launcher == 0) _exit(launch(shell(folder, 2, "echo $$ > $RANK; exec sleep 60")));
-  REQUIRE(wait_for([&] { return !folder.text("0").empty() && !folder.text("1").empty(); }));
+  REQUIRE(wait_for(
+      [&] { return !read_bytes(folder / "0").empty() && !read_bytes(folder / "1").empty(); }));
   kill(launcher, SIGKILL);
   waitpid(launcher, nullptr, 0);
   for (const char* rank : {"0", "1"}) {
-    const pid_t process = std::stoi(folder.text(rank));
+    const pid_t process = std::stoi(read_bytes(folder / rank));
     REQUIRE(wait_for([&] { return !is_alive(process); }));
   }
 }

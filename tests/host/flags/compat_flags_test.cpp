@@ -3,6 +3,7 @@
 #include <set>
 
 #include "support/catch.h"
+#include "support/errors.h"
 
 namespace atelier::flags {
 namespace {
@@ -70,6 +71,19 @@ TEST_CASE("Flags of DiffSynth-Studio are taken, noted and refused", "[compat_fla
             "--offload_models has no effect: components that a stage does not need are not loaded "
             "anyway"});
   CHECK(problems.empty());
+}
+
+TEST_CASE("A value of another program is answered with what to do here", "[compat_flags]") {
+  CHECK(use_of_value("weighting_scheme", "mode") ==
+        "noise levels are drawn so by --timestep_sampling mode, with --weighting_scheme none");
+  CHECK(use_of_value("weighting_scheme", "sigma").empty());
+  CHECK(use_of_value("lr_scheduler", "mode").empty());
+  const CommandSpec command{"train", "", {{.name = "lr_warmup_steps", .kind = FlagKind::kInteger}}};
+  test::expect_error(
+      ErrorCode::kInvalidArgument,
+      {"--lr_warmup_steps: \"0.05\" is no whole number; steps are meant, not a part of "
+       "the run: 0.05 of 1000 steps is 50"},
+      [&] { parse_flags(command, std::vector<std::string>{"--lr_warmup_steps=0.05"}); });
 }
 
 TEST_CASE("What would be missed is refused", "[compat_flags]") {

@@ -165,4 +165,15 @@ TEST_CASE("Numbers out of range are told with the range", "[table]") {
   CHECK(problem_of({"--alpha", "-0.5"}) == "--alpha: -0.5 is outside [0, 1)");
 }
 
+TEST_CASE("A preset stands in for a number out of range", "[table]") {
+  Variables variables;
+  const Table table = table_of(variables);
+  report::Problems problems;
+  table.read(parse(table, {"--count", "6", "--rate", "-1", "--workers", "4"}), problems);
+  CHECK(problems.size() == 2);
+  CHECK(variables.count == 3);
+  CHECK(variables.rate == 1e-4);
+  CHECK(variables.workers == 4);
+}
+
 }  // namespace atelier::flags

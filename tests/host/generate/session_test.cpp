@@ -393,6 +393,34 @@ TEST_CASE("What is left open is what the model's folder says that it is for", "[
         MediaTarget{family.frames, 64, 48});
 }
 
+TEST_CASE("A denoiser that is named beside a model's folder goes by what the folder says",
+          "[session]") {
+  const Studio studio;
+  test::write_bytes(studio.folder / "model/model_index.json",
+                    R"({"_media_defaults": {"height": 32, "width": 48}})");
+  test::write_bytes(studio.folder / "model/scheduler/scheduler_config.json", R"({"shift": 8.0})");
+  const auto filled = [&](const std::string& denoiser) {
+    test::write_toy_component(studio.folder / denoiser, "dit", 2, 0.01f);
+    const auto model = test::open_toy_model(R"([")" + (studio.folder / "model") + R"(", ")" +
+                                            (studio.folder / denoiser) + R"("])");
+    CHECK(model->find_part("dit")->checkpoint.files().front() == studio.folder / denoiser);
+    Settings settings;
+    settings.schedule = "diffusers";
+    fill_target(settings, *model);
+    fill_from_folder(settings, *model);
+    return settings;
+  };
+  const Settings beside = filled("tuned.safetensors");
+  CHECK(target_of(beside) == MediaTarget{1, 32, 48});
+  CHECK(beside.flow_shift == 8.0);
+  // One in another model's folder goes by its own.
+  test::write_bytes(studio.folder / "other/model_index.json",
+                    R"({"_media_defaults": {"width": 64}})");
+  const Settings own = filled("other/transformer/model.safetensors");
+  CHECK(target_of(own) == MediaTarget{1, 1024, 64});
+  CHECK_FALSE(own.flow_shift);
+}
+
 TEST_CASE("A folder that says nonsense of its model is refused, and the entry is named",
           "[session]") {
   const auto [entries, what] = GENERATE(table<std::string, std::string>({

@@ -101,11 +101,15 @@ TEST_CASE("What a model's folder says is held against the table of what it is ab
   test::write_raw_safetensors(file, R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
                               "1234");
   const Checkpoint dit = Checkpoint::open(file, {file});
-  CHECK(folder_files(dit).empty());
+  const std::string model = model_folder_of(dit);
+  CHECK(model == folder / "m");
+  CHECK(folder_files(model).empty());
+  CHECK_FALSE(has_folder_files(model));
   test::write_bytes(folder / "m/model_index.json",
                     R"({"vae": ["diffusers", "Vae"], "extra": [null, null], "ratio": 0.5})");
   test::write_bytes(folder / "m/scheduler/scheduler_config.json", R"({"order": 2, "shift": 8.0})");
-  const std::vector<FolderFile> files = folder_files(dit);
+  const std::vector<FolderFile> files = folder_files(model);
+  CHECK(has_folder_files(model));
   REQUIRE(files.size() == 2);
   CHECK(files[0].path == folder / "m/scheduler/scheduler_config.json");
   const TensorIndex::Config scheduler = {{"order", int64_t{2}}, {"shift", 8.0}};
@@ -124,5 +128,5 @@ TEST_CASE("What a model's folder says is held against the table of what it is ab
                 "\"shift\" is not known", "--flow_shift"},
                [&] { check_folder_file(others, files[0]); });
   test::write_bytes(folder / "m/model_index.json", "[");
-  expect_error(ErrorCode::kDataLoss, {"model_index.json"}, [&] { folder_files(dit); });
+  expect_error(ErrorCode::kDataLoss, {"model_index.json"}, [&] { folder_files(model); });
 }

@@ -39,10 +39,11 @@ struct Twins final : test::ToyFamily {
 };
 
 // Writes a file of these tensors and returns what is found there.
-files::FoundCheckpoint write(const std::string& path, const std::vector<std::string>& tensors) {
+files::FoundCheckpoint write(const std::string& path, const std::vector<std::string>& tensors,
+                             const std::map<std::string, std::string>& metadata = {}) {
   NamedTensors values;
   for (const std::string& name : tensors) values[name] = at::zeros({4, 4});
-  files::write_safetensors(path, values);
+  files::write_safetensors(path, values, metadata);
   return {.files = {path, {path}}};
 }
 
@@ -105,6 +106,28 @@ TEST_CASE("The family is shown what the model's folder says beside a part", "[re
   CHECK(said[1].size() == 2);
   CHECK(beside.config_real("scheduler.shift") == 3.0);
   CHECK(std::get<std::string>(said[1].at("model_index._class_name")) == "TwinsPipeline");
+}
+
+TEST_CASE("The family is told which of two parts a saved file is", "[recognition]") {
+  const Folder folder;
+  Twins family;
+  std::vector<std::string> seen;
+  family.assigns = [&](std::span<FoundPart> parts) {
+    seen.clear();
+    for (const FoundPart& found : parts)
+      seen.push_back(found.part.component + ":" + found.hint.component);
+  };
+  const auto saved =
+      write(folder / "saved.safetensors", {"embed.weight"}, {{"atelier.component", "dit_low"}});
+  const auto other = write(folder / "other.safetensors", {"embed.weight"});
+  using Seen = std::vector<std::string>;
+  components_of(family, {other, saved});
+  CHECK(seen == Seen{"dit:", "dit_low:dit_low"});
+  // What the user says counts more, and one alone has none to be told from.
+  components_of(family, {other, saved}, {{"*saved*", {.component = "dit"}}});
+  CHECK(seen == Seen{"dit:", "dit:dit"});
+  components_of(family, {saved});
+  CHECK(seen == Seen{"dit:"});
 }
 
 TEST_CASE("What the user said of a part stays", "[recognition]") {

@@ -1,12 +1,8 @@
 #include "host/order/preview_prompts.h"
 
-#include <filesystem>
-#include <fstream>
-#include <unistd.h>
-
 #include "atelier/error.h"
 
-#include "support/catch.h"
+#include "support/files.h"
 
 namespace atelier::order {
 namespace {
@@ -45,22 +41,6 @@ Parsed parse(const std::string& text, std::span<const InputSpec> inputs = kInput
   parsed.message = message_of(problems);
   return parsed;
 }
-
-// A file of this process that goes away.
-class TextFile {
- public:
-  TextFile(const std::string& extension, const std::string& text)
-      : path_((std::filesystem::temp_directory_path() /
-               ("atelier_prompts_" + std::to_string(::getpid()) + extension))
-                  .string()) {
-    std::ofstream(path_, std::ios::binary) << text;
-  }
-  ~TextFile() { std::filesystem::remove(path_); }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 Parsed read(const std::string& path) {
   report::Problems problems;
@@ -101,6 +81,24 @@ TEST_CASE("Each line is a prompt with its switches", "[sample_prompts]") {
   REQUIRE(jobs[2].settings.prompt == "last");
   REQUIRE(jobs[2].settings.height == 512);
   REQUIRE(jobs[2].settings.width == 256);
+}
+
+TEST_CASE("Lines of JSON belong into a .jsonl file, and braces into a prompt", "[sample_prompts]") {
+  const std::string lines =
+      "# drawn by generate\n"
+      R"({"prompt": "a cat", "width": 64})"
+      "\n"
+      R"({"prompt": "a dog"})"
+      "\n";
+  CHECK(parse(lines).message ==
+        "prompts.txt:2: is a line of JSON, and this file holds one prompt a line; call the file "
+        ".jsonl");
+  const test::Folder folder;
+  test::write_bytes(folder / "prompts.jsonl", R"({"prompt": "a cat", "width": 64})");
+  CHECK(read(folder / "prompts.jsonl").message.empty());
+  const auto [jobs, message] = parse("{a|b} cat\n{\"prompt\": \"a cat\"} --w 64\n[\"a\"]");
+  CHECK(message.empty());
+  CHECK(jobs.size() == 3);
 }
 
 TEST_CASE("Switches say where guidance ends and how long it makes things", "[sample_prompts]") {
@@ -230,25 +228,27 @@ TEST_CASE("A file without prompts is a problem", "[sample_prompts]") {
 }
 
 TEST_CASE("Files are read by what their names end in", "[sample_prompts]") {
-  const TextFile text(".txt", "a fox --w 64");
-  const auto lines = read(text.path());
+  const test::Folder folder;
+  const std::string text = folder / "prompts.txt", objects = folder / "prompts.jsonl";
+  test::write_bytes(text, "a fox --w 64");
+  const auto lines = read(text);
   REQUIRE(lines.message.empty());
   REQUIRE(lines.jobs.at(0).settings.width == 64);
-  REQUIRE(lines.jobs[0].place.file == text.path());
+  REQUIRE(lines.jobs[0].place.file == text);
 
-  const TextFile objects(".jsonl", "{\"prompt\": \"a --w 64\", \"height\": 32}\n");
-  const auto read_objects = read(objects.path());
+  test::write_bytes(objects, "{\"prompt\": \"a --w 64\", \"height\": 32}\n");
+  const auto read_objects = read(objects);
   REQUIRE(read_objects.message.empty());
   REQUIRE(read_objects.jobs.at(0).settings.prompt == "a --w 64");
   REQUIRE(read_objects.jobs[0].settings.height == 32);
 
-  const TextFile wrong(".jsonl", "{\"prompt\": \"a\", \"hight\": 32}\n");
-  REQUIRE_THAT(read(wrong.path()).message,
+  test::write_bytes(objects, "{\"prompt\": \"a\", \"hight\": 32}\n");
+  REQUIRE_THAT(read(objects).message,
                Catch::Contains(":1: \"hight\" is not known") && Catch::Contains("\"height\""));
   REQUIRE_THAT(read("prompts.toml").message, Catch::Contains(".jsonl file"));
   REQUIRE_THAT(read("no/such/file.txt").message,
                Catch::Contains("--sample_prompts: no/such/file.txt: No such file"));
-  REQUIRE_THAT(read(std::filesystem::temp_directory_path().string()).message,
+  REQUIRE_THAT(read(folder.path()).message,
                Catch::Contains("--sample_prompts: ") && Catch::Contains("s a directory"));
 }
 

@@ -431,6 +431,11 @@ kind = "AdamW"
        file + ":8: num_epochs: 0 is less than 1",
        file + ":9: lora_alpha: ", file + ":10: task: \"stf\" is not one of",
        file + ":12: \"optimizer\" is not known; keys stand at the top level"});
+  write_bytes(file, "network_dim = 8\n\nmax_train_epochs = 2\nlr = 1e-4\n");
+  expect_wrong({"--config", file},
+               {file + ":1: \"network_dim\" is a flag of kohya's trainers; use --lora_rank",
+                file + ":3: \"max_train_epochs\" is a flag of kohya's trainers; use --num_epochs",
+                file + ":4: \"lr\" is a flag of other trainers; use --learning_rate"});
   write_bytes(file, "seed = 1\nlora_rank = \n");
   expect_wrong({"--config", file}, {file + ":2: ", "TOML is expected"});
   std::string deep = "model_paths";
@@ -570,6 +575,30 @@ TEST_CASE("A resumed run brings its configuration below all others", "[config]")
   expect_wrong({"--resume", folder / "none"}, {"none"}, ErrorCode::kNotFound);
 }
 
+TEST_CASE("Epochs that are said take the place of the steps of the run that is resumed",
+          "[config]") {
+  const Folder folder;
+  const std::string run =
+      parse(kLora + Arguments{"--lora_rank", "4", "--max_train_steps", "4"}).effective_toml;
+  write_run(folder / "saved", 4, run);
+  write_bytes(folder / "begun/config.toml", run);
+  write_bytes(folder / "more.toml", "num_epochs = 2\n");
+  for (const char* name : {"saved", "begun"}) {
+    const Arguments resume = {"--resume", folder / name};
+    CHECK(parse(resume).max_train_steps == 4);
+    CHECK(
+        parse(resume + Arguments{"--num_epochs", "2", "--max_train_steps", "9"}).max_train_steps ==
+        9);
+    for (const Arguments& epochs :
+         {Arguments{"--num_epochs", "2"}, Arguments{"--config", folder / "more.toml"}}) {
+      const Training c = parse(resume + epochs);
+      CHECK(c.num_epochs == 2);
+      CHECK(!c.max_train_steps);
+      CHECK_THAT(c.effective_toml, !Contains("max_train_steps"));
+    }
+  }
+}
+
 TEST_CASE("A run without a checkpoint begins again with its configuration", "[config]") {
   const Folder folder;
   write_bytes(folder / "lora.safetensors", "");
@@ -587,6 +616,15 @@ TEST_CASE("A run without a checkpoint begins again with its configuration", "[co
   CHECK(c.lora.checkpoint == folder / "lora.safetensors");  // it begins from the beginning
   CHECK(count_notes(c, "no checkpoint in " + (folder / "moved") + ", training begins from the") ==
         1);
+}
+
+TEST_CASE("A run that has weights and no checkpoint is not said to begin again", "[config]") {
+  const Folder folder;
+  write_bytes(folder / "out/config.toml", parse(kLora).effective_toml);
+  write_bytes(folder / "out/step-4.safetensors", "");
+  CHECK(parse({"--resume", folder / "out"}).notes.empty());  // and is refused by its folder
+  CHECK(count_notes(parse({"--resume", folder / "out", "--output_path", folder / "new"}),
+                    "training begins from the beginning") == 1);
 }
 
 TEST_CASE("The latest checkpoint is that of the output folder, if there is one", "[config]") {
@@ -695,7 +733,7 @@ TEST_CASE("Flags that need or exclude one another are told with both names", "[c
   expect_wrong({"--sample_every_n_steps", "5"}, {"give --sample_prompts FILE"});
   expect_wrong({"--validation_steps", "5"}, {"give --validation_dataset_base_path"});
   expect_wrong({"--extra_inputs", "count,edit_image"},
-               {"\"edit_image\" is no input of toy: they are \"prompt\", \"count\""});
+               {"\"edit_image\" is no input of toy; they are \"prompt\", \"count\""});
   expect_wrong({"--optimizer_args", "betas=0.9"}, {"\"betas\" is not known", "--adam_beta1"});
   expect_wrong({"--optimizer_args", "d_coef=x"}, {"d_coef: \"x\" is no number"});
   CHECK(parse(kLora + Arguments{"--task", "direct_distill", "--extra_inputs",

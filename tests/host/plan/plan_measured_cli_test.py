@@ -36,12 +36,14 @@ GENERATE = [
     {**CLIPS, **sized(64), "num_frames": 9},
     {**CLIPS, **sized(96), "num_frames": 17},
     {**SHAPES, **sized(256), "storage": "dit=fp8"},
+    {**SHAPES, **sized(256), "storage": "dit=nf4", "dtype": "bfloat16"},
 ]
 TRAIN = [
     {**SHAPES, **sized(496), **FULL, **AGAIN, "dtype": "bfloat16"},
     {**SHAPES, **sized(400), **FULL, **AGAIN},
     {**SHAPES, **sized(256), **FULL, **KEPT},
     {**SHAPES, **sized(256), **LORA, **AGAIN},
+    {**SHAPES, **sized(256), **LORA, **AGAIN, "storage": "dit=nf4", "dtype": "bfloat16"},
     {**SHAPES, **sized(256), **LORA, "activation_memory_budget": "0.5"},
     {**SHAPES, **sized(256), **FULL, **AGAIN, "gradient_accumulation_steps": 2},
     {**SHAPES, **sized(256), **FULL, **AGAIN, "optimizer_type": "AdamW8bit"},

@@ -161,12 +161,14 @@ TEST_CASE("What a folder holds of a run is told from what belongs to nobody", "[
     write_bytes(out + "/" + name, "");
   CHECK(find_occupants(out).results.empty());
   CHECK(find_occupants(out).records.empty());
-  for (const char* name : {"config.toml", "loss.csv", "tensorboard_log/events", "samples/a.png",
-                           "checkpoints/step-00000001/MANIFEST.json", "step-1.safetensors",
-                           "model_index.json", "model.safetensors.index.json"})
+  for (const char* name :
+       {"config.toml", "loss.csv", "tensorboard_log/events", "samples/a.png",
+        "checkpoints/step-00000001/MANIFEST.json", "step-1.safetensors", "model_index.json",
+        "model.safetensors.index.json", "transformer/config.json"})
     write_bytes(out + "/" + name, "");
   CHECK(find_occupants(out).results == Names{"checkpoints", "model.safetensors.index.json",
-                                             "model_index.json", "step-1.safetensors"});
+                                             "model_index.json", "step-1.safetensors",
+                                             "transformer"});
   CHECK(find_occupants(out).records ==
         Names{"config.toml", "loss.csv", "samples", "tensorboard_log"});
 }

@@ -18,7 +18,7 @@ from tiny_run import pixels
 SHAPES = program.REPOSITORY / "examples/shapes"
 REQUESTS = int(sys.argv.pop(1)) if len(sys.argv) > 1 and sys.argv[1].isdigit() else 700
 CLIENTS = 4  # whose jobs are there at once
-SIZES = [(64, 64), (96, 64), (64, 96), (128, 128)]
+SIZES = [(64, 64), (96, 64), (64, 96), (128, 64)]
 PROMPTS = ["a red circle on a white ground", "a blue star on a green ground", "a yellow square on a black ground"]
 STRENGTHS = [None, 0.25, 0.5, 1.0]
 WARM = 500  # requests, after which the server has met all shapes and its caches are full

@@ -1,7 +1,9 @@
 #include "host/train/run_checks.h"
 
+#include <chrono>
 #include <unistd.h>
 
+#include "host/samples/cache_manifest.h"
 #include "run_toy.h"
 
 namespace atelier::train {
@@ -11,6 +13,7 @@ using order::Stage;
 using order::Training;
 
 namespace fs = std::filesystem;
+using namespace std::chrono_literals;
 
 // What is wrong, one a line; empty: nothing.
 std::string text_of(const report::Problems& problems) {
@@ -96,6 +99,87 @@ TEST_CASE("A run that was started once more before its first save has its folder
   CHECK(output.check().empty());
 }
 
+TEST_CASE("Of a run that has weights and no state, the weights are offered", "[run_checks]") {
+  OutputFolder output;
+  output.config.output.is_resumed = true;
+  output.config.lora.base_models = {"dit"};
+  output.write("config.toml", output.config.effective_toml);
+  output.write("step-10.safetensors");
+  output.write("step-4.safetensors");
+  const std::string folder = output.config.output.output_path;
+  fs::last_write_time(folder + "/step-4.safetensors",
+                      fs::last_write_time(folder + "/step-10.safetensors") - 1h);
+  CHECK_THAT(output.check(), Catch::Contains("begin with the weights by --config " + folder +
+                                             "/config.toml --lora_checkpoint " + folder +
+                                             "/step-10.safetensors --output_path FOLDER"));
+  output.config.lora.base_models.clear();
+  fs::remove(folder + "/config.toml");
+  CHECK_THAT(output.check(), Catch::Contains("the weights by --resume_from_checkpoint " + folder));
+  for (const char* name : {"step-10.safetensors", "step-4.safetensors"})
+    fs::remove(folder + "/" + name);
+  output.write("step-4-00001-of-00002.safetensors");
+  CHECK_THAT(output.check(), Catch::Contains("; move them away, or choose another folder"));
+}
+
+TEST_CASE("A run that has no state yet is begun again where it is", "[run_checks]") {
+  const OutputFolder output;
+  output.write("config.toml", "seed = 43\n");
+  CHECK_THAT(output.check(), Catch::Contains("begin that run again by --resume " +
+                                             output.config.output.output_path + ", move them"));
+}
+
+TEST_CASE("While a run writes into its folder, that is what is wrong with it", "[run_checks]") {
+  const OutputFolder output;
+  output.write("config.toml", "seed = 43\n");
+  {
+    const run::RunFolder other(output.config.output.output_path);
+    CHECK_THAT(output.check(), Catch::Contains("run: another run writes here: ") &&
+                                   Catch::Contains("wait for its end") &&
+                                   !Catch::Contains("config.toml"));
+  }
+  CHECK_THAT(output.check(), Catch::Contains("holds files of another run"));
+}
+
+TEST_CASE("A cache that cannot be written is told before anything begins", "[run_checks]") {
+  OutputFolder output;
+  const auto check = [&] {
+    report::Problems problems;
+    check_cache_folder(output.config, problems);
+    return text_of(problems);
+  };
+  output.config.cache_path = output.config.output.output_path + "/cache";
+  CHECK(check().empty());
+  output.config.cache_path = output.folder / "file";
+  test::write_bytes(output.config.cache_path, "");
+  CHECK_THAT(check(), Catch::StartsWith("--cache_path: ") &&
+                          Catch::Contains("file: is no folder; name a folder"));
+  output.config.cache_path = output.folder / "file/below";
+  CHECK_THAT(check(), Catch::StartsWith("--cache_path: ") && Catch::Contains("name a folder"));
+  output.config.stage = Stage::kTrain;  // only reads
+  CHECK(check().empty());
+}
+
+TEST_CASE("A cache in a folder that is read-only has to be there already", "[run_checks]") {
+  OutputFolder output;
+  output.config.cache_path = output.folder / "cache";
+  const auto check = [&] {
+    const uid_t user = geteuid();
+    if (user == 0) REQUIRE(seteuid(65534) == 0);  // root may write anywhere
+    report::Problems problems;
+    check_cache_folder(output.config, problems);
+    REQUIRE(seteuid(user) == 0);
+    return text_of(problems);
+  };
+  fs::permissions(output.folder.path(), fs::perms(0555));
+  CHECK_THAT(check(), Catch::StartsWith("--cache_path: cannot write into the folder ") &&
+                          Catch::Contains("choose another one"));
+  fs::permissions(output.folder.path(), fs::perms(0755));
+  test::write_bytes(samples::Manifest::path(output.config.cache_path), "{}");
+  fs::permissions(output.config.cache_path, fs::perms(0555));
+  CHECK(check().empty());
+  fs::permissions(output.config.cache_path, fs::perms(0755));
+}
+
 // A run that was saved after its first step, and another one that wants to go on from there.
 struct Resumed : test::RunToy {
   static constexpr const char* kToml =
@@ -156,6 +240,40 @@ TEST_CASE("What a run cannot change is refused with the flag and both values", "
       run.check(replaced(Resumed::kToml, "lora_base_model", "trainable_models")),
       Catch::Contains("--trainable_models: \"dit\", and the run that is resumed has none") &&
           Catch::Contains("--lora_base_model: none, and the run that is resumed has \"dit\""));
+}
+
+TEST_CASE("The factor of a LoRA stays what it was when it was learnt", "[run_checks]") {
+  Resumed run;
+  CHECK(run.check(Resumed::kToml + std::string("lora_alpha = 4.0\n")).empty());  // the rank
+  CHECK_THAT(run.check(Resumed::kToml + std::string("lora_alpha = 32.0\n")),
+             Catch::Contains("--lora_alpha: \"32\", and the run that is resumed has \"4\"; "
+                             "leave it out, or begin another run"));
+  const std::string rooted = Resumed::kToml + std::string("use_rslora = true\n");
+  CHECK_THAT(run.check(rooted), Catch::Contains("--use_rslora: \"true\", and the run that"));
+  run.save(rooted);
+  CHECK(run.check(rooted).empty());
+  CHECK_THAT(run.check(Resumed::kToml), Catch::Contains("--use_rslora: none, and the run that"));
+}
+
+TEST_CASE("A preset LoRA may be moved, but neither changed nor left out", "[run_checks]") {
+  Resumed run;
+  const auto with = [&](const std::string& name) {
+    return Resumed::kToml +
+           ("preset_lora_model = \"dit\"\npreset_lora_path = \"" + (run.folder / name) + "\"\n");
+  };
+  test::write_bytes(run.folder / "a.safetensors", "one");
+  test::write_bytes(run.folder / "b.safetensors", "one");
+  test::write_bytes(run.folder / "c.safetensors", "two");
+  CHECK_THAT(run.check(with("a.safetensors")),
+             Catch::Contains("--preset_lora_path: \"") &&
+                 Catch::Contains("and the run that is resumed has none"));
+  run.save(with("a.safetensors"));
+  CHECK(run.check(with("a.safetensors")).empty());
+  CHECK(run.check(with("b.safetensors")).empty());
+  CHECK_THAT(run.check(with("c.safetensors")), Catch::Contains("--preset_lora_path: "));
+  CHECK_THAT(run.check(Resumed::kToml), Catch::Contains("--preset_lora_path: none, and the run"));
+  fs::remove(run.folder / "a.safetensors");
+  CHECK(run.check(with("b.safetensors")).empty());
 }
 
 TEST_CASE("Tensors that only one of the runs trains are named where no flag differs",

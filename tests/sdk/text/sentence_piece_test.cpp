@@ -1,18 +1,14 @@
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "atelier/error.h"
 #include "atelier/text/tokenizer.h"
 
-#include "support/errors.h"
+#include "support/files.h"
 
 namespace atelier::text {
 namespace {
 
-namespace fs = std::filesystem;
 using Catch::Contains;
 using nlohmann::json;
 using Ids = std::vector<int64_t>;
@@ -77,29 +73,15 @@ struct Model {
   }
 };
 
-class ModelFolder {
- public:
-  ModelFolder() {
-    std::string name = (fs::temp_directory_path() / "sentence_piece_test.XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
-  ModelFolder(const ModelFolder&) = delete;
-  ModelFolder& operator=(const ModelFolder&) = delete;
-  ~ModelFolder() { fs::remove_all(path_); }
-  std::string write(const std::string& name, const std::string& bytes) const {
-    std::ofstream(path_ / name, std::ios::binary) << bytes;
-    return (path_ / name).string();
-  }
-  std::string path() const { return path_.string(); }
-
- private:
-  fs::path path_;
-};
+// Writes a file into the folder. Returns its path.
+std::string written(const test::Folder& folder, const std::string& name, const std::string& bytes) {
+  test::write_bytes(folder / name, bytes);
+  return folder / name;
+}
 
 std::shared_ptr<const Tokenizer> load(Model model) {
-  const ModelFolder folder;
-  return Tokenizer::load(folder.write("tokenizer.model", model.bytes()));
+  const test::Folder folder;
+  return Tokenizer::load(written(folder, "tokenizer.model", model.bytes()));
 }
 
 Error model_error_of(const std::string& path) {
@@ -208,27 +190,27 @@ TEST_CASE("Of cuts with equal sums the one that is found first stays", "[tokeniz
 }
 
 TEST_CASE("SentencePiece models that cannot be read are refused", "[tokenizer]") {
-  const ModelFolder folder;
+  const test::Folder folder;
   for (const auto& [kind, name] : {std::pair(3, "word"), std::pair(4, "character")}) {
     Model model;
     model.kind = kind;
-    const Error error = model_error_of(folder.write("a.model", model.bytes()));
+    const Error error = model_error_of(written(folder, "a.model", model.bytes()));
     CHECK(error.code() == ErrorCode::kUnsupported);
     CHECK_THAT(error.what(), Contains("a.model") && Contains(name));
   }
-  const Error damaged = model_error_of(folder.write("b.model", Model().bytes() + "\x0A\x7F"));
+  const Error damaged = model_error_of(written(folder, "b.model", Model().bytes() + "\x0A\x7F"));
   CHECK(damaged.code() == ErrorCode::kDataLoss);
   CHECK_THAT(damaged.what(), Contains("b.model:byte "));
-  CHECK(model_error_of(folder.path() + "/c.model").code() == ErrorCode::kNotFound);
+  CHECK(model_error_of(folder / "c.model").code() == ErrorCode::kNotFound);
 }
 
 TEST_CASE("A folder's tokenizer.json comes before its tokenizer.model", "[tokenizer]") {
-  const ModelFolder folder;
+  const test::Folder folder;
   Model model;
   const int a = model.add("a");
-  folder.write("tokenizer.model", model.bytes());
+  written(folder, "tokenizer.model", model.bytes());
   CHECK(Tokenizer::load(folder.path())->encode("a") == Ids{a});
-  folder.write("tokenizer.json", "{");
+  written(folder, "tokenizer.json", "{");
   CHECK_THAT(model_error_of(folder.path()).what(), Contains("tokenizer.json"));
 }
 
@@ -253,9 +235,9 @@ TEST_CASE("tokenizer.json with byte fallback spells spaces and bytes as it says"
                  {"unk_token", "<unk>"},
                  {"vocab", vocab},
                  {"merges", {"\u2581 a", "a a"}}}}};
-  const ModelFolder folder;
+  const test::Folder folder;
   const auto encode = [&](const std::string& text) {
-    return Tokenizer::load(folder.write("tokenizer.json", file.dump()))->encode(text);
+    return Tokenizer::load(written(folder, "tokenizer.json", file.dump()))->encode(text);
   };
   CHECK(encode(" a aaa\u00e9") == Ids{3, 3, 4, 10 + 0xC3, 10 + 0xA9});
   CHECK(encode("").empty());
@@ -268,7 +250,7 @@ TEST_CASE("tokenizer.json with byte fallback spells spaces and bytes as it says"
   const auto refused = [&](const char* pointer, const json& value) {
     json changed = file;
     changed[json::json_pointer(pointer)] = value;
-    return model_error_of(folder.write("tokenizer.json", changed.dump())).code();
+    return model_error_of(written(folder, "tokenizer.json", changed.dump())).code();
   };
   CHECK(refused("/model/byte_fallback", false) == ErrorCode::kUnsupported);
   json missing = vocab;
@@ -285,9 +267,9 @@ TEST_CASE("tokenizer.json of a unigram model is read with Metaspace", "[tokenize
                 {{"type", "Metaspace"}, {"replacement", "\u2581"}, {"prepend_scheme", "always"}}},
                {"model", {{"type", "Unigram"}, {"unk_id", 0}, {"vocab", vocab}}},
                {"added_tokens", {{{"id", 6}, {"content", "<x>"}}}}};
-  const ModelFolder folder;
+  const test::Folder folder;
   const auto encode = [&](const std::string& text) {
-    return Tokenizer::load(folder.write("tokenizer.json", file.dump()))->encode(text);
+    return Tokenizer::load(written(folder, "tokenizer.json", file.dump()))->encode(text);
   };
   CHECK(encode("a aaa") == Ids{3, 3, 5});
   CHECK(encode("") == Ids{});
@@ -319,7 +301,7 @@ TEST_CASE("tokenizer.json of a unigram model is read with Metaspace", "[tokenize
   const auto refused = [&](const char* pointer, const json& value) {
     json changed = file;
     changed[json::json_pointer(pointer)] = value;
-    return model_error_of(folder.write("tokenizer.json", changed.dump())).code();
+    return model_error_of(written(folder, "tokenizer.json", changed.dump())).code();
   };
   CHECK(refused("/pre_tokenizer/pretokenizers/1/prepend_scheme", "first") ==
         ErrorCode::kUnsupported);
@@ -331,7 +313,7 @@ TEST_CASE("tokenizer.json of a unigram model is read with Metaspace", "[tokenize
   CHECK(refused("/model/unk_id", nullptr) == ErrorCode::kUnsupported);
   file["pre_tokenizer"] = {
       {"type", "Metaspace"}, {"replacement", "\u2581"}, {"prepend_scheme", "first"}};
-  CHECK(model_error_of(folder.write("tokenizer.json", file.dump())).code() ==
+  CHECK(model_error_of(written(folder, "tokenizer.json", file.dump())).code() ==
         ErrorCode::kUnsupported);
 }
 
@@ -340,8 +322,8 @@ TEST_CASE("A unigram tokenizer.json spells unknown characters in bytes where it 
   const json vocab = json::array({{"<unk>", 0}, {"a", -1}, {"<0xC3>", -5}, {"<0xA9>", -5}});
   const json file = {
       {"model", {{"type", "Unigram"}, {"unk_id", 0}, {"vocab", vocab}, {"byte_fallback", true}}}};
-  const ModelFolder folder;
-  const auto tokenizer = Tokenizer::load(folder.write("tokenizer.json", file.dump()));
+  const test::Folder folder;
+  const auto tokenizer = Tokenizer::load(written(folder, "tokenizer.json", file.dump()));
   CHECK(tokenizer->encode("a\u00e9\u00e9") == Ids{1, 2, 3, 2, 3});
   CHECK(tokenizer->encode("a\u00e9\u00e8") == Ids{1, 0});  // one byte has none
 }

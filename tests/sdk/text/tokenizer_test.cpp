@@ -1,16 +1,14 @@
 #include "atelier/text/tokenizer.h"
 
 #include <chrono>
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "atelier/error.h"
 
-#include "support/errors.h"
+#include "support/files.h"
 
 namespace atelier::text {
 namespace {
@@ -18,6 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 using Strings = std::vector<std::string>;
+using test::Folder;
 
 const std::string kSingleDigits =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
@@ -25,27 +24,6 @@ const std::string kSingleDigits =
 const std::string kThreeDigits =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|)"
     R"( ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-
-// A folder that goes with the test.
-class Folder {
- public:
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "tokenizer_test.XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { fs::remove_all(path_); }
-
-  std::string path(const std::string& name = "") const { return (path_ / name).string(); }
-  void write(const std::string& name, const std::string& bytes) const {
-    std::ofstream(path_ / name, std::ios::binary) << bytes;
-  }
-
- private:
-  fs::path path_;
-};
 
 // How a byte-level vocabulary spells raw bytes.
 std::string spell(const std::string& bytes) {
@@ -124,23 +102,23 @@ struct Files {
   }
 
   void write_old_layout(const Folder& folder, const std::string& tokenizer_class) const {
-    folder.write("vocab.json", vocab().dump());
+    test::write_bytes(folder / "vocab.json", vocab().dump());
     std::string lines = "#version: 0.2\n";
     for (const auto& [left, right] : merges) lines += spell(left) + ' ' + spell(right) + '\n';
-    folder.write("merges.txt", lines);
+    test::write_bytes(folder / "merges.txt", lines);
     json config = {{"tokenizer_class", tokenizer_class}};
     for (json token : added) {
       const std::string id = token["id"].dump();
       token.erase("id");
       config["added_tokens_decoder"][id] = token;
     }
-    folder.write("tokenizer_config.json", config.dump());
+    test::write_bytes(folder / "tokenizer_config.json", config.dump());
   }
 };
 
 std::shared_ptr<const Tokenizer> load(const json& tokenizer_json) {
   const Folder folder;
-  folder.write("tokenizer.json", tokenizer_json.dump());
+  test::write_bytes(folder / "tokenizer.json", tokenizer_json.dump());
   return Tokenizer::load(folder.path());
 }
 
@@ -175,8 +153,8 @@ Error error_of(const std::string& path, const std::optional<ByteLevelRules>& rul
 
 Error error_of(const json& tokenizer_json) {
   const Folder folder;
-  folder.write("tokenizer.json", tokenizer_json.dump());
-  return error_of(folder.path("tokenizer.json"));
+  test::write_bytes(folder / "tokenizer.json", tokenizer_json.dump());
+  return error_of(folder / "tokenizer.json");
 }
 
 using Catch::Matchers::Contains;
@@ -325,7 +303,7 @@ TEST_CASE("Both layouts of one tokenizer give the same ids", "[tokenizer]") {
   // Where both are there, tokenizer.json is read.
   Files other = files;
   other.add_token("dog");
-  folder.write("tokenizer.json", other.tokenizer_json().dump());
+  test::write_bytes(folder / "tokenizer.json", other.tokenizer_json().dump());
   CHECK(Tokenizer::load(folder.path())->id("dog") == 263);
 }
 
@@ -340,8 +318,8 @@ TEST_CASE("How text is split without tokenizer.json is told by who loads it", "[
   CHECK(tokenizer->encode("e\u0301") == std::vector<int64_t>{'e', 0xCC, 0x81});
   CHECK(tokenizer->encode("a'S") == std::vector<int64_t>{'a', '\'', 'S'});  // not a contraction
 
-  folder.write("tokenizer_config.json",
-               R"({"tokenizer_class": "GPT2TokenizerFast", "add_prefix_space": true})");
+  test::write_bytes(folder / "tokenizer_config.json",
+                    R"({"tokenizer_class": "GPT2TokenizerFast", "add_prefix_space": true})");
   tokenizer = Tokenizer::load(folder.path(), rules);
   CHECK(tokenizer->encode("a") == std::vector<int64_t>{258});
   CHECK(tokenizer->encode(" a") == std::vector<int64_t>{258});
@@ -354,7 +332,7 @@ TEST_CASE("How text is split without tokenizer.json is told by who loads it", "[
                                Contains("GPT2Tokenizer is expected") && Contains("tokenizer.json"));
   CHECK(Tokenizer::load(folder.path(), ByteLevelRules{})->size() == 260);
 
-  fs::remove(folder.path("tokenizer_config.json"));
+  fs::remove(folder / "tokenizer_config.json");
   CHECK_THAT(error_of(folder.path(), rules).what(), Contains("no tokenizer_class"));
   const Error untold = error_of(folder.path());
   CHECK(untold.code() == ErrorCode::kUnsupported);
@@ -431,29 +409,29 @@ TEST_CASE("What is missing or broken is named with its file", "[tokenizer]") {
   CHECK(error.code() == ErrorCode::kNotFound);
   CHECK_THAT(error.what(), Contains("tokenizer.json") && Contains("vocab.json"));
 
-  error = error_of(folder.path("none.json"));
+  error = error_of(folder / "none.json");
   CHECK(error.code() == ErrorCode::kNotFound);
   CHECK_THAT(error.what(), Contains("none.json: no such file"));
 
   Files files;
   files.merges = {{"a", "b"}};
   files.write_old_layout(folder, "SomeTokenizer");
-  fs::remove(folder.path("merges.txt"));
+  fs::remove(folder / "merges.txt");
   error = error_of(folder.path());
   CHECK(error.code() == ErrorCode::kNotFound);
   CHECK_THAT(error.what(), Contains("merges.txt"));
 
-  folder.write("merges.txt", "#version: 0.2\na b\nabc\n");
+  test::write_bytes(folder / "merges.txt", "#version: 0.2\na b\nabc\n");
   error = error_of(folder.path());
   CHECK(error.code() == ErrorCode::kDataLoss);
   CHECK_THAT(error.what(), Contains("/merges.txt:3: "));
 
-  folder.write("merges.txt", "a b\na nothing\n");
+  test::write_bytes(folder / "merges.txt", "a b\na nothing\n");
   error = error_of(folder.path());
   CHECK(error.code() == ErrorCode::kDataLoss);
   CHECK_THAT(error.what(), Contains("merges.txt") && Contains("nothing"));
 
-  folder.write("vocab.json", R"({"a": 1, "b": 1})");
+  test::write_bytes(folder / "vocab.json", R"({"a": 1, "b": 1})");
   error = error_of(folder.path());
   CHECK(error.code() == ErrorCode::kDataLoss);
   CHECK_THAT(error.what(), Contains("/vocab.json"));
@@ -471,7 +449,7 @@ TEST_CASE("A tokenizer.json cut short is refused wherever it ends", "[tokenizer]
   const std::string whole = files.tokenizer_json().dump();
   const Folder folder;
   for (size_t size = 0; size < whole.size(); size += 37) {
-    folder.write("tokenizer.json", whole.substr(0, size));
+    test::write_bytes(folder / "tokenizer.json", whole.substr(0, size));
     const Error error = error_of(folder.path());
     CHECK(error.code() == ErrorCode::kDataLoss);
     CHECK_THAT(error.what(), Contains("tokenizer.json:"));
