@@ -9,6 +9,7 @@
 #include "formats/escape.h"
 #include "host/cli/group.h"
 #include "host/files/file_reader.h"
+#include "host/model/family_choice.h"
 #include "host/model/model_flags.h"
 #include "host/report/problems.h"
 #include "host/weights/storage.h"
@@ -55,15 +56,22 @@ bool names_a_model(const flags::ParsedFlags& flags) {
 
 std::unique_ptr<model::LoadedModel> open_named_model(const flags::ParsedFlags& flags) {
   const std::optional<std::string> plugin = flags.find_text("plugin");
-  if (!plugin && !names_a_model(flags)) return nullptr;
-  if (!plugin || !names_a_model(flags))
-    throw Error(ErrorCode::kInvalidArgument,
-                plugin ? "--plugin is given without a model" : "a model is given without --plugin",
-                plugin ? "pass its files with --model_paths or --model_id_with_origin_paths"
-                       : "name its family with --plugin");
-  const plugins::Plugin& opened = plugins::open_plugin(*plugin, flags.text("plugin_path"));
-  return open_headers(*opened.family, flags.text("model_paths"),
-                      flags.text("model_id_with_origin_paths"), flags.json("model_hints"));
+  if (!names_a_model(flags)) {
+    if (!plugin) return nullptr;
+    throw Error(ErrorCode::kInvalidArgument, "--plugin is given without a model",
+                "pass its files with --model_paths or --model_id_with_origin_paths");
+  }
+  const std::string paths = flags.text("model_paths"),
+                    ids = flags.text("model_id_with_origin_paths");
+  report::Problems problems;
+  const plugins::Plugin* const chosen =
+      model::choose_family({.plugin = plugin,
+                            .plugin_path = flags.text("plugin_path"),
+                            .model_paths = paths,
+                            .model_id_with_origin_paths = ids},
+                           problems);
+  problems.throw_if_any();
+  return open_headers(*chosen->family, paths, ids, flags.json("model_hints"));
 }
 
 std::unique_ptr<model::LoadedModel> open_headers(const ModelFamily& family,

@@ -29,8 +29,9 @@ int run_lora_extract(std::span<const std::string> arguments);
 // --plugin, --plugin_path, --model_hints and where models are found; none of them required.
 std::vector<flags::FlagSpec> lora_model_flags();
 bool names_a_model(const flags::ParsedFlags& flags);
-// What open_headers gives for the model that the flags name; null when they name none. Throws what
-// open_plugin and LoadedModel::open throw, and Error{kInvalidArgument} for half of the flags.
+// What open_headers gives for the model that the flags name; null when they name none. Without
+// --plugin its files say its family. Throws what choose_family tells and LoadedModel::open throws,
+// and Error{kInvalidArgument} for --plugin alone.
 std::unique_ptr<model::LoadedModel> open_named_model(const flags::ParsedFlags& flags);
 // A model without any weights: the family's denoiser and whatever else is found. `lenders`: see
 // LoadOptions.

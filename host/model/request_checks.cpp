@@ -71,6 +71,7 @@ void check_compute(const LoadedModel& model, const LoadOptions& request,
     if (!check_component(model.family(), component, "--compute", problems)) continue;
     if (model.find_part(component) == nullptr) continue;
     const weights::Storage storage = model.storage(component);
+    const std::string said(weights::storage_name(storage));
     if (compute == weights::Compute::kBf16 && model.dtype(component) != at::kBFloat16)
       problems.add(place_of("--compute", component) + "its weights are " +
                        std::string(at::toString(model.dtype(component))) +
@@ -80,7 +81,9 @@ void check_compute(const LoadedModel& model, const LoadOptions& request,
         storage != weights::Storage::kInt8)
       problems.add(place_of("--compute", component) +
                        "w8a8 multiplies 8-bit codes, and its weights rest " +
-                       (storage == weights::Storage::kPlain ? "in --dtype" : "as published"),
+                       (storage == weights::Storage::kPlain       ? "in --dtype"
+                        : storage == weights::Storage::kPublished ? "as published"
+                                                                  : "as " + said),
                    "add --storage " + component + "=int8 or " + component + "=fp8");
   }
 }

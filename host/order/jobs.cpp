@@ -53,9 +53,16 @@ std::optional<Job> parse_job(std::string_view text, const Origin& place, const S
 
 std::vector<Job> parse_jobs(std::string_view text, const std::string& name, const Settings& base,
                             std::span<const InputSpec> inputs, report::Problems& problems) {
+  if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);  // editors of Windows write a mark
   std::vector<Job> jobs;
   std::map<std::string, uint64_t> writers;  // line of the job that writes a file
-  if (const std::string_view first = first_line(text); !first.empty() && !has_objects(text)) {
+  const std::string_view first = first_line(text);
+  if (first.starts_with('[')) {
+    problems.add(name + ": begins as a JSON list",
+                 "write its objects one a line, without [ ] around them and commas between them");
+    return jobs;
+  }
+  if (!first.empty() && !has_objects(text)) {
     const nlohmann::json example = {{"prompt", first.substr(0, 80)}};
     problems.add(name + ": holds no JSON lines, it begins with " + formats::quote_and_escape(first),
                  "write one JSON object a line: " +

@@ -472,7 +472,10 @@ std::optional<ParseError> sniff(std::string_view first_bytes, std::string_view e
       return ParseError("ST_PICKLE", "has the extension of a PyTorch pickle, " + suffix, kConvert);
     }
   }
-  for (const char* known : {".gguf", ".onnx", ".h5", ".msgpack", ".npz", ".tflite"}) {
+  if (suffix == ".gguf")
+    return ParseError("ST_KIND", "has the extension of a GGUF file, and does not begin as one",
+                      "download the file again");
+  for (const char* known : {".onnx", ".h5", ".msgpack", ".npz", ".tflite"}) {
     if (suffix == known) {
       return ParseError("ST_KIND", "is a " + suffix.substr(1) + " file, which is not supported",
                         "use the safetensors files of the model");

@@ -409,6 +409,9 @@ TEST_CASE("Files of another kind are named", "[safetensors]") {
   CHECK(kind("anything at all", ".BIN") == "ST_PICKLE");
   CHECK(kind("", ".ckpt") == "ST_PICKLE");
   CHECK(kind("", ".onnx") == "ST_KIND");
+  REQUIRE(sniff("", ".gguf"));
+  CHECK_THAT(sniff("", ".gguf")->what(),
+             Catch::Contains("has the extension of a GGUF file, and does not begin as one"));
   // Length prefixes that look like the start of another kind.
   CHECK(kind(u64('<') + "{") == "none");
   CHECK(kind(u64('<') + "{", ".bin") == "none");

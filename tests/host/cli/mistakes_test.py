@@ -95,6 +95,10 @@ class Mistakes(FolderTest):
         self.refused("generate", "--plugin", "qwen_image", "--model_paths", MODEL, "--prompt", "x", "--fp8_models",
                      json.dumps([MODEL + "s", "a,b"]), says=["did you mean /", '"a,b" is no entry'], count=2)
 
+    def test_codes_that_cannot_be_multiplied_are_named(self):
+        self.generate("--prompt", "x", "--storage", "dit=nf4", "--compute", "dit=w8a8", says=["its weights rest as nf4"],
+                      count=1)
+
     def test_flags_of_other_programs_are_answered(self):
         self.generate("--prompt", "x", "--lr", "1", "--guidance_scale", "3", "--true_cfg_scale", "4", "--torch_compile",
                       "--use_bf16", "--num_images_per_prompt", "2", "--vae_tiling",

@@ -186,6 +186,23 @@ TEST_CASE("A file of plain prompts is one mistake, with an example", "[jobs]") {
   REQUIRE_THAT(told, Catch::StartsWith("jobs.jsonl:2: is not valid JSON"));
 }
 
+TEST_CASE("The mark that editors put before a text is no part of the first line", "[jobs]") {
+  const auto [jobs, message] = parse("\xEF\xBB\xBF{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n");
+  CHECK(message.empty());
+  REQUIRE(jobs.size() == 2);
+  CHECK(jobs.front().settings.prompt == "a");
+}
+
+TEST_CASE("A JSON list of jobs is one mistake, and the form of a file is told", "[jobs]") {
+  for (const char* text : {R"([{"prompt": "a"}, {"prompt": "b"}])",
+                           "[\n  {\"prompt\": \"a\"},\n  {\"prompt\": \"b\"}\n]\n"}) {
+    const auto [jobs, message] = parse(text);
+    CHECK(jobs.empty());
+    CHECK_THAT(message, Catch::StartsWith("jobs.jsonl: begins as a JSON list; write its objects "
+                                          "one a line"));
+  }
+}
+
 TEST_CASE("Every seed of 64 bits is taken", "[jobs]") {
   const auto [jobs, message] = parse(
       "{\"prompt\": \"a\", \"seed\": 18446744073709551615, \"output\": \"a.png\"}\n"

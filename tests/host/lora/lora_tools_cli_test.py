@@ -87,8 +87,13 @@ class LoraToolsTest(TinyRuns):
         self.assertIn('"lora_unet_transformer_blocks_0_attn_to_k"', error)
         self.lora("convert", "k.safetensors", "b.safetensors", "--lora_format", "diffusers", *self.transformer)
         self.assertEqual(self.info("b.safetensors")["targets"], self.info("style.safetensors")["targets"])
-        before, after = (self.tensors(name) for name in ("style.safetensors", "b.safetensors"))
+        self.lora("convert", "k.safetensors", "c.safetensors", "--lora_format", "diffusers", *self.transformer[2:])
+        before, after, of_files = (self.tensors(f"{name}.safetensors") for name in ("style", "b", "c"))
         self.assertEqual(before, after)
+        self.assertEqual(before, of_files)
+        self.assertIn("--plugin is given without a model",
+                      self.refuse("convert", "k.safetensors", "d.safetensors", "--lora_format", "diffusers", "--plugin",
+                                  "qwen_image"))
 
     def tensors(self, name):
         """name -> bytes."""
