@@ -20,7 +20,9 @@ using test::WidthConfig;
 
 constexpr int64_t kStride = 2, kChannels = 3 * kStride * kStride;
 constexpr std::string_view kVariants[] = {"controls"};
-constexpr const char *kHints = "hints", *kSpeed = "speed";
+constexpr int64_t kParts = 1'000'000;  // of all steps, in which kWindow counts
+// kWindow: a tensor without values, [0, start, end].
+constexpr const char *kHints = "hints", *kWindow = "window", *kSpeed = "speed";
 // From where to where, as parts of all steps; left out: in all steps.
 constexpr const char *kStart = "controlnet_start", *kEnd = "controlnet_end";
 
@@ -60,10 +62,22 @@ constexpr EncodeStage kStages[] = {
 };
 constexpr ScheduleDefaults kSchedules[] = {{.num_inference_steps = 4}};
 
+struct Window {
+  int64_t start = 0, end = kParts;
+};
+
+Window window_of(const Inputs& inputs) {
+  Window window;
+  if (const auto* start = find_input<double>(inputs, kStart))
+    window.start = std::llround(*start * kParts);
+  if (const auto* end = find_input<double>(inputs, kEnd)) window.end = std::llround(*end * kParts);
+  return window;
+}
+
 // Every step is within it where there are none, as in training.
-bool is_in_window(double start, double end, int64_t step, int64_t steps) {
-  const auto number = static_cast<double>(step), all = static_cast<double>(steps);
-  return steps == 0 || (number >= start * all && number < end * all);
+bool is_in_window(const Window& window, int64_t step, int64_t steps) {
+  return steps == 0 ||
+         (step * kParts >= window.start * steps && step * kParts < window.end * steps);
 }
 
 struct ScaleConfig {
@@ -159,12 +173,9 @@ struct Dit final : Denoiser {
   // Whether the controlnets run in this step.
   static bool follows_hints(const DenoiseInputs& in) {
     const Conditioning& cond = *in.cond.front();
-    const auto part = [&](const char* name, double usual) {
-      const auto found = cond.find(name);
-      return found == cond.end() ? usual : found->second.item<double>();
-    };
-    return cond.contains(kHints) &&
-           is_in_window(part(kStart, 0.0), part(kEnd, 1.0), in.step, in.steps);
+    if (!cond.contains(kHints)) return false;
+    const at::Tensor& window = cond.at(kWindow);
+    return is_in_window({window.size(1), window.size(2)}, in.step, in.steps);
   }
 
   at::Tensor denoise(const DenoiseInputs& in, BlockRunner& runner) override {
@@ -244,17 +255,13 @@ struct Controls final : ComponentModel {
         hints.push_back(encode_latents({{"image", image}}, "image", runner).at("latents"));
       cond.emplace(kHints, at::stack(hints));
     }
-    for (const char* name : {kStart, kEnd})
-      if (const auto* part = find_input<double>(in.values, name))
-        cond.emplace(name, at::scalar_tensor(*part, at::kDouble));
+    const Window window = window_of(in.values);
+    cond.emplace(kWindow, at::empty({0, window.start, window.end}));
     return cond;
   }
   bool runs(std::string_view control, const Inputs& inputs, int64_t step,
             int64_t steps) const override {
-    const auto* start = find_input<double>(inputs, kStart);
-    const auto* end = find_input<double>(inputs, kEnd);
-    return spec_name(control) != "controlnet" ||
-           is_in_window(start ? *start : 0.0, end ? *end : 1.0, step, steps);
+    return spec_name(control) != "controlnet" || is_in_window(window_of(inputs), step, steps);
   }
   NamedTensors probe(std::string_view name, const NamedTensors& in, BlockRunner& runner) override {
     if (auto* net = dynamic_cast<ControlNet*>(&component(name))) {
