@@ -7,8 +7,8 @@
 
 namespace atelier::data {
 
-// Paths of all files below `folder`, relative to it and sorted. Hidden ones are left out, and so are
-// folders of runs, whose previews are no data; linked folders are not followed. Throws
+// Paths of all files below `folder`, relative to it and sorted. Hidden ones are left out, and so
+// are folders of runs, whose previews are no data; linked folders are not followed. Throws
 // Error{kNotFound} or {kEnvironment}.
 std::set<std::string> files_below(const std::filesystem::path& folder);
 

@@ -156,9 +156,9 @@ class ATELIER_API Model {
   virtual std::vector<Piece> pieces(const Inputs& inputs, const MediaTarget& target) const;
 
   // Whether a control beside a denoiser, of which inputs are given, does anything in step `step` of
-  // a run of `steps`, see DenoiseInputs::step. One that does nothing in any of them is neither loaded
-  // nor planned, and inputs that are for nothing but such ones are left out before anything is made
-  // of them. By default it does.
+  // a run of `steps`, see DenoiseInputs::step. One that does nothing in any of them is neither
+  // loaded nor planned, and inputs that are for nothing but such ones are left out before anything
+  // is made of them. By default it does.
   virtual bool runs(std::string_view control, const Inputs& inputs, int64_t step,
                     int64_t steps) const;
 

@@ -28,7 +28,9 @@ struct ThrowingModel final : Model {
   std::vector<int64_t> latent_shape(const MediaTarget&, const Conditioning&) const override {
     return act(), std::vector<int64_t>{7, 1, 7, 7};
   }
-  bool runs(std::string_view, const Inputs&, int64_t, int64_t) const override { return act(), false; }
+  bool runs(std::string_view, const Inputs&, int64_t, int64_t) const override {
+    return act(), false;
+  }
   Conditioning encode(const EncodeInputs&, BlockRunner&) override { return act(), Conditioning(); }
   TextLength text_length(const EncodeInputs&) const override { return act(), TextLength(); }
   at::Tensor denoise(const DenoiseInputs&, BlockRunner&) override { return act(), at::Tensor(); }
