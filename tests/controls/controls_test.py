@@ -63,9 +63,9 @@ class Controls(unittest.TestCase):
             self.assertIn(line, text)
         return pixels(self.folder / "x.png")
 
-    def plan(self, *more, nets=()):
-        self.run_program("plan", "generate", *self.model(*nets), *SMALL, "--output", "x.png", "--device", "simulated",
-                         "--vram", "1GiB", "--json", self.folder / "plan.json", *more)
+    def plan(self, *more, nets=(), device=("--device", "simulated", "--vram", "1GiB")):
+        self.run_program("plan", "generate", *self.model(*nets), *SMALL, "--output", "x.png", *device,
+                         "--json", self.folder / "plan.json", *more)
         return json.loads((self.folder / "plan.json").read_text())
 
     def images(self, *numbers):
@@ -145,7 +145,7 @@ class Controls(unittest.TestCase):
     def test_a_plan_is_of_the_steps_in_which_a_control_runs(self):
         nets, seconds = ["model/controlnet"], []
         for window in (["--controlnet_end", 0], ["--controlnet_end", 0.5], ["--controlnet_start", 0.25], []):
-            planned = self.plan(*self.images(0), *window, nets=nets)
+            planned = self.plan(*self.images(0), *window, nets=nets, device=["--device_profile", "3060"])
             seconds.append(next(phase["seconds"] for phase in planned["phases"] if phase["name"].startswith("denoise")))
         self.assertEqual(sorted(seconds), seconds)
         never, half, late, whole = seconds
