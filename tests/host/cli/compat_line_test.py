@@ -554,6 +554,14 @@ num_repeats = 2
             "--model_paths": ['["./Wan2.2-T2V-A14B"]']})
         self.assertIn("launch \\\n  --nproc_per_node 8", self.result.stdout)
 
+    def test_prodigys_published_arguments_are_taken(self):
+        flags = self.paste("accelerate launch lumina_train_network.py --pretrained_model_name_or_path l.st --train_data_dir d "
+                           "--network_module n --optimizer_type prodigy --learning_rate 1 --timestep_sampling nextdit_shift --optimizer_args "
+                           "decouple=True weight_decay=0.05 d_coef=2 use_bias_correction=True safeguard_warmup=True betas=0.9,0.99")
+        self.assertLessEqual({
+            "--optimizer_type": "Prodigy", "--weight_decay": "0.05", "--adam_beta2": "0.99",
+            "--optimizer_args": "decouple=True,d_coef=2,use_bias_correction=True,safeguard_warmup=True"}.items(), flags.items())
+
     def test_clips_of_a_sound_or_a_pose_become_generate(self):
         command, flags = self.answer(
             "python generate.py --audio a.wav --task s2v-14B --size 1024*704 --ckpt_dir ./Wan2.2-S2V-14B/ "
