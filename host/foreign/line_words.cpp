@@ -154,7 +154,8 @@ void LineWords::take_task(const std::string& shown, const std::string& task) {
   leave_out(shown, "the files of the model say it");
 }
 
-// Globs of inputs that name one variant alone say how it begins: "wan2.2-s2v-14b" of "s2v-14b".
+// Globs of inputs that name one variant alone say how it begins, as "family2.2-s2v-14b" of
+// "s2v-14b".
 std::string LineWords::variant_of(const std::string& task) const {
   const std::string end = "-" + task;
   for (const InputSpec& input : family_->inputs()) {
