@@ -344,7 +344,7 @@ class CompatLine(FolderTest):
         self.told("lumina_train.py is --trainable_models dit here", "relative_step=False is left out",
                   "warmup_init=False is left out")
         self.paste(full.replace("RELATIVE", "relative_step=True"), code=2)
-        self.told('"relative_step" is not known')
+        self.told('relative_step: "True" is not done, as the rate is what --learning_rate')
         self.paste(line.replace("SCRIPT", "lumina_train_network.py").replace("RELATIVE", ""), code=2)
         self.told("nothing is trained")
 
@@ -570,7 +570,7 @@ num_repeats = 2
         self.assertEqual(flags, {
             "--plugin": ["wan"], "--model_paths": ['["./Wan2.2-S2V-14B/"]'], "--prompt": ["p"], "--input_image": ["a.png"],
             "--input_audio": ["a.wav"], "--s2v_pose_video": ["p.mp4"], "--num_frames": ["157"], "--init_first_frame": []})
-        self.told("--size 1024*704 is left out", "--infer_frames 80 is left out")
+        self.told("--size '1024*704' is left out", "--infer_frames 80 is left out")
         self.answer("python generate.py --task s2v-14B --ckpt_dir Wan2.2-S2V-14B/weights --prompt p --image a.png --enable_tts "
                     "--tts_text t --infer_frames 48 --num_clip 0 --src_root_path r", code=2)
         self.told("without --size", "--enable_tts is left out: no speech", "--tts_text t is left out", "--infer_frames 48 is left out",
