@@ -31,6 +31,7 @@ void OpenedGeneration::open_model(report::Problems& problems) {
   sizes_.emplace(*model_, order_.limits);
   lengths_.emplace(model_->model(), order_.load->cuts_texts);
   loras_.emplace(*model_, order_.lora_mode, progress_);
+  if (order_.is_served) problems.collect([&] { loras_->prepare(); });
   problems.collect([&] { generate::unplanned_layout(order_, *model_); });
   model::check_sequence(*model_, order_.processes.sequence, order_.process.attention, problems);
   if (order_.is_tiled)

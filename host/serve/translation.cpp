@@ -87,7 +87,7 @@ PreparedJob Translation::prepare(const std::string& id, const Asked& asked,
   PreparedJob work = {.id = id, .settings = read(asked, files)};
   work.settings.loras = loras != nullptr ? *loras : loras_.find(asked.loras);
   hold_limits(work.settings);
-  errands_.run([&] { check(work, asked); });
+  check(work, asked);
   return work;
 }
 
@@ -107,7 +107,6 @@ void Translation::hold_limits(const Settings& s) const {
     throw HttpError(413, std::string(excess.name) + ": " + excess.text());
 }
 
-// On the thread of inference.
 void Translation::check(PreparedJob& work, const Asked& asked) const {
   model::LoadedModel& model = opened_.model();
   const ModelFamily& family = model.family();
