@@ -292,7 +292,7 @@ void check_pieces(const order::Settings& s, const model::LoadedModel& model,
   const InputSpec* const start = model::start_input(family.inputs());
   const bool starts = order::has_start(s, family.inputs());
   if (s.latents.empty() && !starts) return;
-  if (pieces_of(s, family, model.model()).empty()) return;
+  if (pieces_of(s, family, model.model(), place).empty()) return;
   const std::string why = ": a clip of " + std::to_string(*s.num_frames) +
                           " frames is made in pieces, which begin with noise of their own";
   if (!s.latents.empty()) problems.add(place.of("latents") + why, "leave it out, or make less");
@@ -347,8 +347,10 @@ void check_sizes(const order::Settings& s, const ModelFamily& family, const Mode
                  std::string_view variant, const order::Origin& place, report::Problems& problems) {
   const LatentSpec spec = model.latent_spec();
   const size_t before = problems.size();
-  if (pieces_of(s, family, model).empty())  // which have the frames that the model makes
-    inputs::check_frames(*s.num_frames, spec, place.of("num_frames"), problems);
+  problems.collect([&] {
+    if (pieces_of(s, family, model, place).empty())  // which have the frames that the model makes
+      inputs::check_frames(*s.num_frames, spec, place.of("num_frames"), problems);
+  });
   if (problems.size() == before && s.num_images > 1 && order::makes_too_many(s))
     problems.add(place.of("num_frames") + ": " + std::to_string(*s.num_frames) + " of each of " +
                      std::to_string(s.num_images) + " are more than " +

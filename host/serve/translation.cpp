@@ -116,7 +116,7 @@ void Translation::check(PreparedJob& work, const Asked& asked) const {
   report::Problems problems;
   problems.collect([&] {
     if (generate::check_said_target(job.settings, kRequest, problems))
-      generate::fill_target(job.settings, model);
+      generate::fill_target(job.settings, model, kRequest);
   });
   throw_if_any(problems, spool_);
   hold_limits(job.settings);

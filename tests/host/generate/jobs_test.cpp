@@ -88,6 +88,25 @@ TEST_CASE("An input of another variant is refused where it is given", "[generate
                                                 "it; leave it out; it is for \"*edit*\""));
 }
 
+TEST_CASE("What a family refuses of inputs is told at the place of the inputs", "[jobs]") {
+  const auto told = [](const std::string& message, const Origin& place) {
+    const Error error = told_at({ErrorCode::kInvalidArgument, message, "help", "TAG"},
+                                FakeFamily().inputs(), place);
+    CHECK(error.hint() == "help");
+    CHECK(error.tag() == "TAG");
+    return error.message();
+  };
+  const Origin line = {"jobs.jsonl", 7}, request = {.is_request = true};
+  CHECK(told("begin: too dark", line) == "jobs.jsonl:7: begin: too dark");
+  CHECK(told("begin: too dark", {}) == "--begin: too dark");
+  CHECK(told("begin: too dark", request) == "begin: too dark");
+  CHECK(told("--edit_strength is 7", line) == "jobs.jsonl:7: edit_strength is 7");
+  CHECK(told("--edit_strength is 7", {}) == "--edit_strength is 7");
+  CHECK(told("num_frames 1: too few", {}) == "--num_frames 1: too few");
+  CHECK(told("a clip of 8x8 pixels", line) == "jobs.jsonl:7: a clip of 8x8 pixels");
+  CHECK(told("a clip of 8x8 pixels", {}) == "a clip of 8x8 pixels");
+}
+
 TEST_CASE("An empty path takes back what the command line says", "[jobs]") {
   Settings base;
   base.family_inputs["begin"] = "base.png";
