@@ -399,14 +399,17 @@ void check_against_model(const order::Settings& s, const ModelFamily& family, co
 void check_form(const order::Settings& s, const model::LoadedModel& model,
                 const order::Origin& place, report::Problems& problems) {
   const std::string name = place.of("output") + ": " + formats::quote_and_escape(s.output);
-  const bool is_clip = media::find_clip_format(s.output) != nullptr;
+  const media::ClipFormat* const clip = media::find_clip_format(s.output);
+  const bool is_clip = clip != nullptr;
   const bool has_alpha = model.model().latent_spec().pixel_channels == 4;
   if (has_alpha && (is_clip || order::is_jpeg(s.output)))
     problems.add(name + " holds no transparency, and the model's pictures have it",
                  "end the name in .png");
   else if (is_clip && model::media_defaults(model).frames_are_pictures)
     problems.add(name + " is a clip's file, and the model makes pictures", "end the name in .png");
-  check_pieces(s, model, place, problems);
+  else if (is_clip && !s.fps && s.num_frames.value_or(1) > 1)
+    order::check_rate(s, *clip, place, problems);
+  problems.collect([&] { check_pieces(s, model, place, problems); });
 }
 
 void check_encoders(const order::Settings& s, const model::LoadedModel& model,

@@ -306,7 +306,7 @@ TEST_CASE("Outputs that do not fit what is made are told", "[jobs]") {
              Contains("the name has 256 bytes, 255 are the most; use a shorter one"));
   settings.num_frames = 5;
   for (const char* output : {"a.mp4", "a.webp", "a.gif", "a.png"}) CHECK(said(output) == "");
-  CHECK_THAT(said("a.gif", {}), Contains("--fps is missing"));
+  CHECK(said("a.gif", {}).empty());  // a model may say the rate
   CHECK_THAT(said("a.gif", 51), Contains("--fps: 51 is above 50, the most that .gif shows"));
   CHECK(said("a.png", {}).empty());
   settings.width = 20'000;
