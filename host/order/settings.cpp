@@ -30,7 +30,7 @@ std::string shown(std::string_view text) {
 
 // A value of the wrong type; the place is put in front by the caller.
 [[noreturn]] void wrong_type(const json& value, const std::string& wanted) {
-  throw Error(ErrorCode::kInvalidArgument, shown(value.dump()) + " is no " + wanted);
+  throw Error(ErrorCode::kInvalidArgument, inputs::shown(value) + " is no " + wanted);
 }
 
 std::string text_of(const json& value) {
@@ -387,6 +387,7 @@ Settings settings_of(const json& line, const Settings& base, std::span<const Inp
       }
     } catch (const Error& error) {
       problems.add(error.at(place.of(name)));
+      if (name == "prompt" && !settings.prompt) settings.prompt = "";  // wrong, and not missing
     }
   }
   return settings;

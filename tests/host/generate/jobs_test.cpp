@@ -171,16 +171,28 @@ TEST_CASE("Every wrong line is named, with the nearest name", "[jobs]") {
   REQUIRE_THAT(
       message,
       Contains("jobs.jsonl:1: \"steps\" is not known; did you mean \"num_inference_steps\"?"));
-  REQUIRE_THAT(message, Contains("jobs.jsonl:2: prompt: \"5\" is no text"));
+  REQUIRE_THAT(message, Contains("jobs.jsonl:2: prompt: 5 is no text"));
   REQUIRE_THAT(message,
                Contains("jobs.jsonl:3: \"hieght\" is not known; did you mean \"height\"?"));
-  REQUIRE_THAT(message, Contains("jobs.jsonl:3: width: \"1.5\" is no whole number"));
+  REQUIRE_THAT(message, Contains("jobs.jsonl:3: width: 1.5 is no whole number"));
   REQUIRE_THAT(message, Contains("jobs.jsonl:4: "));
   REQUIRE_THAT(message, Contains("jobs.jsonl:5: a JSON object is expected"));
   REQUIRE_THAT(message, Contains("jobs.jsonl:6: "));
   REQUIRE_THAT(message, Contains("jobs.jsonl:7: seed: "));
   REQUIRE_THAT(message, Contains("jobs.jsonl:7: sigmas: "));
   REQUIRE_THAT(message, Contains("jobs.jsonl:8: \"mask\" is not known"));
+}
+
+TEST_CASE("A wrong line is no job, and a wrong prompt is not missing as well", "[jobs]") {
+  using Catch::Contains;
+  const Parsed list = parse("{\"prompt\": \"a\"}\n[1]\n");
+  CHECK(list.jobs.size() == 1);
+  CHECK_THAT(list.message, Contains("jobs.jsonl:2: a JSON object is expected"));
+  const Parsed empty = parse("{\"prompt\": null}");
+  CHECK_THAT(empty.message, Contains("jobs.jsonl:1: prompt: null is no text"));
+  CHECK(empty.jobs.at(0).settings.prompt == "");
+  CHECK_THAT(parse("{\"prompt\": \"a\", \"num_frames\": \"5\"}").message,
+             Contains("jobs.jsonl:1: num_frames: \"5\" is no whole number"));
 }
 
 TEST_CASE("Two jobs cannot write one file, and no jobs are a mistake", "[jobs]") {
