@@ -131,6 +131,17 @@ void check_schedule(const order::Settings& s, const ModelFamily* family, std::st
   }
 }
 
+// The error of an input's file, at its place. Flags of several files are given once for each.
+Error with_way_out(const Error& error, const InputSpec& input, const std::string& path,
+                   const order::Origin& place) {
+  const bool looks_like_several =
+      inputs::is_list(input) && place.is_command_line() && error.code() == ErrorCode::kNotFound &&
+      (path.starts_with('[') || path.find(',') != std::string::npos);
+  if (!looks_like_several) return error.at(place.of(input.name));
+  return Error(error.code(), error.message(), "give the flag once for each file", error.tag())
+      .at(place.of(input.name));
+}
+
 void check_files(const order::Settings& s, std::span<const InputSpec> inputs,
                  const order::Origin& place, report::Problems& problems) {
   for (const InputSpec& input : inputs) {
@@ -138,7 +149,7 @@ void check_files(const order::Settings& s, std::span<const InputSpec> inputs,
     if (given == s.family_inputs.end() || !inputs::is_file(input.kind)) continue;
     for (const std::string& path : inputs::texts_of(*given)) {
       const auto file = inputs::check_file(input.kind, path, /*decode_all=*/false);
-      if (file.error) problems.add(file.error->at(place.of(input.name)));
+      if (file.error) problems.add(with_way_out(*file.error, input, path, place));
     }
   }
 }
