@@ -134,9 +134,9 @@ void check_schedule(const order::Settings& s, const ModelFamily* family, std::st
 // The error of an input's file, at its place. Flags of several files are given once for each.
 Error with_way_out(const Error& error, const InputSpec& input, const std::string& path,
                    const order::Origin& place) {
-  const bool looks_like_several =
-      inputs::is_list(input) && place.is_command_line() && error.code() == ErrorCode::kNotFound &&
-      (path.starts_with('[') || path.find(',') != std::string::npos);
+  const bool looks_like_several = inputs::is_list(input) && place.is_command_line() &&
+                                  error.code() == ErrorCode::kNotFound &&
+                                  (path.starts_with('[') || path.find(',') != std::string::npos);
   if (!looks_like_several) return error.at(place.of(input.name));
   return Error(error.code(), error.message(), "give the flag once for each file", error.tag())
       .at(place.of(input.name));
