@@ -30,9 +30,8 @@ struct Asked {
   std::map<std::string, std::vector<Upload>, std::less<>> uploads = {};  // by input
   // Registered LoRAs and their strengths; nullopt: those that are loaded for all requests.
   std::optional<std::vector<std::pair<std::string, double>>> loras = {};
-  int64_t previews = 0;  // pictures of it while it is made, spread over its steps
-  // Of pictures png or jpeg, of clips mp4, webp or gif; empty: png, or mp4.
-  std::string format = {};
+  int64_t previews = 0;                   // pictures of it while it is made, spread over its steps
+  std::string format = {};                // png or jpeg, of clips mp4, webp or gif; empty: png, mp4
   int priority = 0;                       // higher ones go first; equal ones in the order they came
   std::optional<double> deadline_s = {};  // from now on; a job that waits longer is given up
   std::string api = "jobs";               // for metrics: "openai", "sdapi", "videos", "jobs"
