@@ -152,11 +152,15 @@ Inputs beside_by(ReadFiles (*read)(const inputs::Made& made), const order::Setti
 }  // namespace
 
 std::vector<Piece> pieces_of(const order::Settings& s, const ModelFamily& family,
-                             const Model& model) {
+                             const Model& model, const order::Origin& place) {
   if (!s.num_frames || !s.height || !s.width) return {};
   const MediaTarget target = order::target_of(s);
   if (target.frames <= 1 || target.frames > order::kMaxImages) return {};
-  return model.pieces(input_shapes(s, family), target);
+  try {
+    return model.pieces(input_shapes(s, family), target);
+  } catch (const Error& error) {
+    throw order::told_at(error, family.inputs(), place);
+  }
 }
 
 MediaTarget made_at_once(const order::Settings& s, const ModelFamily& family, const Model& model) {

@@ -26,6 +26,29 @@ auto checked_call(const PluginName& plugin, const char* function, CallKind kind,
   });
 }
 
+// As checked_call(), of a function that judges what the user gave. Where it refuses that, no name
+// of a function is put in front: whoever asked knows the place.
+template <typename F, typename Check>
+auto judging_call(const PluginName& plugin, const char* function, F&& call, Check&& check) {
+  std::exception_ptr of_inputs;
+  try {
+    return checked_call(
+        plugin, function, CallKind::kAnswers,
+        [&] {
+          try {
+            return std::forward<F>(call)();
+          } catch (const Error& error) {
+            if (error.code() == ErrorCode::kInvalidArgument) of_inputs = std::current_exception();
+            throw;
+          }
+        },
+        std::forward<Check>(check));
+  } catch (...) {
+    if (of_inputs) std::rethrow_exception(of_inputs);
+    throw;
+  }
+}
+
 // Every virtual function is forwarded, those with a default too: the family may have its own.
 class GuardedModel final : public Model {
  public:
@@ -44,7 +67,9 @@ class GuardedModel final : public Model {
   }
   LatentSpec latent_spec() const override { return checked("latent_spec", &Model::latent_spec); }
   MediaTarget target(const Inputs& inputs, const MediaTarget& asked) const override {
-    return checked("target", &Model::target, inputs, asked);
+    return judging_call(
+        plugin_, "target", [&] { return model_->target(inputs, asked); },
+        [&](const MediaTarget& target) { check_output(plugin_.place, target); });
   }
   std::vector<int64_t> latent_shape(const MediaTarget& target,
                                     const Conditioning& cond) const override {
@@ -61,8 +86,8 @@ class GuardedModel final : public Model {
         [&](const auto& finished) { check_finished(plugin_.place, finished, latents_BCTHW); });
   }
   std::vector<Piece> pieces(const Inputs& inputs, const MediaTarget& target) const override {
-    return checked_call(
-        plugin_, "pieces", CallKind::kAnswers, [&] { return model_->pieces(inputs, target); },
+    return judging_call(
+        plugin_, "pieces", [&] { return model_->pieces(inputs, target); },
         [&](const auto& pieces) { check_pieces(plugin_.place, pieces, target); });
   }
   bool runs(std::string_view control, const Inputs& inputs, int64_t step,

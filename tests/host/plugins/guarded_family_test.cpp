@@ -186,6 +186,16 @@ TEST_CASE("Whatever a function of a plugin throws is an error that names it", "[
   for (const auto& [name, call] : all) expect_error(ErrorCode::kCancelled, {"stopped"}, call);
 }
 
+TEST_CASE("What a family refuses of the user's inputs is told without its function", "[plugins]") {
+  Liar liar;
+  act = [] { throw Error(ErrorCode::kInvalidArgument, "motion_video: too short", "give more"); };
+  for (const auto& [name, call] : liar.work()) {
+    const bool judges = name == "target" || name == "pieces";
+    CHECK(test::error_of(call).message() ==
+          (judges ? "" : "liar." + name + ": ") + "motion_video: too short");
+  }
+}
+
 TEST_CASE("What is no error of the SDK is told by what could have thrown it", "[plugins]") {
   Liar liar;
   act = [] { throw std::runtime_error("a bad\nday"); };
