@@ -186,6 +186,17 @@ bool has_channels(const Detection& part, int64_t channels) {
   return found != part.config.end() && found->second == ConfigValue(channels);
 }
 
+bool is_alone(const Detection& denoiser, const char* which) {
+  const auto found = denoiser.config.find(kAlone);
+  return found != denoiser.config.end() && found->second == ConfigValue(which);
+}
+
+// What files that are trained say: "dit" of the other expert would be taken for that one's.
+std::string saved_component(const Detection& denoiser) {
+  if (is_alone(denoiser, kLow)) return "dit2";
+  return is_alone(denoiser, kEither) ? std::string() : denoiser.component;
+}
+
 bool is_wide(const Detection& part) {
   return has_channels(part, kWideChannels);
 }
@@ -288,12 +299,9 @@ class Family final : public atelier::ComponentFamily {
   atelier::SigmaRange sigma_range(const Detection& denoiser) const override {
     const bool is_early = denoiser.variant == kTextExperts || denoiser.variant == kVaceExperts;
     const double boundary = is_early ? 0.875 : 0.9;
-    const auto alone = denoiser.config.find(kAlone);
-    const auto is_alone = [&](const char* which) {
-      return alone != denoiser.config.end() && alone->second == ConfigValue(which);
-    };
-    if (denoiser.component == "dit2" || is_alone(kLow)) return {.low = 0, .high = boundary};
-    return {.low = is_expert(denoiser) && !is_alone(kEither) ? boundary : 0, .high = 1};
+    if (denoiser.component == "dit2" || is_alone(denoiser, kLow))
+      return {.low = 0, .high = boundary};
+    return {.low = is_expert(denoiser) && !is_alone(denoiser, kEither) ? boundary : 0, .high = 1};
   }
 
   // Experts have the same tensors: their paths tell them, else their order. One alone is "dit",
@@ -334,7 +342,7 @@ class Family final : public atelier::ComponentFamily {
   }
 
   atelier::LoraTargets lora_targets(const Detection& denoiser) const override {
-    atelier::LoraTargets targets = {.component = denoiser.component,
+    atelier::LoraTargets targets = {.component = saved_component(denoiser),
                                     .include = {},
                                     .exclude = {},
                                     .file_prefix = "transformer."};

@@ -420,6 +420,25 @@ TEST_CASE("One expert alone is the denoiser, for its own noise levels", "[detect
         Told{"dit wan2.1-i2v-14b 0..1"});
 }
 
+TEST_CASE("What is trained of one expert alone says which one it is", "[detect]") {
+  const auto saved = [](const char* keys, const std::vector<std::string>& paths) {
+    std::vector<FoundPart> parts;
+    for (const std::string& path : paths)
+      parts.push_back({detected(index_of(read_keys(keys))), path, {}});
+    family().assign(parts);
+    std::string all;
+    for (const FoundPart& found : parts) all += family().lora_targets(found.part).component + ";";
+    return all;
+  };
+  const char *const t2v = "wan_t2v_14b.txt", *const i2v = "wan22_i2v_a14b.txt";
+  CHECK(saved(t2v, {"transformer_2/a.safetensors"}) == "dit2;");
+  CHECK(saved(i2v, {"low_noise_model/a.safetensors"}) == "dit2;");
+  CHECK(saved(i2v, {"high_noise_model/a.safetensors"}) == "dit;");
+  CHECK(saved(i2v, {"a.safetensors"}) == ";");
+  CHECK(saved(t2v, {"a.safetensors"}) == "dit;");
+  CHECK(saved(i2v, {"low_noise/a.safetensors", "high_noise/a.safetensors"}) == "dit2;dit;");
+}
+
 TEST_CASE("Hints say which expert is which where paths do not", "[detect]") {
   const TensorIndex index = index_of(read_keys("wan_t2v_14b.txt"));
   const Detection low = detected(index, {.component = "dit2", .variant = "wan2.2-t2v-a14b"});
