@@ -95,6 +95,13 @@ class Turns(unittest.TestCase):
             merged = self.folder / f"merged_{name}.safetensors"
             program.run("lora", "merge", *model, "--output", merged, lora, code=0)
             self.assertEqual("dit2", self.component_of(merged))
+        # The merged file is that expert alone, too, whatever it is called.
+        merged.rename(self.folder / "neutral.safetensors")
+        told = json.loads(program.run("inspect", self.folder / "neutral.safetensors", "--plugin", WAN, "--json", code=0).stdout)
+        self.assertEqual(("dit", "wan2.2-t2v-a14b"), tuple(told["taken_by"][key] for key in ("component", "variant")))
+        again = ["--plugin", WAN, "--model_paths", self.folder / "neutral.safetensors"]
+        program.run("lora", "merge", *again, "--output", self.folder / "twice.safetensors", lora, code=0)
+        self.assertEqual("dit2", self.component_of(self.folder / "twice.safetensors"))
 
     @staticmethod
     def component_of(file):
