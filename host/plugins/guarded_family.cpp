@@ -195,8 +195,12 @@ class GuardedModel final : public Model {
 
 class GuardedFamily final : public ModelFamily {
  public:
-  GuardedFamily(const ModelFamily& family, std::string place)
-      : family_(family), plugin_(lasting({std::string(family.name()), std::move(place)})) {}
+  GuardedFamily(const ModelFamily& family, std::string place, std::string version)
+      : family_(family),
+        plugin_(lasting({std::string(family.name()), std::move(place)})),
+        version_(std::move(version)) {}
+
+  const std::string& version() const { return version_; }
 
   // ---- What only says what there is ----
 
@@ -303,12 +307,19 @@ class GuardedFamily final : public ModelFamily {
 
   const ModelFamily& family_;
   const PluginName& plugin_;
+  const std::string version_;
 };
 
 }  // namespace
 
-std::unique_ptr<const ModelFamily> guarded(const ModelFamily& family, std::string place) {
-  return std::make_unique<GuardedFamily>(family, std::move(place));
+std::unique_ptr<const ModelFamily> guarded(const ModelFamily& family, std::string place,
+                                           std::string version) {
+  return std::make_unique<GuardedFamily>(family, std::move(place), std::move(version));
+}
+
+std::string_view plugin_version(const ModelFamily& family) {
+  const auto* guarded = dynamic_cast<const GuardedFamily*>(&family);
+  return guarded == nullptr ? std::string_view() : guarded->version();
 }
 
 }  // namespace atelier::plugins

@@ -138,7 +138,7 @@ Plugin open_library(const PluginFile& file, const std::string& place) {
     throw Error(ErrorCode::kEnvironment, place + ": its open() fails: " + shown(message),
                 "ask its author", "PLUGIN_OPEN");
   static auto& families = *new std::deque<std::unique_ptr<const ModelFamily>>;
-  families.push_back(guarded(*static_cast<const ModelFamily*>(family), place));
+  families.push_back(guarded(*static_cast<const ModelFamily*>(family), place, file.version));
   return Plugin{file, families.back().get()};
 }
 

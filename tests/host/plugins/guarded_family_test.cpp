@@ -111,7 +111,7 @@ using Calls = std::vector<std::pair<std::string, std::function<void()>>>;
 
 struct Liar {
   ThrowingFamily wrapped;
-  std::unique_ptr<const ModelFamily> family = plugins::guarded(wrapped, "\"/liar.so\"");
+  std::unique_ptr<const ModelFamily> family = plugins::guarded(wrapped, "\"/liar.so\"", "1.2");
   std::unique_ptr<Model> model;
   DirectRunner runner;
   Detection part;
@@ -206,6 +206,8 @@ TEST_CASE("What is no error of the SDK is told by what could have thrown it", "[
 TEST_CASE("A guarded family answers as the family does, defaults of the SDK aside", "[plugins]") {
   Liar liar;
   CHECK(liar.family->name() == "liar");
+  CHECK(plugins::plugin_version(*liar.family) == "1.2");
+  CHECK(plugins::plugin_version(liar.wrapped).empty());
   CHECK(liar.family->training_schedule(liar.part).num_inference_steps == 7);
   CHECK(liar.family->media_defaults(liar.part).fps == 7);
   CHECK(liar.family->sigma_range(liar.part).low == 0.25);
