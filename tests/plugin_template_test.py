@@ -102,6 +102,11 @@ class PluginTemplate(unittest.TestCase):
         folder.mkdir()
         (folder / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.25)\nproject(wrong LANGUAGES NONE)\n")
         self.assertIn("there is no plugin in its folder build", self.atelier("plugin", "build", "wrong", code=2))
+        (folder / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.25)\nproject(wrong LANGUAGES NONE)\n"
+                                               "file(COPY ${CMAKE_PREFIX_PATH}/lib/libatelier_sdk.so "
+                                               "DESTINATION ${CMAKE_BINARY_DIR})\n")
+        self.assertIn("it is a library, and no plugin; one of a plugin's sources ends with ATELIER_PLUGIN(",
+                      self.atelier("plugin", "build", "wrong", code=2))
         (folder / "CMakeLists.txt").write_text("message(FATAL_ERROR no)\n")
         self.assertIn("the plugin does not build; see above for why [PLUGIN_BUILD]",
                       self.atelier("plugin", "build", "wrong", code=2))
