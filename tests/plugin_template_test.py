@@ -132,6 +132,14 @@ class PluginTemplate(unittest.TestCase):
         for word in ("text_encoder", "dit", "prompt"):
             self.assertIn(word, shown)
 
+    def test_links_of_the_installed_pages_lead_somewhere(self):
+        pages = list((self.prefix / "share/doc/atelier").rglob("*.md"))
+        self.assertGreater(len(pages), 20)
+        dead = [f"{page}: {target}" for page in pages
+                for target in re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+                if not (page.parent / target).exists()]
+        self.assertEqual([], dead)
+
     def test_a_begun_plugin_is_built_and_passes_the_conformance_suite(self):
         self.assertIn(" checks passed, 0 failed", self.atelier("plugin", "test", "--plugin_path", "my_toy", "my_toy"))
 
