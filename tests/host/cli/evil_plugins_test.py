@@ -49,7 +49,7 @@ WRONG = {
     "decode:twice": ("toy.decode", "it gives frames"),
 }
 THROWS = {function + ":throw": ("toy." + function, "it throws shape '[3]' is invalid for input of size 2; ask its author")
-          for function in ("detect", "encode", "denoise", "decode")}
+          for function in ("encode", "denoise", "decode")}
 # Of code that needs values, where it is run without them.
 NEEDS_VALUES = {
     "denoise:item": "Tensor::item() needs values, and tensors of a dry run have none",

@@ -44,6 +44,7 @@ struct SamplesWorkshop {
   }
   // From here on the toy is that of a plugin of this version.
   void upgrade(const std::string& version) {
+    model.reset();
     plugin = plugins::guarded(test::image_toy(), "toy.so", version);
     model = LoadedModel::open(*plugin, {.model_paths = folder / "model", .device = "cpu"});
   }
