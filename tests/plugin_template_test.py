@@ -102,6 +102,11 @@ class PluginTemplate(unittest.TestCase):
         folder.mkdir()
         (folder / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.25)\nproject(wrong LANGUAGES NONE)\n")
         self.assertIn("there is no plugin in its folder build", self.atelier("plugin", "build", "wrong", code=2))
+        (folder / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.25)\nproject(wrong LANGUAGES NONE)\n"
+                                               "file(COPY ${CMAKE_PREFIX_PATH}/lib/libatelier_sdk.so "
+                                               "DESTINATION ${CMAKE_BINARY_DIR})\n")
+        self.assertIn("it is a library, and no plugin; one of a plugin's sources ends with ATELIER_PLUGIN(",
+                      self.atelier("plugin", "build", "wrong", code=2))
         (folder / "CMakeLists.txt").write_text("message(FATAL_ERROR no)\n")
         self.assertIn("the plugin does not build; see above for why [PLUGIN_BUILD]",
                       self.atelier("plugin", "build", "wrong", code=2))
@@ -126,6 +131,14 @@ class PluginTemplate(unittest.TestCase):
         shown = self.atelier("plugins", "show", "my_toy", "--plugin_path", folder)
         for word in ("text_encoder", "dit", "prompt"):
             self.assertIn(word, shown)
+
+    def test_links_of_the_installed_pages_lead_somewhere(self):
+        pages = list((self.prefix / "share/doc/atelier").rglob("*.md"))
+        self.assertGreater(len(pages), 20)
+        dead = [f"{page}: {target}" for page in pages
+                for target in re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+                if not (page.parent / target).exists()]
+        self.assertEqual([], dead)
 
     def test_a_begun_plugin_is_built_and_passes_the_conformance_suite(self):
         self.assertIn(" checks passed, 0 failed", self.atelier("plugin", "test", "--plugin_path", "my_toy", "my_toy"))

@@ -177,11 +177,20 @@ std::vector<std::string> build(const std::string& folder) {
   const unsigned cores = std::max(std::thread::hardware_concurrency(), 1U);
   run_tool({"cmake", "--build", built, "--parallel", std::to_string(cores)});
   std::vector<std::string> found;
+  std::string undeclared;  // a library that is no plugin
   for (const std::string& name : files::names_in(built)) {
     const std::string path = (fs::path(built) / name).string();
-    if (!name.ends_with(".so") || plugins::describe_plugin(path).family.empty()) continue;
-    found.push_back(path);
+    if (!name.ends_with(".so")) continue;
+    if (plugins::describe_plugin(path).family.empty()) {
+      undeclared = path;
+    } else {
+      found.push_back(path);
+    }
   }
+  if (found.empty() && !undeclared.empty())
+    throw Error(ErrorCode::kInvalidArgument,
+                files::display_path(undeclared) + ": it is a library, and no plugin",
+                plugins::kDeclareHint, "PLUGIN_BUILD");
   if (found.empty())
     throw Error(ErrorCode::kInvalidArgument, shown + ": there is no plugin in its folder build",
                 "declare it with atelier_add_plugin() in its CMakeLists.txt", "PLUGIN_BUILD");

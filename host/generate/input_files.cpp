@@ -174,6 +174,8 @@ InputFiles read_inputs(const order::Settings& s, const ModelFamily& family, Besi
   InputFiles files = inputs_by(reads(made_of(s)), s, family, beside);
   const memory::HostScope on_host;
   if (!s.latents.empty()) files.latents = open_latents(s.latents).read("latents", at::kFloat);
+  if (files.latents.defined() && files.latents.dim() == 4)
+    files.latents = files.latents.unsqueeze(2);  // pictures, which have one frame
   return files;
 }
 

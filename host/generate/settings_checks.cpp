@@ -218,6 +218,13 @@ bool may_be_noise(const std::vector<int64_t>& shape, const std::vector<int64_t>&
   return true;
 }
 
+// The shape of noise as samplers have it. Pictures of other programs, [images, C, H, W], have one
+// frame.
+std::vector<int64_t> with_frames(std::vector<int64_t> shape) {
+  if (shape.size() == 4) shape.insert(shape.begin() + 2, 1);
+  return shape;
+}
+
 std::vector<int64_t> latents_shape(const order::Settings& settings, const Model& model) {
   std::vector<int64_t> shape = model.latent_shape(order::target_of(settings), {});
   shape.insert(shape.begin(), settings.num_images);
@@ -230,7 +237,7 @@ void check_latents(const order::Settings& s, const Model& model, bool knows_size
     const files::Checkpoint file = open_latents(s.latents);
     const std::vector<int64_t>& shape = file.index().find("latents")->shape;
     const std::vector<int64_t> wanted = latents_shape(s, model);
-    if (knows_size && !may_be_noise(shape, wanted, !s.family_inputs.empty()))
+    if (knows_size && !may_be_noise(with_frames(shape), wanted, !s.family_inputs.empty()))
       problems.add(place + ": " + s.latents + ": tensor \"latents\": shape " +
                        c10::str(at::IntArrayRef(shape)) + ", " + c10::str(at::IntArrayRef(wanted)) +
                        " expected",

@@ -223,7 +223,8 @@ const std::vector<Field>& fields() {
         .value_name = "FILE"},
        &Settings::inpaint_mask},
       {{.name = "latents",
-        .help = "safetensors with the initial noise: tensor latents [images, C, T, H, W]",
+        .help = "safetensors with the initial noise: tensor latents [images, C, T, H, W], of "
+                "pictures also [images, C, H, W]",
         .value_name = "FILE"},
        &Settings::latents},
       {{.name = "output",
