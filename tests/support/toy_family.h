@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "atelier/error.h"
 #include "atelier/model_family.h"
@@ -40,6 +41,8 @@ struct ToyMistakes {
   bool picks_rows = false;        // as many as have a value, while it denoises
   bool stays_on_cpu = false;      // makes a tensor there, whatever the device, while it decodes
   bool bends_shapes = false;      // gives pixels without values another size
+  bool drops_gradients = false;   // runs its blocks without a graph
+  bool bends_gradients = false;   // lets what is before a block pass by it, as far as they know
 };
 
 constexpr int64_t kToyStride = 4, kToyCells = 2, kToyWidth = 32, kToyVocabulary = 48;
@@ -174,8 +177,13 @@ class ToyModel : public Model {
       --lengths.front(), ++lengths.back();
       const Segments wrong(lengths);
     }
-    for (size_t i = mistakes_.skips_a_block ? 1 : 0; i < dit_->layers.size(); ++i)
+    for (size_t i = mistakes_.skips_a_block ? 1 : 0; i < dit_->layers.size(); ++i) {
+      const at::AutoGradMode graph(at::GradMode::is_enabled() && !mistakes_.drops_gradients);
+      const at::Tensor before = state[0];
+      if (mistakes_.bends_gradients) state[0] = before.detach();
       state = runner.run(*dit_->layers[i], state);
+      if (mistakes_.bends_gradients) state[0] = state[0] + (before - before.detach());
+    }
     if (mistakes_.changes_input) in.x_BCTHW.mul_(0.5);
     if (mistakes_.reads_values && in.sigma_B.max().item<float>() > 1) toy_refuses("levels above 1");
     if (mistakes_.picks_rows && at::nonzero(rows.isnan()).size(0) > 0) toy_refuses("no numbers");

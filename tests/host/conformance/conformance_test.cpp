@@ -137,6 +137,8 @@ TEST_CASE("Each mistake is found by its check", "[conformance]") {
   only({.picks_rows = true}, "dry run: a training step", "aten::nonzero gives a size that");
   only({.stays_on_cpu = true}, "dry run: decoding", "two devices, meta and cpu");
   only({.bends_shapes = true}, "dry run: decoding", "without values, and Float[1, 3, 1, 16, 16]");
+  only({.drops_gradients = true}, "gradients: they tell", "no gradient reaches the latents, embed");
+  only({.bends_gradients = true}, "gradients: they tell", "drops or bends gradients");
 }
 
 TEST_CASE("Tokens that are counted are those that are encoded", "[conformance]") {
