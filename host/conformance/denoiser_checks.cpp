@@ -38,6 +38,7 @@ class DenoiserChecks : Checks {
     check("blocks: every block of the denoiser runs once and in order",
           [&] { return check_block_order(); });
     check("blocks: running one twice gives equal results", [&] { return check_blocks_pure(); });
+    check("denoise: weights that are set anew count", [&] { return check_new_weights(); });
     check("errors: a missing conditioning entry", [&] { return check_missing_conditioning(); });
     check("errors: a size that does not fit", [&] { return check_wrong_size(); });
   }
@@ -300,6 +301,25 @@ class DenoiserChecks : Checks {
     expect(runner.differing.empty(), "block ",
            runner.differing.empty() ? "" : runner.differing.front(),
            " gives something else the second time");
+    return {};
+  }
+
+  // Whatever was made of a weight before is stale when it gets another value.
+  Detail check_new_weights() const {
+    const at::NoGradGuard no_grad;
+    const std::unique_ptr<Model> used = make_random(), fresh = make_random();
+    Step step = make_step(used->latent_spec(), 1, 2, 3);
+    DirectRunner runner;
+    used->denoise(step.inputs(), runner);
+    for (Model* model : {used.get(), fresh.get()}) {
+      at::manual_seed(kSeed + 1);
+      randomize(model->component(denoiser_->component));
+    }
+    const double error =
+        difference(used->denoise(step.inputs(), runner), fresh->denoise(step.inputs(), runner));
+    expect(error <= kTolerance, "differs by ", error,
+           " from a model that never had other weights: a block keeps something that it made of "
+           "them");
     return {};
   }
 

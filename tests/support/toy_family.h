@@ -41,6 +41,7 @@ struct ToyMistakes {
   bool picks_rows = false;        // as many as have a value, while it denoises
   bool stays_on_cpu = false;      // makes a tensor there, whatever the device, while it decodes
   bool bends_shapes = false;      // gives pixels without values another size
+  bool keeps_a_weight = false;    // that it drew in its first call
   bool drops_gradients = false;   // runs its blocks without a graph
   bool bends_gradients = false;   // lets what is before a block pass by it, as far as they know
 };
@@ -170,6 +171,10 @@ class ToyModel : public Model {
     const at::Tensor cells = in.x_BCTHW.permute({0, 2, 3, 4, 1});  // [B, T, H, W, C]
     at::Tensor rows = dit_->embed.forward(cells.flatten(1, 3)) + text.unsqueeze(1) +
                       dit_->time.forward(in.sigma_B.to(cells.scalar_type()).view({-1, 1, 1}));
+    if (mistakes_.keeps_a_weight) {
+      if (!kept_.defined()) kept_ = dit_->time.weight->draw();
+      rows = rows + kept_.flatten();
+    }
     const std::vector<int64_t> shape = rows.sizes().vec();
     Tensors state = {rows.flatten(0, 1)};
     if (mistakes_.mistakes_rows && shape[0] > 1) {
@@ -247,6 +252,7 @@ class ToyModel : public Model {
 
   ToyMistakes mistakes_;
   bool has_tokenizer_, cuts_texts_;
+  at::Tensor kept_;
   std::unique_ptr<ToyTextEncoder> text_encoder_;
   std::unique_ptr<ToyVae> vae_;
   std::unique_ptr<ToyDit> dit_;

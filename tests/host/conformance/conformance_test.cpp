@@ -137,6 +137,8 @@ TEST_CASE("Each mistake is found by its check", "[conformance]") {
   only({.picks_rows = true}, "dry run: a training step", "aten::nonzero gives a size that");
   only({.stays_on_cpu = true}, "dry run: decoding", "two devices, meta and cpu");
   only({.bends_shapes = true}, "dry run: decoding", "without values, and Float[1, 3, 1, 16, 16]");
+  only({.keeps_a_weight = true}, "denoise: weights that are set anew", "differs by");
+  only({.keeps_a_weight = true}, "dry run: denoising", "with values, after a run without them");
   only({.drops_gradients = true}, "gradients: they tell", "no gradient reaches the latents, embed");
   only({.bends_gradients = true}, "gradients: they tell", "drops or bends gradients");
 }
