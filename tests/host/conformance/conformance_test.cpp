@@ -215,6 +215,9 @@ TEST_CASE("Inputs that contradict themselves are found", "[conformance]") {
       {{.name = "more", .kind = InputKind::kText, .when_absent = WhenAbsent::kFirstFrame},
        "has a replacement"},
       {{.name = "more", .kind = kImage, .per_instance_of = "dit"}, "component 'dit' is no control"},
+      {{.name = "height", .kind = InputKind::kInteger}, "has the name of --height"},
+      {{.name = "port", .kind = InputKind::kInteger}, "has the name of --port"},
+      {{.name = "help", .kind = InputKind::kText}, "has the name of --help"},
   };
   for (const auto& [input, said] : cases) {
     const std::vector<std::string> names = failed(conformance::check_family(ToyWithInput(input)));
@@ -224,6 +227,8 @@ TEST_CASE("Inputs that contradict themselves are found", "[conformance]") {
   const InputSpec start = {
       .name = "more", .kind = kImage, .use = InputUse::kGenerate, .role = InputRole::kStart};
   CHECK(failed(conformance::check_family(ToyWithInput(start))).empty());
+  const InputSpec column = {.name = "height", .kind = InputKind::kInteger, .use = InputUse::kTrain};
+  CHECK(failed(conformance::check_family(ToyWithInput(column))).empty());
 }
 
 TEST_CASE("Fields of an input that do not belong together are found", "[conformance]") {
