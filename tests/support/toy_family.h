@@ -41,6 +41,7 @@ struct ToyMistakes {
   bool picks_rows = false;        // as many as have a value, while it denoises
   bool stays_on_cpu = false;      // makes a tensor there, whatever the device, while it decodes
   bool bends_shapes = false;      // gives pixels without values another size
+  bool misnames_entry = false;    // of what it makes of a prompt
   bool keeps_a_weight = false;    // that it drew in its first call
   bool drops_gradients = false;   // runs its blocks without a graph
   bool bends_gradients = false;   // lets what is before a block pass by it, as far as they know
@@ -134,6 +135,7 @@ class ToyModel : public Model {
       ids.resize(kToyLongestText);
     }
     const at::Tensor embeds = text_encoder_->table.forward(at::tensor(ids));
+    if (mistakes_.misnames_entry) return {{"prompt_embedz", embeds}};
     if (mistakes_.sees_the_size)
       return {{"prompt_embeds", embeds + static_cast<double>(in.target.height)}};
     return {{"prompt_embeds", embeds}};

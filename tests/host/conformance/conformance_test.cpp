@@ -158,6 +158,15 @@ TEST_CASE("A stage that depends on the size says so", "[conformance]") {
   CHECK_THAT(names.front(), Catch::StartsWith("stages: ") && Catch::Contains("sees_target"));
 }
 
+TEST_CASE("The denoiser is given what the stages make", "[conformance]") {
+  const std::vector<std::string> names =
+      failed(conformance::check_family(ToyWithoutTokenizer({.misnames_entry = true})));
+  REQUIRE(names.size() == 1);
+  CHECK_THAT(names.front(), Catch::StartsWith("stages: the denoiser takes what they give") &&
+                                Catch::Contains("they give prompt_embedz [1, 32]; ") &&
+                                Catch::Contains("'prompt_embeds': missing"));
+}
+
 TEST_CASE("What detection says of a config that it refuses is told", "[conformance]") {
   const std::vector<std::string> names =
       failed(conformance::check_family(ToyThatRefuses("layers")));
