@@ -45,7 +45,7 @@ class GradientChecks : Checks {
     std::vector<at::Tensor> leaves;
     std::vector<std::string> names;
 
-    // Of the prediction, summed with these factors, or where they are undefined with itself.
+    // Gradients of the prediction, summed with these factors, or with itself where there are none.
     // Undefined where a leaf gets none.
     std::vector<at::Tensor> gradients(BlockRunner& runner, const at::Tensor& factors = {}) {
       const at::Tensor out = model->denoise(step.inputs(), runner);
