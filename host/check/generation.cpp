@@ -51,7 +51,7 @@ void OpenedGeneration::check(order::Job& job, report::Problems& problems) {
   const bool has_sizes = generate::check_said_target(job.settings, job.place, problems);
   problems.collect([&] {
     if (!model_ || !has_sizes) return;
-    generate::fill_target(job.settings, *model_);
+    generate::fill_target(job.settings, *model_, job.place);
     generate::fill_from_folder(job.settings, *model_);
   });
   const bool has_target = problems.size() == before;

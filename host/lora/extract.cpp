@@ -275,7 +275,8 @@ ExtractReport extract(LoadedModel& base, LoadedModel& tuned, const std::string& 
     description.target_modules = options.target_modules;
     description.title = std::filesystem::path(path).stem().string();
     const auto is_first = [&](const LayerWeights& layer) { return layer.component == component; };
-    if (std::ranges::all_of(layers, is_first)) description.component = component;
+    if (std::ranges::all_of(layers, is_first))
+      description.component = model::saved_name(base.family(), base.stages(), component);
     write_lora(path, options.format, respell(layers, base, options.format),
                LayerNames(&base).targets(), options.dtype, description);
     report.files.push_back(path);

@@ -349,8 +349,9 @@ std::vector<MergedComponent> merge_into_model(
     metadata.erase(files::kQuantizationKey);
     metadata.emplace("format", "pt");
     metadata["atelier.merged"] = sources_text(sources);
-    if (model::has_twin(model.family(), component))
-      metadata[formats::kLoraComponentKey] = component;
+    const std::string said = model::saved_name(model.family(), model.stages(), component);
+    if (model::has_twin(model.family(), component) && !said.empty())
+      metadata[formats::kLoraComponentKey] = said;
     write_merged(tensors, part, path, metadata, progress);
     merged.push_back({component, path, tensors.changed()});
   }

@@ -158,6 +158,7 @@ std::string_view named(const std::string& component, std::string_view name) {
 Targets::Component Targets::table_of(LoadedModel& model, const LoadedPart& part) {
   Component component;
   component.name = part.detection.component;
+  component.saved_name = model::saved_name(model.family(), model.stages(), component.name);
   size_t text_encoders = 0;
   for (const ComponentSpec& spec : model.family().components()) {
     if (spec.name == spec_name(component.name)) {
@@ -273,6 +274,20 @@ const Targets::Component* Targets::find_component(std::string_view name) const {
   return found == components_.end() ? nullptr : &*found;
 }
 
+void Targets::check_base(const LoraFile& file, const Component& said) const {
+  const auto& metadata = file.tensors().metadata();
+  const auto base = metadata.find("base");
+  const std::string& denoiser = said.beside.empty() ? said.name : said.beside;
+  const std::string trained = base == metadata.end() ? std::string() : denoiser_of(base->second);
+  const bool is_of_denoiser = said.is_denoiser || !said.beside.empty();
+  if (!is_of_denoiser || trained.empty() || trained == denoiser) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              files::display_path(file.path()) + ": says that it is for " + said.name +
+                  ", and was trained on " + quote_and_escape(base->second) + ", which is " +
+                  trained,
+              "say behind the file which one it is for, FILE@COMPONENT", "LORA_COMPONENT");
+}
+
 std::string Targets::component_of(const LoraFile& file, std::string_view asked) const {
   std::vector<std::string> names;
   for (const Component& component : components_) names.push_back(component.name);
@@ -286,7 +301,13 @@ std::string Targets::component_of(const LoraFile& file, std::string_view asked) 
                 "LORA_COMPONENT");
   }
   const std::string said = file.component();
-  if (find_component(said) != nullptr) return said;
+  if (const Component* const own = find_component(said)) {
+    check_base(file, *own);
+    return said;
+  }
+  if (const auto alone = std::ranges::find(components_, said, &Component::saved_name);
+      !said.empty() && alone != components_.end())
+    return alone->name;
   if (model::find_component(family_, said) != nullptr)
     throw Error(ErrorCode::kNotFound,
                 files::display_path(file.path()) + ": is for the component " + said +

@@ -94,6 +94,7 @@ class Targets {
     Component& operator=(Component&&) = default;
 
     std::string name;
+    std::string saved_name;  // see model::saved_name()
     bool is_denoiser = false;
     std::string beside;                  // of a control: its denoiser
     std::optional<size_t> text_encoder;  // which of the family's
@@ -118,6 +119,9 @@ class Targets {
   std::vector<Found> find_all(std::string_view name, std::string_view ending,
                               std::string_view component) const;
   const Component* find_component(std::string_view name) const;
+  // Throws Error where a file says that it is for another denoiser than that which the file it was
+  // trained on is, by its name. Files of one expert alone were once saved as the other's.
+  void check_base(const LoraFile& file, const Component& said) const;
   // The component that `file` is for, as match() takes it; empty where nothing says it.
   std::string component_of(const LoraFile& file, std::string_view asked) const;
   // The one of several denoisers whose checkpoint a file of that name would be; empty where the

@@ -200,20 +200,44 @@ std::string saved_component(const ModelFamily& family, const LoadedPart& part) {
   return has_role(family, said->second, detected.role) ? said->second : "";
 }
 
-// Tells the family which of several files of one kind a saved one is, where the user does not.
+// How a saved file of one of several components is known.
+enum class Said {
+  kNothing,  // by what the family finds
+  kStays,    // it is what it says
+  kAlone,    // the family makes of what it says what one alone is: one of two may stand for both
+};
+
+// `beside`: parts of a model that has, or may have, what the file says.
+Said what_is_said(const ModelFamily& family, std::span<LoadedPart* const> parts,
+                  const LoadedPart& part, std::span<const LoadedPart> beside) {
+  const std::string said = saved_component(family, part);
+  if (said.empty() || !part.hint.component.empty()) return Said::kNothing;
+  const auto kind = [](const LoadedPart* one) { return spec_name(one->detection.component); };
+  const bool has_others = std::ranges::count(parts, kind(&part), kind) > 1;
+  const bool is_beside = std::ranges::any_of(
+      beside, [&](const LoadedPart& other) { return other.detection.component == said; });
+  const bool is_other = spec_name(said) != kind(&part);
+  return is_other && !has_others && !is_beside ? Said::kAlone : Said::kStays;
+}
+
+// Tells the family which component a saved file holds, where the user does not; of one alone that
+// is what it is taken for there is nothing to tell.
 void tell_saved(const ModelFamily& family, std::span<LoadedPart* const> parts,
-                std::span<FoundPart> found) {
+                std::span<const Said> says, std::span<FoundPart> found) {
   const auto kind = [](const LoadedPart* part) { return spec_name(part->detection.component); };
   for (size_t i = 0; i < parts.size(); ++i) {
-    const std::string said = saved_component(family, *parts[i]);
     const bool has_others = std::ranges::count(parts, kind(parts[i]), kind) > 1;
-    if (said.empty() || !has_others || !parts[i]->hint.component.empty()) continue;
-    found[i].part.component = found[i].hint.component = spec_name(said);
+    if (says[i] == Said::kNothing || (says[i] == Said::kStays && !has_others)) continue;
+    found[i].part.component = found[i].hint.component =
+        spec_name(saved_component(family, *parts[i]));
   }
 }
 
-void assign(const ModelFamily& family, std::span<LoadedPart* const> parts) {
+void assign(const ModelFamily& family, std::span<LoadedPart* const> parts,
+            std::span<const LoadedPart> beside = {}) {
   std::vector<FoundPart> found;
+  std::vector<Said> says;
+  for (const LoadedPart* part : parts) says.push_back(what_is_said(family, parts, *part, beside));
   for (const LoadedPart* part : parts) {
     const std::filesystem::path path = part->checkpoint.files().front();
     FoundPart one = {part->detection, std::filesystem::absolute(path).lexically_normal().string(),
@@ -225,7 +249,7 @@ void assign(const ModelFamily& family, std::span<LoadedPart* const> parts) {
     }
     found.push_back(std::move(one));
   }
-  tell_saved(family, parts, found);
+  tell_saved(family, parts, says, found);
   const std::string where = std::string(family.name()) + ".assign";
   family.assign(found);
   const bool has_denoiser = std::ranges::any_of(found, [&](const FoundPart& one) {
@@ -239,8 +263,9 @@ void assign(const ModelFamily& family, std::span<LoadedPart* const> parts) {
       throw Error(ErrorCode::kInternal,
                   where + ": " + files::display_path(part.checkpoint.name()) + ": no component " +
                       formats::quote_and_escape(component) + " of the family has tensors");
-    const std::string said = saved_component(family, part);
-    if (part.hint.component.empty()) part.detection.component = said.empty() ? component : said;
+    if (part.hint.component.empty())
+      part.detection.component =
+          says[i] == Said::kStays ? saved_component(family, part) : component;
     // A hint's variant is the denoiser's. Where there is none, an encoder's path may say it.
     if (!has_denoiser && part.hint.variant.empty() &&
         part.detection.variant != found[i].part.variant)
@@ -323,7 +348,7 @@ std::vector<LoadedPart> detect_parts(const ModelFamily& family, const files::Che
   with(checkpoint, [&] { parts = split(family, checkpoint, hints, lenders); });
   std::vector<LoadedPart*> all;
   add_to(all, parts);
-  assign(family, all);
+  assign(family, all, lenders);
   return parts;
 }
 

@@ -41,7 +41,8 @@ bool owns(const Detection& part, std::string_view tensor);
 // throw, and Error{kInternal} where these name a component that the family does not have.
 //
 // A checkpoint without a config takes that of the first of `lenders` that is the same component and
-// whose config does not contradict its tensors.
+// whose config does not contradict its tensors. A saved file is what it says where that is one of
+// `lenders`, and else what one alone is to the family.
 std::vector<LoadedPart> detect_parts(const ModelFamily& family, const files::Checkpoint& checkpoint,
                                      const DetectHints& hints = {},
                                      std::span<const LoadedPart> lenders = {});

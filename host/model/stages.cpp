@@ -152,6 +152,23 @@ Stages stages_of(const ModelFamily& family, std::span<const LoadedPart> parts) {
   return stages;
 }
 
+std::string saved_name(const ModelFamily& family, const Stages& stages,
+                       std::string_view component) {
+  const std::string own(component);
+  const ComponentSpec& spec = *find_component(family, component);
+  const bool is_control = spec.role == Role::kControl;
+  if (stages.denoisers.size() != 1) return own;
+  const Detection& alone = stages.denoisers.front().part;
+  if (alone.component != (is_control ? spec.beside : component)) return own;
+  const std::string said = family.lora_targets(alone).component;
+  if (said == alone.component || !(said.empty() || has_role(family, said, Role::kDenoiser)))
+    return own;
+  if (!is_control || said.empty()) return said;
+  const auto specs = family.components();
+  const auto twin = std::ranges::find(specs, said, &ComponentSpec::beside);
+  return twin == specs.end() ? own : std::string(twin->name);
+}
+
 const RangedDenoiser& denoiser_at(std::span<const RangedDenoiser> denoisers, float sigma) {
   for (const RangedDenoiser& denoiser : denoisers) {
     if (sigma >= static_cast<float>(denoiser.range.low) &&

@@ -59,6 +59,11 @@ struct Stages {
 // outside of the two ranges.
 Stages stages_of(const ModelFamily& family, std::span<const LoadedPart> parts);
 
+// The component that a saved file says it holds, by which it is found in a model that has all of
+// them: `component` itself, or what LoraTargets::component says of a denoiser that is alone; of a
+// control beside such a one the control beside that. Empty: nobody knows which one it is.
+std::string saved_name(const ModelFamily& family, const Stages& stages, std::string_view component);
+
 // The one for a noise level, which is a float32 as the ends of ranges are taken to be; of two that
 // share it, the first. Throws Error{kNotFound} when there is none.
 const RangedDenoiser& denoiser_at(std::span<const RangedDenoiser> denoisers, float sigma);

@@ -120,8 +120,7 @@ std::set<std::string> automatic_targets(LoadedModel& model, const std::string& c
     if (denoiser.name() != component) continue;
     const LoraTargets targets = model.family().lora_targets(denoiser.part);
     for (const auto& [path, linear] : linears) {
-      if (targets.component == component && matches_any(targets.include, path) &&
-          !matches_any(targets.exclude, path))
+      if (matches_any(targets.include, path) && !matches_any(targets.exclude, path))
         chosen.insert(path);
     }
   }

@@ -298,7 +298,7 @@ void TrainedTensors::save_lora(const WeightFile& file, int64_t step, int64_t epo
   description.base_model = generate::short_path(part.checkpoint.name());
   description.architecture = part.detection.variant;
   description.target_modules = config_.lora.target_modules;
-  description.component = file.component;
+  description.component = model::saved_name(model_.family(), model_.stages(), file.component);
   description.step = step;
   description.epoch = epoch;
   description.more = {{"atelier_version", ATELIER_SDK_VERSION},
@@ -316,8 +316,9 @@ void TrainedTensors::save_whole(const WeightFile& file, int64_t step, bool write
   const WeightMap rules = model_.family().weight_map(part.detection);
   std::map<std::string, std::string> metadata = {
       {"format", "pt"}, {"atelier_version", ATELIER_SDK_VERSION}, {"step", std::to_string(step)}};
-  if (model::has_twin(model_.family(), file.component))
-    metadata[formats::kLoraComponentKey] = file.component;
+  const std::string said = model::saved_name(model_.family(), model_.stages(), file.component);
+  if (model::has_twin(model_.family(), file.component) && !said.empty())
+    metadata[formats::kLoraComponentKey] = said;
   weights::save_component(model_.model().component(file.component), rules, part.detection.prefix,
                           writes ? file.path : std::string(), metadata, &part.checkpoint,
                           weights::dtype_or_auto(config_.output.save_dtype),

@@ -115,7 +115,7 @@ void Translation::check(PreparedJob& work, const Asked& asked) const {
   report::Problems problems;
   problems.collect([&] {
     if (generate::check_said_target(job.settings, kRequest, problems))
-      generate::fill_target(job.settings, model);
+      generate::fill_target(job.settings, model, kRequest);
   });
   throw_if_any(problems, spool_);
   hold_limits(job.settings);
@@ -134,7 +134,7 @@ void Translation::name_output(Settings& s, const std::string& id, const std::str
       s.num_frames.value_or(1) > 1 && !model::media_defaults(opened_.model()).frames_are_pictures;
   std::string extension = format;
   if (format == "jpeg") extension = "jpg";
-  if (is_clip && format == "png") extension = "mp4";
+  if (format.empty()) extension = is_clip ? "mp4" : "png";
   const std::vector<std::string> known = is_clip ? std::vector<std::string>{"mp4", "webp", "gif"}
                                                  : std::vector<std::string>{"png", "jpg"};
   if (std::ranges::find(known, extension) == known.end())

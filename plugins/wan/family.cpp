@@ -1,6 +1,5 @@
 // Wan: what it is made of, what it takes, and how it is sampled by default.
 #include <algorithm>
-#include <cctype>
 #include <filesystem>
 
 #include "atelier/parts/causal_vae.h"
@@ -12,6 +11,7 @@
 #include "animate.h"
 #include "config.h"
 #include "dit.h"
+#include "expert_names.h"
 #include "fun.h"
 #include "longcat.h"
 #include "model.h"
@@ -106,8 +106,7 @@ constexpr ComponentRow kRows[] = {
      .tiny = atelier::parts::tiny_causal_vae},
     {.spec = {.name = "dit",
               .role = Role::kDenoiser,
-              .help = "transformer/*.safetensors or diffusion_pytorch_model*.safetensors",
-              .paths = {"*high_noise*", "transformer"}},
+              .help = "transformer/*.safetensors or diffusion_pytorch_model*.safetensors"},
      .detect = detect_dit,
      .config_fields = dit_fields,
      .weight_map = dit_map,
@@ -119,8 +118,7 @@ constexpr ComponentRow kRows[] = {
               .required = false,
               .help = "the expert of little noise of Wan 2.2: transformer_2/*.safetensors or "
                       "low_noise_model/*.safetensors",
-              .variants = "wan2.2-*-a14b",
-              .paths = {"*low_noise*", "transformer_2"}},
+              .variants = "wan2.2-*-a14b"},
      .detect = detect_dit,
      .config_fields = dit_fields,
      .weight_map = dit_map,
@@ -164,14 +162,12 @@ constexpr ComponentRow kRows[] = {
               .required = false,
               .help = "the VACE in the DiT's file, or one that was trained: vace_blocks.*",
               .variants = "*-vace-*",
-              .paths = {"*high_noise*", "transformer"},
               .beside = "dit"}),
     vace_row({.name = "vace2",
               .role = Role::kControl,
               .required = false,
               .help = "that of the expert of little noise of Wan 2.2",
               .variants = kVaceExperts,
-              .paths = {"*low_noise*", "transformer_2"},
               .beside = "dit2"}),
 };
 
@@ -188,6 +184,17 @@ constexpr const char *kAlone = "alone", *kLow = "low", *kEither = "either";
 bool has_channels(const Detection& part, int64_t channels) {
   const auto found = part.config.find("channels");
   return found != part.config.end() && found->second == ConfigValue(channels);
+}
+
+bool is_alone(const Detection& denoiser, const char* which) {
+  const auto found = denoiser.config.find(kAlone);
+  return found != denoiser.config.end() && found->second == ConfigValue(which);
+}
+
+// What files that are trained say: "dit" of the other expert would be taken for that one's.
+std::string saved_component(const Detection& denoiser) {
+  if (is_alone(denoiser, kLow)) return "dit2";
+  return is_alone(denoiser, kEither) ? std::string() : denoiser.component;
 }
 
 bool is_wide(const Detection& part) {
@@ -250,11 +257,9 @@ bool is_vace(const FoundPart& found) {
   return found.part.component.starts_with("vace");
 }
 
-// Whether one of the words stands in a path, in upper case or lower.
-bool says(std::string path, std::initializer_list<std::string_view> words) {
-  for (char& c : path) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return std::ranges::any_of(
-      words, [&](std::string_view word) { return path.find(word) != std::string::npos; });
+// Whether a word stands in a path, in upper case or lower.
+bool says(std::string_view path, std::string_view word) {
+  return lower_case(path).find(word) != std::string::npos;
 }
 
 // Whether a word stands in the name of a file, of the folder that it lies in, or of the one around
@@ -262,7 +267,8 @@ bool says(std::string path, std::initializer_list<std::string_view> words) {
 bool is_called(const FoundPart& found, std::string_view word) {
   const std::filesystem::path path = found.path;
   const std::filesystem::path folder = path.parent_path();
-  return says(folder.parent_path().filename() / folder.filename() / path.filename(), {word});
+  return says((folder.parent_path().filename() / folder.filename() / path.filename()).string(),
+              word);
 }
 
 class Family final : public atelier::ComponentFamily {
@@ -293,18 +299,18 @@ class Family final : public atelier::ComponentFamily {
   atelier::SigmaRange sigma_range(const Detection& denoiser) const override {
     const bool is_early = denoiser.variant == kTextExperts || denoiser.variant == kVaceExperts;
     const double boundary = is_early ? 0.875 : 0.9;
-    const auto alone = denoiser.config.find(kAlone);
-    const auto is_alone = [&](const char* which) {
-      return alone != denoiser.config.end() && alone->second == ConfigValue(which);
-    };
-    if (denoiser.component == "dit2" || is_alone(kLow)) return {.low = 0, .high = boundary};
-    return {.low = is_expert(denoiser) && !is_alone(kEither) ? boundary : 0, .high = 1};
+    if (denoiser.component == "dit2" || is_alone(denoiser, kLow))
+      return {.low = 0, .high = boundary};
+    return {.low = is_expert(denoiser) && !is_alone(denoiser, kEither) ? boundary : 0, .high = 1};
   }
 
   // Experts have the same tensors: their paths tell them, else their order. One alone is "dit",
   // whichever it is.
   void assign(std::span<FoundPart> parts) const override {
-    ComponentFamily::assign(parts);
+    for (FoundPart& found : parts) {
+      if (const std::string component = told(found); !component.empty())
+        found.part.component = component;
+    }
     std::vector<FoundPart*> experts;
     for (FoundPart& found : parts) {
       if (!is_dit(found)) continue;
@@ -331,13 +337,12 @@ class Family final : public atelier::ComponentFamily {
   // fill caches without it.
   static void assign_encoders(std::span<FoundPart> parts) {
     for (FoundPart& found : parts) {
-      if (found.hint.variant.empty() && says(found.path, {"animate-2"}))
-        found.part.variant = kDriven;
+      if (found.hint.variant.empty() && says(found.path, "animate-2")) found.part.variant = kDriven;
     }
   }
 
   atelier::LoraTargets lora_targets(const Detection& denoiser) const override {
-    atelier::LoraTargets targets = {.component = denoiser.component,
+    atelier::LoraTargets targets = {.component = saved_component(denoiser),
                                     .include = {},
                                     .exclude = {},
                                     .file_prefix = "transformer."};
@@ -383,10 +388,11 @@ class Family final : public atelier::ComponentFamily {
   }
 
   // The component that the user or the path says; empty: neither does.
-  std::string_view told(const FoundPart& found) const {
+  static std::string told(const FoundPart& found) {
     if (!found.hint.component.empty()) return found.hint.component;
-    const atelier::ComponentSpec* named = named_by_path(found);
-    return named ? named->name : std::string_view();
+    const auto expert = is_dit(found) || is_vace(found) ? expert_named(found.path) : std::nullopt;
+    if (!expert) return {};
+    return std::string(is_dit(found) ? "dit" : "vace") + (*expert == Expert::kLow ? "2" : "");
   }
 
   // The distilled form is told by a hint, or by its path.
@@ -434,9 +440,10 @@ class Family final : public atelier::ComponentFamily {
   }
 
   void assign_alone(FoundPart& found) const {
-    const std::string_view component = told(found);
+    const std::string component = told(found);
     const bool is_low = component == "dit2";
-    if (is_low || says(found.path, {"high_noise", "a14b"})) found.part.variant = experts_of(found);
+    if (is_low || says_noise(found.path, Expert::kHigh) || says(found.path, "a14b"))
+      found.part.variant = experts_of(found);
     if (found.part.variant == kText && is_called(found, "krea")) found.part.variant = kKrea;
     found.part.component = "dit";
     if (!is_expert(found.part)) return;
@@ -462,7 +469,7 @@ class Family final : public atelier::ComponentFamily {
         continue;
       }
       const FoundPart* dit = find_dit([&](const FoundPart& one) { return one.path == found.path; });
-      const std::string_view named = told(found);
+      const std::string named = told(found);
       if (dit != nullptr) {
         found.part.component = dit->part.component == "dit2" ? "vace2" : "vace";
         found.part.variant = beside_vace(dit->part.variant);
@@ -474,12 +481,12 @@ class Family final : public atelier::ComponentFamily {
   }
 
   void assign_pair(FoundPart& one, FoundPart& other) const {
-    const std::string_view first = told(one), second = told(other);
+    const std::string first = told(one), second = told(other);
     const bool are_untold = first.empty() && second.empty();
     const bool are_alike = one.part.component == other.part.component;
     if (are_untold && are_alike && one.part.variant != kSmallText) other.part.component = "dit2";
-    if (second.empty() && says(one.path, {"high_noise"})) other.part.component = "dit2";
-    if (first.empty() && says(other.path, {"high_noise"})) one.part.component = "dit2";
+    if (second.empty() && says_noise(one.path, Expert::kHigh)) other.part.component = "dit2";
+    if (first.empty() && says_noise(other.path, Expert::kHigh)) one.part.component = "dit2";
     if (one.part.component == other.part.component) return;
     for (FoundPart* found : {&one, &other}) found->part.variant = experts_of(*found);
   }

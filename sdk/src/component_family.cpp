@@ -101,6 +101,7 @@ std::optional<Detection> ComponentFamily::detect(const TensorIndex& checkpoint,
 
 void ComponentFamily::assign(std::span<FoundPart> parts) const {
   for (FoundPart& found : parts) {
+    if (!found.hint.component.empty()) continue;
     if (const ComponentSpec* named = named_by_path(found)) found.part.component = named->name;
   }
 }

@@ -49,9 +49,9 @@ struct LoraScene {
 
   // A file of random factors that says `component` of itself, if anything.
   std::string write_lora(const std::string& name, const std::string& component = "",
-                         const std::string& layer = kLayer) const {
+                         const std::string& layer = kLayer,
+                         std::map<std::string, std::string> metadata = {}) const {
     const std::string path = folder / (name + ".safetensors");
-    std::map<std::string, std::string> metadata;
     if (!component.empty()) metadata[formats::kLoraComponentKey] = component;
     files::write_safetensors(path,
                              {{layer + ".lora_A.weight", at::randn({kRank, kWidth})},
@@ -145,6 +145,24 @@ TEST_CASE("A LoRA of which nothing else says it is for the denoiser that its nam
   changed_by({.name = "high", .path = high}, {"dit"});
   changed_by({.name = "said", .path = said}, {"dit"});
   changed_by({.name = "asked", .path = low, .component = "dit"}, {"dit"});
+}
+
+TEST_CASE("A LoRA that says another denoiser than it was trained on is refused", "[lora]") {
+  const LoraScene scene;
+  const auto write = [&](const char* name, const char* said, const char* base) {
+    return scene.write_lora(name, said, kLayer, {{"base", base}});
+  };
+  Registry registry(*scene.model);
+  const std::string low = write("low", "dit", "transformer_2/model.safetensors");
+  expect_error(ErrorCode::kInvalidArgument,
+               {"low.safetensors: says that it is for dit, and was trained on",
+                "transformer_2/model.safetensors", "which is dit_low", "FILE@COMPONENT"},
+               [&] { registry.check({.name = "low", .path = low}); });
+  CHECK_NOTHROW(registry.check({.name = "low", .path = low, .component = "dit_low"}));
+  for (const auto& [said, base] :
+       {std::pair("dit", "model/dit"), std::pair("dit", "tuned.safetensors"),
+        std::pair("dit_low", "x_low_noise_x.safetensors")})
+    CHECK_NOTHROW(registry.check({.name = "well", .path = write("well", said, base)}));
 }
 
 TEST_CASE("A LoRA that could be meant for either denoiser is refused", "[lora]") {

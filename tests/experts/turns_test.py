@@ -79,6 +79,36 @@ class Turns(unittest.TestCase):
         for name in ("experts", "wan"):
             self.check(name, whole=False)
 
+    def test_what_one_expert_alone_learns_is_for_that_one(self):
+        parts = ["text_encoder", "tokenizer", "vae", "low_noise_model"]
+        paths = json.dumps([str(self.folder / "wan" / part) for part in parts])
+        both = ["--plugin", WAN, "--model_paths", json.dumps([str(self.folder / "wan" / f"{name}_noise_model")
+                                                              for name in ("high", "low")])]
+        alone = ["--plugin", WAN, "--model_paths", json.dumps([str(self.folder / "wan/low_noise_model")])]
+        run = self.folder / "alone"
+        program.run("train", "--plugin", WAN, "--model_paths", paths, "--dataset_base_path", self.folder / "data",
+                    "--dataset_metadata_path", self.folder / "data/metadata.csv", "--learning_rate", 1e-2, "--lora_base_model",
+                    "dit", "--lora_rank", 2, "--threads", 1, "--max_train_steps", 1, "--output_path", run, code=0)
+        lora = run / "step-1.safetensors"
+        self.assertEqual("dit2", self.component_of(lora))
+        for name, model in (("both", both), ("one", alone)):
+            merged = self.folder / f"merged_{name}.safetensors"
+            program.run("lora", "merge", *model, "--output", merged, lora, code=0)
+            self.assertEqual("dit2", self.component_of(merged))
+        # The merged file is that expert alone, too, whatever it is called.
+        merged.rename(self.folder / "neutral.safetensors")
+        told = json.loads(program.run("inspect", self.folder / "neutral.safetensors", "--plugin", WAN, "--json", code=0).stdout)
+        self.assertEqual(("dit", "wan2.2-t2v-a14b"), tuple(told["taken_by"][key] for key in ("component", "variant")))
+        again = ["--plugin", WAN, "--model_paths", self.folder / "neutral.safetensors"]
+        program.run("lora", "merge", *again, "--output", self.folder / "twice.safetensors", lora, code=0)
+        self.assertEqual("dit2", self.component_of(self.folder / "twice.safetensors"))
+
+    @staticmethod
+    def component_of(file):
+        with open(file, "rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        return header["__metadata__"]["atelier.component"]
+
     def test_whole_models(self):
         self.check("experts", whole=True)
 

@@ -354,6 +354,23 @@ TEST_CASE("Experts are told by their paths, else by their order", "[detect]") {
   CHECK(assigned(t2v, {"my_high_noise.safetensors", "other.safetensors"}) == text);
   CHECK(assigned(t2v, {"other.safetensors", "my_high_noise.safetensors"}) == turned);
   CHECK(assigned(t2v, {"my_low_noise.safetensors", "other.safetensors"}) == turned);
+  for (const auto& [high, low] :
+       {std::pair("Wan2.2-HighNoise.safetensors", "Wan2.2-LowNoise.safetensors"),
+        std::pair("w_HIGH_fp16.safetensors", "w_LOW_fp16.safetensors"),
+        std::pair("w-high-noise-Q4.gguf", "w-low-noise-Q4.gguf"),
+        std::pair("Wan-HIGH/a.safetensors", "Wan-LOW/a.safetensors"),
+        std::pair("high/a.safetensors", "low/a.safetensors")}) {
+    INFO(high);
+    CHECK(assigned(t2v, {high, low}) == text);
+    CHECK(assigned(t2v, {low, high}) == turned);
+    CHECK(assigned(t2v, {low}) == Told{"dit wan2.2-t2v-a14b 0..0.875"});
+    CHECK(assigned(t2v, {"other.safetensors", high}) == turned);
+  }
+  // Neither word is about noise everywhere.
+  for (const char* other :
+       {"low_vram.safetensors", "low/w/a.safetensors", "high_quality_1.safetensors",
+        "flow.safetensors", "highland_low_poly.safetensors"})
+    CHECK(assigned(t2v, {other}) == Told{"dit wan2.1-t2v-14b 0..1"});
   const Told image = {"dit wan2.2-i2v-a14b 0.9..1", "dit2 wan2.2-i2v-a14b 0..0.9"};
   CHECK(assigned("wan22_i2v_a14b.txt", {"one.safetensors", "other.safetensors"}) == image);
   // A file takes the place of a model folder's, and there is no smaller model of two experts.
@@ -401,6 +418,25 @@ TEST_CASE("One expert alone is the denoiser, for its own noise levels", "[detect
   CHECK(assigned(i2v, {"a.safetensors"}) == Told{"dit wan2.2-i2v-a14b 0..1"});
   CHECK(assigned("wan_i2v_14b.txt", {"low_noise/a.safetensors"}) ==
         Told{"dit wan2.1-i2v-14b 0..1"});
+}
+
+TEST_CASE("What is trained of one expert alone says which one it is", "[detect]") {
+  const auto saved = [](const char* keys, const std::vector<std::string>& paths) {
+    std::vector<FoundPart> parts;
+    for (const std::string& path : paths)
+      parts.push_back({detected(index_of(read_keys(keys))), path, {}});
+    family().assign(parts);
+    std::string all;
+    for (const FoundPart& found : parts) all += family().lora_targets(found.part).component + ";";
+    return all;
+  };
+  const char *const t2v = "wan_t2v_14b.txt", *const i2v = "wan22_i2v_a14b.txt";
+  CHECK(saved(t2v, {"transformer_2/a.safetensors"}) == "dit2;");
+  CHECK(saved(i2v, {"low_noise_model/a.safetensors"}) == "dit2;");
+  CHECK(saved(i2v, {"high_noise_model/a.safetensors"}) == "dit;");
+  CHECK(saved(i2v, {"a.safetensors"}) == ";");
+  CHECK(saved(t2v, {"a.safetensors"}) == "dit;");
+  CHECK(saved(i2v, {"low_noise/a.safetensors", "high_noise/a.safetensors"}) == "dit2;dit;");
 }
 
 TEST_CASE("Hints say which expert is which where paths do not", "[detect]") {

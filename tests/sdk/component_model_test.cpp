@@ -256,8 +256,9 @@ TEST_CASE("Components of one architecture are told apart by the hint alone", "[k
 
 TEST_CASE("Components of one architecture are told apart by their paths", "[kit]") {
   const PairFamily family;
-  const auto assigned = [&](const char* path, const char* component = "dit") {
-    std::vector<FoundPart> found = {{dit(component), path, {}}};
+  const auto assigned = [&](const char* path, const char* component = "dit",
+                            const DetectHint& hint = {}) {
+    std::vector<FoundPart> found = {{dit(component), path, hint}};
     family.assign(found);
     return found[0].part.component;
   };
@@ -271,6 +272,8 @@ TEST_CASE("Components of one architecture are told apart by their paths", "[kit]
   CHECK(assigned("/low_noise/both_high_noise_low_noise.safetensors") == "dit_low");
   // Another architecture is not meant.
   CHECK(assigned("/m/low_noise.safetensors", "vae") == "vae");
+  // What the user says counts more.
+  CHECK(assigned("/m/low_noise.safetensors", "dit", {.component = "dit"}) == "dit");
 }
 
 TEST_CASE("Names change by whole parts, once, by the first row that fits", "[kit]") {

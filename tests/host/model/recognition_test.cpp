@@ -123,11 +123,36 @@ TEST_CASE("The family is told which of two parts a saved file is", "[recognition
   using Seen = std::vector<std::string>;
   components_of(family, {other, saved});
   CHECK(seen == Seen{"dit:", "dit_low:dit_low"});
-  // What the user says counts more, and one alone has none to be told from.
+  // What the user says counts more.
   components_of(family, {other, saved}, {{"*saved*", {.component = "dit"}}});
   CHECK(seen == Seen{"dit:", "dit:dit"});
-  components_of(family, {saved});
+  // One alone is what the family makes of what it says, if it is not taken for that anyway.
+  CHECK(components_of(family, {saved}).at("saved.safetensors") == "dit_low");
+  CHECK(seen == Seen{"dit_low:dit_low"});
+  const auto plain =
+      write(folder / "plain.safetensors", {"embed.weight"}, {{"atelier.component", "dit"}});
+  components_of(family, {plain});
   CHECK(seen == Seen{"dit:"});
+}
+
+TEST_CASE("One of two denoisers that is saved stands for both where it is alone", "[recognition]") {
+  const Folder folder;
+  Twins family;
+  family.assigns = [](std::span<FoundPart> parts) {
+    if (parts.size() == 1) parts[0].part.component = "dit";
+  };
+  const auto saved =
+      write(folder / "saved.safetensors", {"embed.weight"}, {{"atelier.component", "dit_low"}});
+  const auto other = write(folder / "other.safetensors", {"embed.weight"});
+  CHECK(components_of(family, {saved}).at("saved.safetensors") == "dit");
+  CHECK(components_of(family, {saved, other}).at("saved.safetensors") == "dit_low");
+  // Beside a model that has what it says it is that.
+  const files::Checkpoint file = files::Checkpoint::open(saved.files);
+  CHECK(detect_parts(family, file)[0].detection.component == "dit");
+  std::vector<LoadedPart> model = detect_parts(family, file);
+  CHECK(detect_parts(family, file, {}, model)[0].detection.component == "dit");
+  model[0].detection.component = "dit_low";
+  CHECK(detect_parts(family, file, {}, model)[0].detection.component == "dit_low");
 }
 
 TEST_CASE("What the user said of a part stays", "[recognition]") {

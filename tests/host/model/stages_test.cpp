@@ -132,7 +132,30 @@ class ControlledToy final : public test::ToyFamily {
     static constexpr EncodeStage kStages[] = {{"text", kOfText, kText}, {"clip", kOfClip, kClip}};
     return kStages;
   }
+  LoraTargets lora_targets(const Detection& denoiser) const override {
+    return {.component = denoiser.variant};
+  }
 };
+
+TEST_CASE("What is saved of a denoiser alone says which one it is", "[stages]") {
+  const ControlledToy toy;
+  const auto saved = [&](const std::string& said, std::string_view component) {
+    Stages stages;
+    stages.denoisers.push_back({{.component = "dit", .variant = said}});
+    return saved_name(toy, stages, component);
+  };
+  CHECK(saved("dit", "dit") == "dit");
+  CHECK(saved("dit", "vace") == "vace");
+  CHECK(saved("dit2", "dit") == "dit2");
+  CHECK(saved("dit2", "vace") == "vace2");
+  CHECK(saved("", "dit").empty());
+  CHECK(saved("", "vace").empty());
+  CHECK(saved("none of the family's", "dit") == "dit");
+  Stages both;
+  for (const char* name : {"dit", "dit2"})
+    both.denoisers.push_back({{.component = name, .variant = "dit2"}});
+  CHECK(saved_name(toy, both, "dit") == "dit");
+}
 
 TEST_CASE("Files of one control are components of their own", "[stages]") {
   const ControlledToy toy;

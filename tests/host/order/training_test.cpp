@@ -786,6 +786,13 @@ TEST_CASE("The second stage finds a cache where the first one was told to write"
   CHECK(c.dataset.dataset_base_path.empty());
   CHECK(parse(train + Arguments{folder / "first"}).cache_path == folder / "first/cache");
 
+  CHECK(count_notes(c, "keep their sizes") == 0);
+  const Arguments sizes = {"--height",           "64",   "--width", "64", "--num_frames", "5",
+                           "--frame_extraction", "chunk"};
+  CHECK(count_notes(parse(train + Arguments{folder / "cache"} + sizes),
+                    "--height, --width, --num_frames, --frame_extraction: samples that a cache has "
+                    "keep their sizes; say them where the cache is filled") == 1);
+
   c = parse(train + Arguments{folder / "images", "--cache_path", folder / "cache"});
   CHECK(c.cache_path == folder / "cache");
   CHECK(c.dataset.dataset_base_path == folder / "images");

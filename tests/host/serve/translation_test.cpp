@@ -51,7 +51,7 @@ struct Desk {
     translation.emplace(*opened, order, *loras, spool);
   }
 
-  PreparedJob prepare(json fields, const SpooledFiles& files = {}, std::string format = "png",
+  PreparedJob prepare(json fields, const SpooledFiles& files = {}, std::string format = "",
                       int64_t previews = 0) {
     Asked asked = {.fields = {{"prompt", "a cat"}},
                    .loras = std::vector<std::pair<std::string, double>>()};
@@ -61,7 +61,7 @@ struct Desk {
     return translation->prepare("job_a", asked, files, /*loras=*/nullptr);
   }
   std::pair<int, std::string> refused(const json& fields, const SpooledFiles& files = {},
-                                      const std::string& format = "png") {
+                                      const std::string& format = "") {
     const auto refusal = refusal_of([&] { prepare(fields, files, format); });
     return {refusal.status, refusal.message};
   }
@@ -79,6 +79,7 @@ TEST_CASE("A job has the server's settings where it says nothing, and is named b
   CHECK(job.shown.at("negative_prompt") == "grey");
   CHECK(job.shown.at("num_inference_steps") == 9);
   CHECK_FALSE(job.shown.contains("loras"));
+  CHECK(desk.prepare({}).settings.output == desk.spool.output_of("job_a", "png"));
 }
 
 TEST_CASE("What is asked for beyond the limits is too large", "[serve]") {
@@ -118,6 +119,8 @@ TEST_CASE("What clients may not say, and files of the machine, are refused by na
   const auto [status, message] = desk.refused({}, {}, "gif");
   CHECK(status == 400);
   CHECK(message == "format: \"gif\" is none of a picture; use png or jpeg");
+  CHECK(desk.refused({{"num_frames", 5}}, {}, "png").second ==
+        "format: \"png\" is none of a clip; use mp4, webp or gif");
   CHECK(desk.refused({{"promt", "a"}}).second.find("\"prompt\"") != std::string::npos);
 }
 
