@@ -210,7 +210,7 @@ class ResumeChecks {
     return true;
   }
 
-  // Of other components that are trained check_trained() tells: what runs beside them differs, too.
+  // Another choice of components is told by check_trained(), and has other files beside it.
   bool trains_same_components() const {
     std::set<std::string> ours, theirs;
     for (const auto& [name, count] : trained_counts(selection_, config_))
