@@ -210,8 +210,9 @@ int run_and_report(const std::vector<std::string>& arguments) {
     atelier::report::say_once(atelier::report::error_line(error));
     const int code = atelier::exit_code(error.code());
     // The one of the throw, where LibTorch took it; this one here would tell nothing.
-    const std::string stack = atelier::plugins::last_internal_stack();
-    if (code == 70 && !stack.empty()) std::fprintf(stderr, "%s\n", stack.c_str());
+    const std::string stack = atelier::plugins::last_stack();
+    const bool is_wanted = code == 70 || atelier::plugins::are_stacks_wanted();
+    if (is_wanted && !stack.empty()) std::fprintf(stderr, "%s\n", stack.c_str());
     return code;
   } catch (const std::bad_alloc&) {
     is_running = false;

@@ -85,6 +85,18 @@ class PluginTemplate(unittest.TestCase):
         cache = (self.folder / "my_toy/build/CMakeCache.txt").read_text()
         self.assertIn("CMAKE_BUILD_TYPE:STRING=Release", cache)
 
+    def test_what_a_renamed_target_left_is_no_plugin_of_the_folder(self):
+        build = self.folder / "my_toy/build"
+        (build / "CMakeFiles/old_toy.dir").mkdir()
+        (build / "old_toy.so").write_bytes((build / "my_toy.so").read_bytes())
+        try:
+            built = self.run_in(self.folder, self.prefix / "bin/atelier", "plugin", "build", "my_toy").splitlines()
+        finally:
+            (build / "old_toy.so").unlink()
+            (build / "CMakeFiles/old_toy.dir").rmdir()
+        self.assertIn("my_toy/build/my_toy.so", built)
+        self.assertNotIn("my_toy/build/old_toy.so", built)
+
     def test_what_cannot_be_begun_or_built_is_one_error(self):
         for words, code, said in (
             (("new", "my_toy"), 2, "the folder is there already"),
@@ -92,6 +104,7 @@ class PluginTemplate(unittest.TestCase):
             (("new", "My-Toy"), 2, "small letters, digits and _"),
             (("new", "9toy"), 2, "begins with a letter"),
             (("new", "test"), 2, "CMake has a target test"),
+            (("new", "rebuild_cache"), 2, "CMake has a target rebuild_cache"),
             (("build", "nowhere"), 2, "there is no CMakeLists.txt"),
             (("biuld", "my_toy"), 2, "did you mean build?"),
         ):
@@ -102,6 +115,11 @@ class PluginTemplate(unittest.TestCase):
         folder.mkdir()
         (folder / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.25)\nproject(wrong LANGUAGES NONE)\n")
         self.assertIn("there is no plugin in its folder build", self.atelier("plugin", "build", "wrong", code=2))
+        (folder / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.25)\nproject(wrong LANGUAGES NONE)\n"
+                                               "file(COPY ${CMAKE_PREFIX_PATH}/lib/libatelier_sdk.so "
+                                               "DESTINATION ${CMAKE_BINARY_DIR})\n")
+        self.assertIn("it is a library, and no plugin; one of a plugin's sources ends with ATELIER_PLUGIN(",
+                      self.atelier("plugin", "build", "wrong", code=2))
         (folder / "CMakeLists.txt").write_text("message(FATAL_ERROR no)\n")
         self.assertIn("the plugin does not build; see above for why [PLUGIN_BUILD]",
                       self.atelier("plugin", "build", "wrong", code=2))
@@ -126,6 +144,14 @@ class PluginTemplate(unittest.TestCase):
         shown = self.atelier("plugins", "show", "my_toy", "--plugin_path", folder)
         for word in ("text_encoder", "dit", "prompt"):
             self.assertIn(word, shown)
+
+    def test_links_of_the_installed_pages_lead_somewhere(self):
+        pages = list((self.prefix / "share/doc/atelier").rglob("*.md"))
+        self.assertGreater(len(pages), 20)
+        dead = [f"{page}: {target}" for page in pages
+                for target in re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+                if not (page.parent / target).exists()]
+        self.assertEqual([], dead)
 
     def test_a_begun_plugin_is_built_and_passes_the_conformance_suite(self):
         self.assertIn(" checks passed, 0 failed", self.atelier("plugin", "test", "--plugin_path", "my_toy", "my_toy"))

@@ -33,6 +33,7 @@ void OpenedGeneration::open_model(report::Problems& problems) {
   sizes_.emplace(*model_, order_.limits);
   lengths_.emplace(model_->model(), order_.load->cuts_texts);
   loras_.emplace(*model_, order_.lora_mode, progress_);
+  if (order_.is_served) problems.collect([&] { loras_->prepare(); });
   problems.collect([&] { generate::unplanned_layout(order_, *model_); });
   model::check_sequence(*model_, order_.processes.sequence, order_.process.attention, problems);
   if (order_.is_tiled)
@@ -52,7 +53,7 @@ void OpenedGeneration::check(order::Job& job, report::Problems& problems) {
   const bool has_sizes = generate::check_said_target(job.settings, job.place, problems);
   problems.collect([&] {
     if (!model_ || !has_sizes) return;
-    generate::fill_target(job.settings, *model_);
+    generate::fill_target(job.settings, *model_, job.place);
     generate::fill_from_folder(job.settings, *model_);
   });
   const bool has_target = problems.size() == before;

@@ -16,7 +16,7 @@
 
 namespace atelier::check {
 
-// Not thread-safe.
+// Not thread-safe, but for check().
 class OpenedGeneration {
  public:
   // Opens the model by its headers and checks all jobs; what is wrong becomes problems, after which
@@ -26,8 +26,8 @@ class OpenedGeneration {
   OpenedGeneration(const OpenedGeneration&) = delete;
   OpenedGeneration& operator=(const OpenedGeneration&) = delete;
 
-  // Fills what a job leaves to the model, and adds what is wrong with it. Reads no weights; also
-  // for jobs that come while others have run.
+  // Fills what a job leaves to the model, and adds what is wrong with it. Reads no weights. A
+  // server's may be called from several threads, also while other jobs run.
   void check(order::Job& job, report::Problems& problems);
 
   // What was ordered; its jobs have what they left to the model.

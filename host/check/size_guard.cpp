@@ -42,8 +42,9 @@ std::string shown(double bytes) {
 
 constexpr const char* kTag = "PLAN_DOES_NOT_FIT";
 
+// A bound and no promise: whether a smaller size fits, the plan of the run says.
 std::string at_most(const std::string& size) {
-  return size.empty() ? "" : ": " + size + " at most, of this shape";
+  return size.empty() ? "" : ": none above " + size + " of this shape fits";
 }
 
 // The sides that are tried, as multiples of what the family takes.

@@ -439,14 +439,11 @@ class Preparation {
   void check_prompt(order::Job& job) {
     if (!generate::check_said_target(job.settings, job.place, problems_)) return;
     const size_t before = problems_.size();
-    try {
-      if (run_.model) {
-        generate::fill_target(job.settings, *run_.model);
-        generate::fill_from_folder(job.settings, *run_.model);
-      }
-    } catch (const Error& error) {  // of its pictures
-      problems_.add(error.at(job.place.of("prompt")));
-    }
+    problems_.collect([&] {
+      if (!run_.model) return;
+      generate::fill_target(job.settings, *run_.model, job.place);
+      generate::fill_from_folder(job.settings, *run_.model);
+    });
     const auto variant = run_.model ? run_.model->stages().variant : std::string_view();
     generate::check_settings(job.settings, &family_, job.place, problems_, variant);
     if (!run_.model) return;

@@ -1,6 +1,7 @@
 // atelier generate: images from prompts.
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -237,7 +238,15 @@ int generate_or_plan(std::span<const std::string> said, const PlanOnly* only) {
 }  // namespace
 
 int run_generate(std::span<const std::string> arguments) {
-  return generate_or_plan(arguments, /*only=*/nullptr);
+  try {
+    return generate_or_plan(arguments, /*only=*/nullptr);
+  } catch (const Error& error) {
+    // By now what is unfinished is removed.
+    const std::optional<int> signal = StopSignals::requested();
+    if (error.code() == ErrorCode::kCancelled && signal && *signal != SIGINT)
+      StopSignals::end_by(*signal);
+    throw;
+  }
 }
 
 int plan_generate(std::span<const std::string> arguments, const PlanOnly& only) {

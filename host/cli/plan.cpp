@@ -190,10 +190,9 @@ int print_ranks(const plan::PlannedRanks& planned, const PlanOnly& only) {
 }
 
 int print_plan(const plan::Outcome& outcome, const PlanOnly& only) {
+  if (outcome.unplanned) throw outcome.unplanned->at("no plan");
   if (!outcome.planned)
-    throw Error(ErrorCode::kUnsupported,
-                outcome.unplanned.empty() ? "on the CPU nothing has to be planned"
-                                          : "no plan: " + outcome.unplanned,
+    throw Error(ErrorCode::kUnsupported, "on the CPU nothing has to be planned",
                 "say a limit with --vram, or a device with --device_profile");
   const plan::Planned& planned = *outcome.planned;
   write_plan(plan::plan_table(planned), plan::plan_json(planned), only);

@@ -88,9 +88,8 @@ class Serve {
       : order_(order),
         opened_(opened),
         spool_(order.output_dir),
-        errands_(bell_),
         loras_(order.lora_dir, order.loras, [this](const lora::LoraRef& lora) { check(lora); }),
-        translation_(opened, order, loras_, spool_, errands_),
+        translation_(opened, order, loras_, spool_),
         facts_(serve::facts_of(opened.model(), order)),
         metrics_(facts_.name),
         jobs_(
@@ -105,7 +104,7 @@ class Serve {
             bell_, metrics_),
         service_{jobs_, loras_, facts_},
         maker_(session, opened.model()),
-        inference_(jobs_, errands_, bell_, maker_, metrics_,
+        inference_(jobs_, bell_, maker_, metrics_,
                    {.max_batch = order.max_batch.value_or(1),
                     .idle_after_s = order.idle_after_s,
                     .is_stopped = StopSignals::is_requested,
@@ -123,10 +122,7 @@ class Serve {
   void run(const std::function<void()>& warm_up) {
     http::Server server(order_.server, router_);
     // Connections that wait for this thread are answered, however it ends.
-    const auto ends = c10::make_scope_exit([this] {
-      errands_.close();
-      jobs_.close();
-    });
+    const auto ends = c10::make_scope_exit([this] { jobs_.close(); });
     print_line(server.url());
     warm_up();
     jobs_.restore([this](const std::string& text) { progress_.warn(text); });
@@ -140,7 +136,7 @@ class Serve {
   // By threads of connections.
   void check(const lora::LoraRef& lora) {
     report::Problems problems;
-    errands_.run([&] { check_loras({lora}, {.is_request = true}, opened_, problems); });
+    check_loras({lora}, {.is_request = true}, opened_, problems);
     problems.throw_if_any();
   }
 
@@ -148,7 +144,6 @@ class Serve {
   OpenedGeneration& opened_;
   const serve::Spool spool_;
   serve::Bell bell_;
-  serve::Errands errands_;
   serve::LoraNames loras_;
   const serve::Translation translation_;
   const serve::ModelFacts facts_;

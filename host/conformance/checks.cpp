@@ -92,6 +92,8 @@ void Checks::check(const std::string& name, const std::function<Detail()>& body)
       plugins::rethrow_at(family().name());
     } catch (const Error& error) {
       finding = {name, false, error.what()};
+      if (plugins::are_stacks_wanted() && error.tag() == "PLUGIN_THROWS")
+        finding.detail += "\n" + plugins::last_stack();
     }
   }
   subject_.report(finding);

@@ -134,6 +134,7 @@ class Checks {
 void check_declarations(Subject& subject);  // fills subject.parts where they can be used
 void check_weights(Subject& subject);
 void check_denoisers(Subject& subject);
+void check_gradients(Subject& subject);
 void check_controls(Subject& subject);
 void check_encoders(Subject& subject);
 void check_dry_runs(Subject& subject);

@@ -84,7 +84,7 @@ class Probe {
       if (part) return {part->config, {}};
       return {{}, "not recognised"};
     } catch (const Error& error) {
-      if (error.code() == ErrorCode::kInternal) throw;
+      if (error.code() == ErrorCode::kInternal || error.code() == ErrorCode::kEnvironment) throw;
       return {{}, error.what()};
     }
   }

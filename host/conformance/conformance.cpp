@@ -66,6 +66,7 @@ void check_family(const ModelFamily& family, const std::function<void(const Find
   if (subject.parts.empty()) return;
   check_weights(subject);
   check_denoisers(subject);
+  check_gradients(subject);
   check_controls(subject);
   check_encoders(subject);
   check_dry_runs(subject);

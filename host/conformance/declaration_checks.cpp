@@ -13,6 +13,8 @@
 #include "host/inputs/parse.h"
 #include "host/model/components.h"
 #include "host/model/stages.h"
+#include "host/order/generation.h"
+#include "host/order/serving.h"
 #include "host/sampling/sigma_schedule.h"
 #include "host/sampling/solvers.h"
 
@@ -54,6 +56,7 @@ class DeclarationChecks : Checks {
       expect(names.insert(input.name).second, "input '", input.name, "' is declared twice");
       expect(!input.help.empty(), "input '", input.name, "' has no help");
       expect(!input.variants.empty(), "input '", input.name, "' fits no variant");
+      check_flag(input);
       check_input(input);
       check_negative(input);
     }
@@ -65,6 +68,27 @@ class DeclarationChecks : Checks {
     expect(count(InputRole::kStart) <= count(InputRole::kTarget),
            "sampling begins from several inputs, or nothing encodes the one that it begins from");
     return {};
+  }
+
+  // What generate and serve are asked for whatever the family: their flags, and keys of a line of a
+  // prompts file. The prompts among them are the family's inputs, too.
+  static std::set<std::string> taken_names() {
+    std::set<std::string> names = {"help", "loras"};
+    for (const flags::CommandSpec& command :
+         {order::generate_command(nullptr), order::serve_command(nullptr)}) {
+      for (const flags::FlagSpec& flag : command.flags) names.insert(flag.name);
+    }
+    names.erase("prompt");
+    names.erase("negative_prompt");
+    return names;
+  }
+
+  // Inputs that are for training alone are columns of a dataset, and no flags.
+  void check_flag(const InputSpec& input) const {
+    static const std::set<std::string> kTaken = taken_names();
+    expect(input.use == InputUse::kTrain || !kTaken.contains(std::string(input.name)), "input '",
+           input.name, "' has the name of --", input.name,
+           ", which every family has and which is read in its place: choose another one");
   }
 
   void check_control(const ComponentSpec& spec) const {

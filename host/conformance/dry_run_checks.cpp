@@ -9,6 +9,7 @@
 #include "host/conformance/checks.h"
 #include "host/model/components.h"
 #include "host/model/stages.h"
+#include "host/plugins/guard.h"
 
 namespace atelier::conformance {
 
@@ -53,8 +54,9 @@ class DryRunChecks : Checks {
   }
 
  private:
-  // Makes `run` on a model with values, and on one without them as for a run on the device. `run`
-  // gets the device that tensors are on.
+  // Makes `run` on a model with values, and on one without them as for a run on the device; that
+  // one gets values then, as a model that was planned does. `run` gets the device that tensors are
+  // on.
   using Run = std::function<Shapes(Model& model, at::Device on)>;
   void compare(const Run& run, const std::string& where = {}) const {
     const std::unique_ptr<Model> real = make_random(), dry = make(parts());
@@ -65,8 +67,28 @@ class DryRunChecks : Checks {
       });
     }
     const Shapes expected = run(*real, device());
-    const ops::DryRun scope(device().type());
-    expect_equal(run(*dry, at::kMeta), expected, where);
+    {
+      const ops::DryRun scope(device().type());
+      expect_equal(run(*dry, at::kMeta), expected, where);
+    }
+    for (const Detection& part : parts()) randomize(dry->component(part.component));
+    run_with_values(run, *dry);
+  }
+
+  // A model that ran without values before.
+  void run_with_values(const Run& run, Model& model) const {
+    std::string failure;
+    try {
+      run(model, device());
+    } catch (...) {
+      try {
+        plugins::rethrow_at(family().name());
+      } catch (const Error& error) {
+        failure = error.message();
+      }
+    }
+    expect(failure.empty(), "with values, after a run without them: ", failure,
+           "; keep no weight between two calls, and tables by device, as by size");
   }
 
   // As planning has it: numbers that are no floats keep their values.

@@ -6,6 +6,7 @@
 
 #include "host/conformance/checks.h"
 #include "host/inputs/parse.h"
+#include "host/model/components.h"
 #include "host/model/stages.h"
 
 namespace atelier::conformance {
@@ -30,6 +31,7 @@ class EncoderChecks : Checks {
     }
     check("stages: what does not see the target does not depend on it",
           [&] { return check_targets(); });
+    check("stages: the denoiser takes what they give", [&] { return check_conditioning(); });
     check("texts: the tokens that are counted are those that are encoded",
           [&] { return check_text_length(); });
     check("errors: unknown components and tensors", [&] { return check_unknown_names(); });
@@ -89,6 +91,80 @@ class EncoderChecks : Checks {
         compare(stage, {{"prompt", std::string("a")}});
     }
     return std::to_string(compared) + " stages";
+  }
+
+  // What else than a prompt a model of this variant cannot be asked without; null: nothing.
+  const InputSpec* other_required_input(std::string_view variant) const {
+    const auto found = std::ranges::find_if(family().inputs(), [&](const InputSpec& input) {
+      return inputs::is_required(input, variant) && input.use != InputUse::kTrain &&
+             input.role != InputRole::kTarget && input.name != "prompt";
+    });
+    return found == family().inputs().end() ? nullptr : &*found;
+  }
+
+  // A prompt through its stages, and what they give to the denoiser. Without a tokenizer there is
+  // no prompt, and what stages make of pictures is not tried.
+  Detail check_conditioning() const {
+    const at::NoGradGuard no_grad;
+    if (has_tokenizer()) return "not tried: the stages need a tokenizer";
+    int64_t tried = 0;
+    for (const Detection& part : parts()) {
+      if (!model::has_role(family(), part.component, Role::kDenoiser)) continue;
+      if (const InputSpec* other = other_required_input(part.variant))
+        return "not tried: input '" + std::string(other->name) + "' is required";
+      const std::unique_ptr<Model> model = make_random();
+      const LatentSpec spec = model->latent_spec();
+      const int64_t side = 2 * spec.pixel_multiple;
+      const MediaTarget target = {spec.takes_clips ? 1 + spec.temporal_stride : 1, side, side};
+      const Conditioning cond = encode_prompt(*model, part, target);
+      if (cond.empty()) return "not tried: no stage makes anything of a prompt alone";
+      denoise_with(*model, part, target, cond);
+      ++tried;
+    }
+    return std::to_string(tried) + " denoisers";
+  }
+
+  Conditioning encode_prompt(Model& model, const Detection& denoiser,
+                             const MediaTarget& target) const {
+    DirectRunner runner;
+    Conditioning cond;
+    for (const EncodeStage& stage : model::encode_stages(family(), denoiser.variant)) {
+      if (stage.per_piece) return {};  // the denoiser may need what only a piece has
+      if (!model::is_prompted(stage)) continue;
+      if (stage.inputs.size() > 1) return {};  // it may need another one, too
+      Conditioning made = model::encode(
+          model, {.stage = stage.name, .values = {{"prompt", std::string("a")}}, .target = target},
+          runner, device());
+      expect(!made.empty(), "stage '", stage.name, "' gives nothing");
+      cond.merge(made);
+    }
+    return cond;
+  }
+
+  void denoise_with(Model& model, const Detection& denoiser, const MediaTarget& target,
+                    const Conditioning& cond) const {
+    std::vector<int64_t> shape = model.latent_shape(target, cond);
+    shape.insert(shape.begin(), 1);
+    const SigmaRange range = family().sigma_range(denoiser);
+    const Conditioning* one = &cond;
+    const at::Tensor x = at::randn(shape).to(device());
+    const at::Tensor sigma = at::full({1}, (range.low + range.high) / 2, at::kFloat).to(device());
+    std::string entries;
+    for (const auto& [name, value] : cond)
+      entries += c10::str(entries.empty() ? "" : ", ", name, " ", value.sizes());
+    DirectRunner runner;
+    std::string failure;
+    try {
+      const at::Tensor out = model.denoise({.x_BCTHW = x,
+                                            .sigma_B = sigma,
+                                            .cond = std::span(&one, 1),
+                                            .denoiser = denoiser.component},
+                                           runner);
+      expect(out.sizes() == x.sizes(), "gives ", out.sizes(), " for ", x.sizes());
+    } catch (const Error& error) {
+      failure = error.message();
+    }
+    expect(failure.empty(), "they give ", entries, "; ", failure);
   }
 
   Detail check_media() const {

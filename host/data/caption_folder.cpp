@@ -33,7 +33,7 @@ Metadata read_caption_folder(const std::string& folder, const std::string& capti
       other_way = ", or pass --dataset_metadata_path " +
                   files::display_path((fs::path(folder) / name).string());
   }
-  Metadata metadata = {folder, {"image", "prompt"}, {}};
+  Metadata metadata = {folder, {"image", "prompt"}, {}, {}};
   for (const std::string& file : files) {
     const bool is_learnt = is_image_name(file) || (with_clips && is_clip_name(file));
     const bool is_left_out = !left_out.empty() && file.starts_with(left_out + "/");
@@ -41,19 +41,18 @@ Metadata read_caption_folder(const std::string& folder, const std::string& capti
     const std::string stem = fs::path(file).replace_extension().string();
     Record record = {0, files::display_path((fs::path(folder) / file).string())};
     record.values["image"] = file;
+    record.values["prompt"] = "";  // until it is read; what has none is checked all the same
     const std::string caption = (fs::path(folder) / (stem + caption_extension)).string();
     if (files.contains(stem + caption_extension)) {
       try {
         record.values["prompt"] = read_caption(caption);
       } catch (const Error& error) {
         problems.add("unreadable captions", error.at(record.place + " [prompt]"));
-        continue;
       }
     } else {
       problems.add("missing captions",
                    record.place + " [prompt]: no caption in " + files::display_path(caption),
                    "write the file, empty for no caption" + other_way);
-      continue;
     }
     if (std::string mask = stem + kMaskEnding; files.contains(mask)) {
       if (metadata.columns.size() == 2) metadata.columns.emplace_back("mask");

@@ -402,9 +402,15 @@ class Parser {
 
   void take_values() {
     for (const auto& [flag, text] : given_) {
-      if (parsed_.values_.at(flag.name).given && !flag.repeated)
-        problems_.add("--" + flag.name + ": given twice", "give it once");
-      take(flag, text, "");
+      ParsedFlags::Value& value = parsed_.values_.at(flag.name);
+      if (!value.given || flag.repeated) {
+        take(flag, text, "");
+        continue;
+      }
+      const bool is_list = flag.kind == FlagKind::kList || flag.name == "model_paths";
+      problems_.add("--" + flag.name + ": given twice",
+                    is_list ? "give it once, with commas between: a,b" : "give it once");
+      if (is_list && !value.texts.empty()) value.texts.back() += "," + text;  // nothing is missing
     }
   }
 

@@ -144,7 +144,7 @@ class TrainLine final : public LineWords {
     const CompatFlag* known = nullptr;
     if (is_kohya_) known = find_compat_flag(flag.name, flags::kKohya);
     if (is_kohya_ && flag.name == "mixed_precision") return take_precision(flag, "dtype");
-    if (is_musubi_ && flag.name == "task") return take_task(flag.shown, lower(flag.value()));
+    if (is_musubi_ && flag.name == "task") return take_task(flag.shown, flag.value());
     if (is_cache_ && flag.name == "batch_size")
       return leave_out(flag.shown, "samples are encoded one by one");
     if (known == nullptr && find_spec(flag.name) != nullptr) return take_own(flag);
@@ -191,12 +191,6 @@ class TrainLine final : public LineWords {
     constexpr std::string_view kEnd = "_shift";
     return is_musubi_ && family_ != nullptr && value.ends_with(kEnd) &&
            family_->name().starts_with(value.substr(0, value.size() - kEnd.size()));
-  }
-
-  static std::string lower(std::string text) {
-    std::transform(text.begin(), text.end(), text.begin(),
-                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-    return text;
   }
 
   // "weight_decay=0.1" "betas=0.9,0.99": those that are flags here, and the rest as it is.
@@ -479,9 +473,10 @@ std::string family_of_line(std::span<const std::string> words,
       if (folder.string() == family + "video") return family;
     }
   }
-  // The folder of the model.
-  if (const auto folder = flags::peek_flag(words, "ckpt_dir")) {
-    std::string name = std::filesystem::path(*folder).filename().string();
+  // The folder of the model, and those that it lies in.
+  for (std::filesystem::path folder = flags::peek_flag(words, "ckpt_dir").value_or("");
+       folder.has_relative_path(); folder = folder.parent_path()) {
+    std::string name = folder.filename().string();
     std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
     for (const std::string& family : families) {
       if (name.starts_with(family)) return family;

@@ -31,6 +31,28 @@ constexpr ScriptPreset kScriptPresets[] = {
     {"_minimal_inference", "system_prompt", ""},
 };
 
+// A file that a script's own preparation leaves in a folder, and the input that it is.
+struct PreparedFile {
+  std::string_view name;
+  std::string_view input;  // the end of its name
+  bool is_of_replacement;  // of somebody in a clip
+};
+
+constexpr PreparedFile kPreparedFiles[] = {
+    {"src_ref.png", "input_image", false},  {"src_pose.mp4", "_pose_video", false},
+    {"src_face.mp4", "_face_video", false}, {"src_bg.mp4", "_inpaint_video", true},
+    {"src_mask.mp4", "_mask_video", true},
+};
+
+// What the script does of a clip that follows a pose where its line says nothing: the prompt is its
+// own, and so is the solver.
+constexpr const char *kPosePrompt = "视频中的人在做动作", *kPoseSolver = "unipc";
+
+// Clips that speak are made of so many frames at a time, and the first ones lose some.
+constexpr int64_t kSpeechFrames = 80, kSpeechDropped = 3;
+// The area of one that is made where nothing else is said, as the script has it.
+constexpr std::string_view kSpeechSizes[] = {"1024*704", "704*1024"};
+
 // Flags with values that go together: --lora_weight A B --lora_multiplier 1 0.5.
 struct LoraFlags {
   std::string_view files, strengths;
@@ -54,11 +76,20 @@ class GenerateLine final : public LineWords {
 
   CompatLine run(std::span<const std::string> words, bool has_flags) {
     std::string script;
-    const std::vector<Given> given = take_front(words, &script);
+    std::vector<Given> given = take_front(words, &script);
     if (has_flags) {
+      // The variant says which inputs there are.
+      std::ranges::stable_partition(given, [](const Given& flag) { return flag.name == "task"; });
+      if (const Given* task = find_given(given, "task")) task_ = lower(task->value());
+      replaces_ = find_given(given, "replace_flag") != nullptr;
       has_experts_ = find_given(given, "dit_high_noise") != nullptr;
       for (const Given& flag : given) take_flag(flag);
       for (const LoraFlags& flags : kLoraFlags) take_loras(given, flags);
+      take_relighting(given);
+      if (speaks() && find_given(given, "size") == nullptr)
+        note(
+            "without --size the script makes at most the pixels of 1280*720, and here it is those "
+            "of 1024*704; --height and --width say another size");
       finish(script);
     } else {
       problems_.add(script + " takes no flags: its settings stand in the script",
@@ -75,7 +106,7 @@ class GenerateLine final : public LineWords {
 
   void take_flag(const Given& flag) {
     if (is_of_lora(flag.name)) return;
-    if (take_expert(flag) || take_words(flag)) return;
+    if (take_expert(flag) || take_words(flag) || take_size_of_input(flag)) return;
     if (const FlagSpec* own = find_spec(flag.name)) return take_choice(flag, *own);
     const CompatFlag* known = flags::find_compat_flag(flag.name, flags::kSampler);
     if (known == nullptr) {
@@ -93,10 +124,11 @@ class GenerateLine final : public LineWords {
 
   void take_choice(const Given& flag, const FlagSpec& own) {
     const bool is_bare = own.kind == FlagKind::kFlag && flag.values.empty();
+    const std::string value = is_bare ? "true" : flag.value();
     const std::string word = flags::known_word(flag.value(), own.choices);
     if (!word.empty() || flag.name != own.name)
-      return rename(flag.shown, own.name, word.empty() ? flag.value() : word);
-    set(own.name, is_bare ? "true" : flag.value());
+      return rename(flag.shown, own.name, word.empty() ? value : word);
+    set(own.name, value);
   }
 
   void take_renamed(const Given& flag, const std::string& name) override {
@@ -141,6 +173,26 @@ class GenerateLine final : public LineWords {
     return true;
   }
 
+  bool speaks() const { return task_.starts_with("s2v"); }
+  bool follows_pose() const { return task_.starts_with("animate"); }
+
+  // What an input decides: the size of such clips, and the length of those that follow a pose.
+  bool take_size_of_input(const Given& flag) {
+    if (flag.name == "size" && follows_pose()) {
+      leave_out(flag.shown, "the clip has the size of the pose's");
+    } else if (flag.name == "size" && speaks() &&
+               std::ranges::count(kSpeechSizes, flag.value()) != 0) {
+      leave_out(flag.shown, "the clip has the shape of the image, and at most so many pixels");
+    } else if (flag.name == "frame_num" && follows_pose()) {
+      rename(flag.shown, "segment_frame_length", flag.value());
+    } else if (flag.name == "frame_num" && speaks()) {
+      leave_out(flag.shown, "the sound says how long the clip is, or --num_clip");
+    } else {
+      return false;
+    }
+    return true;
+  }
+
   // Two denoisers: the one of more noise is the family's first.
   bool take_expert(const Given& flag) {
     const std::vector<std::string> names = denoisers();
@@ -181,6 +233,18 @@ class GenerateLine final : public LineWords {
       take_pictures(flag);
     } else if (flag.name == "output_type") {
       take_output_type(flag);
+    } else if (flag.name == "src_root_path") {
+      take_prepared(flag);
+    } else if (flag.name == "replace_flag") {
+      leave_out(flag.shown, "the clip around the character and its mask say it");
+    } else if (flag.name == "use_relighting_lora") {
+      relights_ = flag.shown;
+    } else if (flag.name == "audio") {
+      take_input(flag, [](const InputSpec& spec) { return spec.kind == InputKind::kAudio; });
+    } else if (flag.name == "pose_video") {
+      take_input(flag, [](const InputSpec& spec) { return spec.name.ends_with("_pose_video"); });
+    } else if (flag.name == "num_clip") {
+      take_clip_count(flag);
     } else {
       lose(flag.shown, row.text);
     }
@@ -191,6 +255,55 @@ class GenerateLine final : public LineWords {
     leave_out(flag.shown, flag.value() == "images" || flag.value() == "video"
                               ? "--output says it by how the name ends"
                               : "latents are not written");
+  }
+
+  // An input that the variant takes; null: there is none.
+  template <typename F>
+  const InputSpec* find_input(const F& is_meant) const {
+    if (family_ == nullptr) return nullptr;
+    const auto found = std::ranges::find_if(
+        family_->inputs(), [&](const InputSpec& spec) { return may_take(spec) && is_meant(spec); });
+    return found == family_->inputs().end() ? nullptr : &*found;
+  }
+
+  template <typename F>
+  void take_input(const Given& flag, const F& is_meant) {
+    const InputSpec* const input = find_input(is_meant);
+    if (input == nullptr) return lose(flag.shown, "the family has no such input");
+    rename(flag.shown, std::string(input->name), flag.value());
+  }
+
+  // A folder of files whose names are known.
+  void take_prepared(const Given& flag) {
+    std::string said;
+    for (const PreparedFile& file : kPreparedFiles) {
+      if (file.is_of_replacement && !replaces_) continue;
+      const InputSpec* const input =
+          find_input([&](const InputSpec& spec) { return spec.name.ends_with(file.input); });
+      if (input == nullptr) return lose(flag.shown, "the family has no inputs of such a folder");
+      const std::string path = (std::filesystem::path(flag.value()) / file.name).string();
+      set(std::string(input->name), path);
+      said.append(" --").append(input->name).append(" ").append(shell_text({path}));
+    }
+    note(flag.shown + " is" + said + " here");
+  }
+
+  void take_clip_count(const Given& flag) {
+    const auto count = report::parse_number<int64_t>(flag.value());
+    if (!count || *count < 1 || *count > 1000)
+      return problems_.add(flag.shown + ": no number of clips");
+    rename(flag.shown, "num_frames", std::to_string(*count * kSpeechFrames - kSpeechDropped));
+  }
+
+  // Beside the model, whose folder the line names.
+  void take_relighting(const std::vector<Given>& given) {
+    if (relights_.empty()) return;
+    const Given* const folder = find_given(given, "ckpt_dir");
+    if (folder == nullptr) return lose(relights_, "use --lora relighting_lora.ckpt");
+    const std::string path =
+        (std::filesystem::path(folder->value()) / "relighting_lora.ckpt").string();
+    flags_.emplace_back("lora", path);
+    note(relights_ + " is --lora " + shell_text({path}) + " here");
   }
 
   // The family's input of pictures, of which there may be several: the one that it needs, of
@@ -239,9 +352,16 @@ class GenerateLine final : public LineWords {
   void finish(const std::string& script) {
     finish_model();
     const std::string name = std::filesystem::path(script).filename().string();
+    const bool has_size = speaks() || follows_pose();  // of an input
     for (const ScriptPreset& there : kScriptPresets) {
-      if (name.find(there.script) != std::string::npos && find_spec(there.flag) != nullptr)
+      const bool is_size = there.flag == "height" || there.flag == "width";
+      if (name.find(there.script) != std::string::npos && find_spec(there.flag) != nullptr &&
+          !(is_size && has_size))
         preset(std::string(there.flag), std::string(there.value));
+    }
+    if (follows_pose()) {
+      preset("prompt", kPosePrompt);
+      preset("solver", kPoseSolver);
     }
     note_presets(name);
     if (!folder_) return;
@@ -264,6 +384,9 @@ class GenerateLine final : public LineWords {
   }
 
   bool has_experts_ = false;
+  std::string task_;             // in small letters
+  bool replaces_ = false;        // see kPreparedFiles
+  std::string relights_;         // the flag that asks for the LoRA beside the model
   std::optional<Given> folder_;  // of --save_path
 };
 

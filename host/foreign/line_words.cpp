@@ -76,6 +76,12 @@ std::vector<std::string> LineWords::denoisers() const {
   return names;
 }
 
+std::string LineWords::lower(std::string text) {
+  std::ranges::transform(text, text.begin(),
+                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
 void LineWords::add_model_file(const Given& flag, std::string_view component) {
   model_files_.insert(model_files_.end(), flag.values.begin(), flag.values.end());
   note(flag.shown + " is in --model_paths here");
@@ -144,8 +150,20 @@ void LineWords::set_version(const std::string& shown, const std::string& version
 }
 
 void LineWords::take_task(const std::string& shown, const std::string& task) {
-  if (family_ != nullptr) variant_ = std::string(family_->name()) + "-" + task;
+  if (family_ != nullptr) variant_ = variant_of(lower(task));
   leave_out(shown, "the files of the model say it");
+}
+
+// Globs of inputs that name one variant alone say how it begins, as "family2.2-s2v-14b" of
+// "s2v-14b".
+std::string LineWords::variant_of(const std::string& task) const {
+  const std::string end = "-" + task;
+  for (const InputSpec& input : family_->inputs()) {
+    const std::string_view variant = input.variants;
+    if (variant.find_first_of("*|") == std::string_view::npos && variant.ends_with(end))
+      return std::string(variant);
+  }
+  return std::string(family_->name()) + end;
 }
 
 void LineWords::add_inputs() {

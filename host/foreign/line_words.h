@@ -59,6 +59,7 @@ class LineWords {
   virtual void read_flag(const Given& flag, const flags::CompatFlag& row) = 0;
 
   void note(const std::string& what) { notes_.push_back(what); }
+  static std::string lower(std::string text);
   void leave_out(const std::string& shown, std::string_view why) {
     note(shown + " is left out: " + std::string(why));
   }
@@ -101,7 +102,7 @@ class LineWords {
   // --model_version edit-2509, or --edit: the family's variant of that name, where it knows one.
   // Returns whether the flag is such a one.
   bool take_version(const Given& flag);
-  // --task i2v-14B, in small letters.
+  // --task i2v-14B: the family's variant that ends so, as far as its inputs name one.
   void take_task(const std::string& shown, const std::string& task);
   // Names the inputs that the variant is trained with.
   void add_inputs();
@@ -128,6 +129,7 @@ class LineWords {
 
  private:
   void set_version(const std::string& shown, const std::string& version);
+  std::string variant_of(const std::string& task) const;
   size_t take_variables(std::span<const std::string> words);
   // Returns where the script's own flags begin.
   size_t take_launcher(std::span<const std::string> words, size_t at);

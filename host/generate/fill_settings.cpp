@@ -43,6 +43,15 @@ int64_t at_rate(int64_t frames, double fps, double of_model) {
   return static_cast<int64_t>(std::ceil(static_cast<double>(frames) * fps / of_model));
 }
 
+MediaTarget target_of_inputs(const Inputs& shapes, const MediaTarget& asked,
+                             const model::LoadedModel& model, const order::Origin& place) {
+  try {
+    return model.model().target(shapes, asked);
+  } catch (const Error& error) {
+    throw order::told_at(error, model.family().inputs(), place);
+  }
+}
+
 bool has_sound(const Inputs& inputs, std::span<const InputSpec> specs) {
   return std::ranges::any_of(specs, [&](const InputSpec& input) {
     return input.kind == InputKind::kAudio && inputs.contains(input.name);
@@ -55,13 +64,13 @@ int64_t largest_clip(int64_t frames, const LatentSpec& spec) {
   return (frames - 1) / spec.temporal_stride * spec.temporal_stride + 1;
 }
 
-void fill_target(order::Settings& s, const model::LoadedModel& model) {
+void fill_target(order::Settings& s, const model::LoadedModel& model, const order::Origin& place) {
   MediaDefaults preset = model::media_defaults(model);
   if (!s.fps && preset.fps > 0) s.fps = preset.fps;
   const MediaTarget asked = {s.num_frames.value_or(0), s.height.value_or(0), s.width.value_or(0)};
   Inputs shapes = input_shapes(s, model.family());
   if (!s.prompt) shapes.erase("prompt");  // none yet, which is another thing than an empty one
-  MediaTarget said = model.model().target(shapes, asked);
+  MediaTarget said = target_of_inputs(shapes, asked, model, place);
   if (!s.num_frames && preset.fps > 0 && has_sound(shapes, model.family().inputs()))
     said.frames = at_rate(said.frames, *s.fps, preset.fps);
   if (s.num_frames && s.height && s.width) return;

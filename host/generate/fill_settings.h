@@ -13,8 +13,9 @@ namespace atelier::generate {
 // Fills frames, height, width and frame rate where the user left them open: as the input images
 // say, if the model goes by them (see Model::target), or the clip that sampling begins from; else
 // as the model is for. Reads headers of images and clips alone. Throws as Model::target, images
-// that the model cannot take among it.
-void fill_target(order::Settings& settings, const model::LoadedModel& model);
+// that the model cannot take among it, and names the place of the settings.
+void fill_target(order::Settings& settings, const model::LoadedModel& model,
+                 const order::Origin& place = {});
 
 // Takes what the model's folder, as diffusers saves it, says of sampling and the settings leave
 // open: under --schedule diffusers the solver and the shift of its scheduler. Throws

@@ -152,11 +152,15 @@ Inputs beside_by(ReadFiles (*read)(const inputs::Made& made), const order::Setti
 }  // namespace
 
 std::vector<Piece> pieces_of(const order::Settings& s, const ModelFamily& family,
-                             const Model& model) {
+                             const Model& model, const order::Origin& place) {
   if (!s.num_frames || !s.height || !s.width) return {};
   const MediaTarget target = order::target_of(s);
   if (target.frames <= 1 || target.frames > order::kMaxImages) return {};
-  return model.pieces(input_shapes(s, family), target);
+  try {
+    return model.pieces(input_shapes(s, family), target);
+  } catch (const Error& error) {
+    throw order::told_at(error, family.inputs(), place);
+  }
 }
 
 MediaTarget made_at_once(const order::Settings& s, const ModelFamily& family, const Model& model) {
@@ -170,6 +174,8 @@ InputFiles read_inputs(const order::Settings& s, const ModelFamily& family, Besi
   InputFiles files = inputs_by(reads(made_of(s)), s, family, beside);
   const memory::HostScope on_host;
   if (!s.latents.empty()) files.latents = open_latents(s.latents).read("latents", at::kFloat);
+  if (files.latents.defined() && files.latents.dim() == 4)
+    files.latents = files.latents.unsqueeze(2);  // pictures, which have one frame
   return files;
 }
 

@@ -46,9 +46,9 @@ Inputs value_inputs(const order::Settings& settings, const ModelFamily& family);
 Inputs input_shapes(const order::Settings& settings, const ModelFamily& family);
 
 // The pieces of the clip of settings that fill_target() has filled, see Model::pieces(); none: it
-// is made at once.
+// is made at once. Throws as Model::pieces, and names the place of the settings.
 std::vector<Piece> pieces_of(const order::Settings& settings, const ModelFamily& family,
-                             const Model& model);
+                             const Model& model, const order::Origin& place = {});
 // What is made at once: the clip, or the largest of its pieces.
 MediaTarget made_at_once(const order::Settings& settings, const ModelFamily& family,
                          const Model& model);

@@ -68,7 +68,7 @@ std::optional<ops::SampleStrengths> LoraSet::use_each(std::span<const Loras> set
 
 void LoraSet::tell_unmatched(const Loras& set) {
   for (const lora::LoraRef& use : set) {
-    const std::vector<std::string>& unmatched = registry().check(use);
+    const std::vector<std::string> unmatched = registry().check(use);
     if (unmatched.empty() || !warned_.insert(use.path).second) continue;
     progress_.warn("LoRA " + use.name + ": " + std::to_string(unmatched.size()) +
                    " of its names are nothing in this model and change nothing: " +

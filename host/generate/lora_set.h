@@ -14,12 +14,17 @@
 
 namespace atelier::generate {
 
-// The model's layers are looked through when the first LoRA is named. Not thread-safe.
+// The model's layers are looked through when the first LoRA is named. Not thread-safe, but for
+// what prepare() says.
 class LoraSet final : public RequestLoras {
  public:
   // `model` and `progress` outlive it.
   LoraSet(model::LoadedModel& model, lora::Mode mode, progress::Progress& progress)
       : model_(model), mode_(mode), progress_(progress) {}
+
+  // Looks through the model's layers now. From then on check() may be called from several threads,
+  // also while another call runs.
+  void prepare() { registry(); }
 
   // Adds a problem for each LoRA of `settings` that does not fit the model. Reads no values.
   void check(const order::Settings& settings, const order::Origin& place,

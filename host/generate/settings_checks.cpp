@@ -131,6 +131,17 @@ void check_schedule(const order::Settings& s, const ModelFamily* family, std::st
   }
 }
 
+// The error of an input's file, at its place. Flags of several files are given once for each.
+Error with_way_out(const Error& error, const InputSpec& input, const std::string& path,
+                   const order::Origin& place) {
+  const bool looks_like_several = inputs::is_list(input) && place.is_command_line() &&
+                                  error.code() == ErrorCode::kNotFound &&
+                                  (path.starts_with('[') || path.find(',') != std::string::npos);
+  if (!looks_like_several) return error.at(place.of(input.name));
+  return Error(error.code(), error.message(), "give the flag once for each file", error.tag())
+      .at(place.of(input.name));
+}
+
 void check_files(const order::Settings& s, std::span<const InputSpec> inputs,
                  const order::Origin& place, report::Problems& problems) {
   for (const InputSpec& input : inputs) {
@@ -138,7 +149,7 @@ void check_files(const order::Settings& s, std::span<const InputSpec> inputs,
     if (given == s.family_inputs.end() || !inputs::is_file(input.kind)) continue;
     for (const std::string& path : inputs::texts_of(*given)) {
       const auto file = inputs::check_file(input.kind, path, /*decode_all=*/false);
-      if (file.error) problems.add(file.error->at(place.of(input.name)));
+      if (file.error) problems.add(with_way_out(*file.error, input, path, place));
     }
   }
 }
@@ -207,6 +218,13 @@ bool may_be_noise(const std::vector<int64_t>& shape, const std::vector<int64_t>&
   return true;
 }
 
+// The shape of noise as samplers have it. Pictures of other programs, [images, C, H, W], have one
+// frame.
+std::vector<int64_t> with_frames(std::vector<int64_t> shape) {
+  if (shape.size() == 4) shape.insert(shape.begin() + 2, 1);
+  return shape;
+}
+
 std::vector<int64_t> latents_shape(const order::Settings& settings, const Model& model) {
   std::vector<int64_t> shape = model.latent_shape(order::target_of(settings), {});
   shape.insert(shape.begin(), settings.num_images);
@@ -219,7 +237,7 @@ void check_latents(const order::Settings& s, const Model& model, bool knows_size
     const files::Checkpoint file = open_latents(s.latents);
     const std::vector<int64_t>& shape = file.index().find("latents")->shape;
     const std::vector<int64_t> wanted = latents_shape(s, model);
-    if (knows_size && !may_be_noise(shape, wanted, !s.family_inputs.empty()))
+    if (knows_size && !may_be_noise(with_frames(shape), wanted, !s.family_inputs.empty()))
       problems.add(place + ": " + s.latents + ": tensor \"latents\": shape " +
                        c10::str(at::IntArrayRef(shape)) + ", " + c10::str(at::IntArrayRef(wanted)) +
                        " expected",
@@ -292,7 +310,7 @@ void check_pieces(const order::Settings& s, const model::LoadedModel& model,
   const InputSpec* const start = model::start_input(family.inputs());
   const bool starts = order::has_start(s, family.inputs());
   if (s.latents.empty() && !starts) return;
-  if (pieces_of(s, family, model.model()).empty()) return;
+  if (pieces_of(s, family, model.model(), place).empty()) return;
   const std::string why = ": a clip of " + std::to_string(*s.num_frames) +
                           " frames is made in pieces, which begin with noise of their own";
   if (!s.latents.empty()) problems.add(place.of("latents") + why, "leave it out, or make less");
@@ -347,8 +365,10 @@ void check_sizes(const order::Settings& s, const ModelFamily& family, const Mode
                  std::string_view variant, const order::Origin& place, report::Problems& problems) {
   const LatentSpec spec = model.latent_spec();
   const size_t before = problems.size();
-  if (pieces_of(s, family, model).empty())  // which have the frames that the model makes
-    inputs::check_frames(*s.num_frames, spec, place.of("num_frames"), problems);
+  problems.collect([&] {
+    if (pieces_of(s, family, model, place).empty())  // which have the frames that the model makes
+      inputs::check_frames(*s.num_frames, spec, place.of("num_frames"), problems);
+  });
   if (problems.size() == before && s.num_images > 1 && order::makes_too_many(s))
     problems.add(place.of("num_frames") + ": " + std::to_string(*s.num_frames) + " of each of " +
                      std::to_string(s.num_images) + " are more than " +
@@ -397,14 +417,17 @@ void check_against_model(const order::Settings& s, const ModelFamily& family, co
 void check_form(const order::Settings& s, const model::LoadedModel& model,
                 const order::Origin& place, report::Problems& problems) {
   const std::string name = place.of("output") + ": " + formats::quote_and_escape(s.output);
-  const bool is_clip = media::find_clip_format(s.output) != nullptr;
+  const media::ClipFormat* const clip = media::find_clip_format(s.output);
+  const bool is_clip = clip != nullptr;
   const bool has_alpha = model.model().latent_spec().pixel_channels == 4;
   if (has_alpha && (is_clip || order::is_jpeg(s.output)))
     problems.add(name + " holds no transparency, and the model's pictures have it",
                  "end the name in .png");
   else if (is_clip && model::media_defaults(model).frames_are_pictures)
     problems.add(name + " is a clip's file, and the model makes pictures", "end the name in .png");
-  check_pieces(s, model, place, problems);
+  else if (is_clip && !s.fps && s.num_frames.value_or(1) > 1)
+    order::check_rate(s, *clip, place, problems);
+  problems.collect([&] { check_pieces(s, model, place, problems); });
 }
 
 void check_encoders(const order::Settings& s, const model::LoadedModel& model,

@@ -39,8 +39,8 @@ void check_against_model(const order::Settings& settings, const ModelFamily& fam
                          const Model& model, std::string_view variant, const order::Origin& place,
                          report::Problems& problems);
 
-// Whether the file of --output can hold what the model makes: transparency, pictures of one result;
-// and whether what a clip in pieces has no use for is left out.
+// Whether the file of --output can hold what the model makes: transparency, pictures of one result,
+// a clip whose rate is known; and whether what a clip in pieces has no use for is left out.
 void check_form(const order::Settings& settings, const model::LoadedModel& model,
                 const order::Origin& place, report::Problems& problems);
 

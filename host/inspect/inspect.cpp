@@ -85,7 +85,8 @@ Thing inspect_image(const std::string& path) {
                {"bits", info.bits}};
   if (info.is_animated) {
     out["animated"] = true;
-    add_times(media::open_clip(path)->info(), out);
+    const media::ClipInfo clip = media::open_clip(path)->info();
+    if (clip.frames() > 1) add_times(clip, out);  // of some formats the first frame alone is read
   }
   for (const auto& [key, value] : media::read_text(path)) out["text"][key] = value;
   return out;

@@ -80,6 +80,7 @@ Registry::~Registry() {
 
 Registry::LoadedPtr Registry::open(const LoraRef& use) {
   const std::pair key(use.path, use.component);
+  const std::lock_guard lock(files_mutex_);
   const auto known = files_.find(key);
   if (known != files_.end()) {
     if (known->second->stamp == stamp_of(known->second->file.path())) return known->second;
@@ -148,7 +149,7 @@ void Registry::add_to_weights(Values& values, const Difference& difference,
                                  .length = slice.length}});
 }
 
-const std::vector<std::string>& Registry::check(const LoraRef& use) {
+std::vector<std::string> Registry::check(const LoraRef& use) {
   return open(use)->match.unmatched;
 }
 
@@ -449,6 +450,7 @@ void Registry::drop_idle() {
   const auto is_used = [&](const LoadedPtr& loaded) {
     return std::find(used_.begin(), used_.end(), loaded) != used_.end();
   };
+  const std::lock_guard lock(files_mutex_);
   while (true) {
     int64_t idle = 0;
     LoadedPtr oldest;
@@ -464,6 +466,7 @@ void Registry::drop_idle() {
 
 int64_t Registry::bytes() const {
   std::set<const Loaded*> all;
+  const std::lock_guard lock(files_mutex_);
   for (const auto& [path, loaded] : files_) all.insert(loaded.get());
   for (const LoadedPtr& loaded : used_) all.insert(loaded.get());
   int64_t total = stacked_bytes_;

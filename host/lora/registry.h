@@ -1,8 +1,10 @@
 // LoRAs of one model, loaded and taken away while it stays.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
@@ -31,7 +33,7 @@ enum class Mode {
 // takes out only its own. The base weights are never written: without LoRAs a model gives its own
 // bits. LoRAs stay when a component's weights leave and come back. Those that add to the product of
 // one layer are stacked to one there, in the order of load() or use(), which decides the last bits.
-// Not thread-safe.
+// Not thread-safe: check() alone may be called from several threads, also while another call runs.
 class Registry {
  public:
   struct Options {
@@ -50,7 +52,7 @@ class Registry {
 
   // Reads headers and matches names and shapes; no values. Returns the layers and tensors of the
   // file that are nothing in this model. Throws what LoraFile::open and Targets::match throw.
-  const std::vector<std::string>& check(const LoraRef& use);
+  std::vector<std::string> check(const LoraRef& use);
 
   // What `set` does to one component, as a text: equal for sets that do the same, and empty for
   // those that leave it as it is. Results that the component gave are stale when it changed.
@@ -154,6 +156,7 @@ class Registry {
   model::LoadedModel& model_;
   Options options_;
   Targets targets_;
+  mutable std::mutex files_mutex_;  // of what check() shares with other calls: the table of files
   std::map<std::pair<std::string, std::string>, LoadedPtr> files_;  // by path and component
   std::vector<LoraRef> in_use_;
   std::vector<LoadedPtr> used_;  // of in_use_
@@ -164,7 +167,7 @@ class Registry {
   int64_t stacked_bytes_ = 0;                               // of what was made for placed_
   std::set<Weight*> added_;                                 // that are added to
   std::set<Weight*> merged_;                                // see merge()
-  uint64_t clock_ = 0;
+  std::atomic<uint64_t> clock_ = 0;
   uint64_t version_ = 0;
   std::vector<std::pair<uint64_t, double>> noted_;  // by id, what version_ is the number of
   std::shared_ptr<const model::LoadedModel::Listener> listener_;

@@ -136,6 +136,25 @@ class PngWriter {
   char message_[kMessageBytes] = "cannot encode";
 };
 
+uint32_t big_endian(std::span<const uint8_t> bytes, size_t at) {
+  uint32_t value = 0;
+  for (size_t i = at; i < at + 4; ++i) value = value << 8 | bytes[i];
+  return value;
+}
+
+// Whether the chunk of animated PNGs, which libpng passes over, says that there are several frames.
+// It stands before the pixels; a chunk is its length, its name, that many bytes and a checksum.
+bool is_animation(std::span<const uint8_t> bytes) {
+  for (size_t at = 8; at + 12 <= bytes.size();) {
+    const size_t length = big_endian(bytes, at);
+    const auto* name = reinterpret_cast<const char*>(bytes.data() + at + 4);
+    if (std::memcmp(name, "acTL", 4) == 0) return big_endian(bytes, at + 8) > 1;
+    if (std::memcmp(name, "IDAT", 4) == 0) return false;
+    at += length + 12;
+  }
+  return false;
+}
+
 std::string utf8_of_latin1(std::string_view text) {
   std::string utf8;
   for (const char c : text) {
@@ -180,6 +199,7 @@ Raster read_png(std::span<const uint8_t> bytes, bool pixels, const CheckSize& ch
   raster.info.bits = png_get_bit_depth(png, info);
   raster.info.has_alpha = (png_get_color_type(png, info) & PNG_COLOR_MASK_ALPHA) != 0 ||
                           png_get_valid(png, info, PNG_INFO_tRNS) != 0;
+  raster.info.is_animated = is_animation(bytes);
   raster.info.has_color_profile = png_get_valid(png, info, PNG_INFO_iCCP) != 0;
   check(raster.info.width, raster.info.height);
   png_uint_32 exif_size = 0;

@@ -81,7 +81,9 @@ struct LoadProgress {
 // Called from the thread that called load_component, a few times a second.
 using LoadProgressCallback = std::function<void(const LoadProgress&)>;
 
-// A model whose parts are known and whose weights come and go. Not thread-safe.
+// A model whose parts are known and whose weights come and go. Not thread-safe, but for what does
+// not change once it is open: family(), stages(), parts(), find_part() and files() may be called
+// from several threads at any time, and of model() what its own rule allows.
 class LoadedModel {
  public:
   // Reads headers only, and reports everything that is wrong with the files in one error: unknown

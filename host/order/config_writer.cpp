@@ -1,11 +1,13 @@
 // Configurations as they are written: names of flags, and paths that mean the same in any folder.
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "host/files/model_paths.h"
 #include "host/order/config_file.h"
+#include "host/plugins/plugin_loader.h"
 #include "host/report/text.h"
 
 namespace atelier::order {
@@ -137,12 +139,30 @@ std::string portable_options(const std::string& text, const flags::ParsedFlags& 
   return out;
 }
 
+// The folders of --plugin_path, and behind them the one of ATELIER_PLUGIN_PATH that the plugin was
+// found in: a resumed run may not have the variable.
+std::string portable_plugin_path(const flags::ParsedFlags& flags) {
+  const std::string given = absolute_parts(flags.text("plugin_path"), ':');
+  const std::string file = plugins::opened_file(flags.find_text("plugin").value_or(""));
+  const char* variable = std::getenv("ATELIER_PLUGIN_PATH");
+  if (file.empty() || variable == nullptr) return given;
+  const std::string folder = fs::path(file).parent_path().string(), all = variable;
+  for (size_t begin = 0; begin <= all.size();) {
+    const size_t end = std::min(all.find(':', begin), all.size());
+    std::error_code failure;
+    if (fs::equivalent(all.substr(begin, end - begin), folder, failure))
+      return given.empty() ? folder : given + ":" + folder;
+    begin = end + 1;
+  }
+  return given;
+}
+
 // The text of a flag that is no list, with absolute paths.
 std::string portable_text(const FlagSpec& flag, const flags::ParsedFlags& flags) {
   const std::string text = flags.text(flag.name);
   if (is_path(flag)) return absolute(text);
   if (flag.name == "plugin") return text.find('/') == std::string::npos ? text : absolute(text);
-  if (flag.name == "plugin_path") return absolute_parts(text, ':');
+  if (flag.name == "plugin_path") return portable_plugin_path(flags);
   if (flag.name == "model_paths") return absolute_model_paths(text);
   if (flag.name == "quant_options" && !text.empty()) return portable_options(text, flags);
   if (flag.name == "model_hints") return floating_hints(flags.json(flag.name));
@@ -187,9 +207,11 @@ std::string write_config(const flags::CommandSpec& command, const flags::ParsedF
   std::string out, group;
   for (const FlagSpec& flag : command.flags) {
     const std::optional<std::string> text = flags.find_text(flag.name);
+    if (!text || is_beginning(flag.name)) continue;
+    const bool is_empty =
+        flag.name == "plugin_path" ? portable_plugin_path(flags).empty() : text->empty();
     // An empty value says something only where the preset is another.
-    if (!text || is_beginning(flag.name) || (text->empty() && flag.preset.value_or("").empty()))
-      continue;
+    if (is_empty && flag.preset.value_or("").empty()) continue;
     if (flag.group != group) out += (group.empty() ? "# " : "\n# ") + (group = flag.group) + "\n";
     out += flag.name + " = " + value_line(flag, flags) + "\n";
   }

@@ -39,9 +39,8 @@ std::optional<Job> parse_job(std::string_view text, const Origin& place, const S
   try {
     const nlohmann::json line = formats::parse_json(text);
     Job job = {place, settings_of(line, base, inputs, place, problems)};
-    if (!line.is_object() || !line.contains("output")) {
-      job.settings.output = with_number(base.output, place.line);
-    }
+    if (!line.is_object()) return std::nullopt;
+    if (!line.contains("output")) job.settings.output = with_number(base.output, place.line);
     return job;
   } catch (const formats::ParseError& error) {
     problems.add(Error(ErrorCode::kInvalidArgument,

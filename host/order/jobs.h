@@ -21,7 +21,7 @@ struct Job {
 };
 
 // Reads one line, without its end; `settings` of a job without "output" name their file after the
-// line. Mistakes become problems; nullopt: it is no JSON.
+// line. Mistakes become problems; nullopt: it is no JSON object.
 std::optional<Job> parse_job(std::string_view text, const Origin& place, const Settings& base,
                              std::span<const InputSpec> inputs, report::Problems& problems);
 

@@ -61,7 +61,7 @@ void check_clip(const Settings& s, const media::ClipFormat& format, const Origin
                      " holds, " + std::to_string(format.max_side),
                  "write frames as .png");
   }
-  if (s.num_frames) check_rate(s, format, place, problems);
+  if (s.fps) check_rate(s, format, place, problems);
 }
 
 void check_jpeg(const Settings& s, const Origin& place, report::Problems& problems) {

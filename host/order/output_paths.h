@@ -33,7 +33,8 @@ std::vector<std::string> make_folders(const std::vector<std::string>& paths);
 std::string with_number(const std::string& path, uint64_t number);
 
 // The output's name and folder, whether no folder is where a file goes, and whether its format
-// holds what is made and can be written. What is left to the model is not looked at.
+// holds what is made and can be written. What is left to the model is not looked at; where it says
+// no rate either, check_rate() tells it.
 void check_output(const Settings& settings, const Origin& place, report::Problems& problems);
 
 // Whether a clip's rate is known, and `format` holds it.

@@ -30,7 +30,7 @@ std::string shown(std::string_view text) {
 
 // A value of the wrong type; the place is put in front by the caller.
 [[noreturn]] void wrong_type(const json& value, const std::string& wanted) {
-  throw Error(ErrorCode::kInvalidArgument, shown(value.dump()) + " is no " + wanted);
+  throw Error(ErrorCode::kInvalidArgument, inputs::shown(value) + " is no " + wanted);
 }
 
 std::string text_of(const json& value) {
@@ -223,7 +223,8 @@ const std::vector<Field>& fields() {
         .value_name = "FILE"},
        &Settings::inpaint_mask},
       {{.name = "latents",
-        .help = "safetensors with the initial noise: tensor latents [images, C, T, H, W]",
+        .help = "safetensors with the initial noise: tensor latents [images, C, T, H, W], of "
+                "pictures also [images, C, H, W]",
         .value_name = "FILE"},
        &Settings::latents},
       {{.name = "output",
@@ -265,6 +266,16 @@ std::string Origin::of(std::string_view field) const {
 
 std::string Origin::prefix() const {
   return is_request ? "" : file + ":" + std::to_string(line) + ": ";
+}
+
+Error told_at(const Error& error, std::span<const InputSpec> inputs, const Origin& place) {
+  std::string_view text = error.message();
+  text.remove_prefix(text.starts_with("--") ? 2 : 0);
+  const std::string_view name = text.substr(0, text.find_first_of(": "));
+  const bool is_named = is_setting(name) || find_input_spec(inputs, name) != nullptr;
+  const std::string before = place.is_command_line() ? "" : place.prefix();
+  return {error.code(), is_named ? place.of(text) : before + error.message(), error.hint(),
+          error.tag()};
 }
 
 std::string size_origin(const Settings& s, const Origin& place) {
@@ -377,6 +388,7 @@ Settings settings_of(const json& line, const Settings& base, std::span<const Inp
       }
     } catch (const Error& error) {
       problems.add(error.at(place.of(name)));
+      if (name == "prompt" && !settings.prompt) settings.prompt = "";  // wrong, and not missing
     }
   }
   return settings;

@@ -82,6 +82,10 @@ MediaTarget target_of(const Settings& settings);
 // Whether images and frames, as far as they are said, are more than kMaxImages.
 bool makes_too_many(const Settings& settings);
 
+// `error`, which a model's family has of the inputs of `place`, with that place: where it begins
+// with the name of an input or a setting, with or without dashes, it begins as Origin::of() does.
+Error told_at(const Error& error, std::span<const InputSpec> inputs, const Origin& place);
+
 // Names the size of an image: "--height 64 --width 96", "jobs.jsonl:3: height 64, width 96".
 std::string size_origin(const Settings& settings, const Origin& place);
 

@@ -103,8 +103,37 @@ bool parse_truth(const std::string& name, const std::string& text) {
               name + ": " + quote_and_escape(text) + " is neither true nor false");
 }
 
+// What published lines ask of Prodigy and Adafactor and is always done here.
+struct DoneAnyway {
+  std::string_view key, value, in_python, why;
+};
+constexpr std::string_view kRateOfFlags = "the rate is what --learning_rate and --lr_scheduler say";
+constexpr DoneAnyway kDoneAnyway[] = {
+    {"decouple", "true", "True", "weight decay is decoupled, as AdamW's"},
+    {"growth_rate", "inf", "float('inf')", "d grows by any factor"},
+    {"slice_p", "1", "1.0", "d is estimated from all values"},
+    {"relative_step", "false", "False", kRateOfFlags},
+    {"warmup_init", "false", "False", kRateOfFlags},
+};
+
+void check_done_anyway(const DoneAnyway& arg, const std::string& text) {
+  if (text == arg.value || text == arg.in_python) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              std::string(arg.key) + ": " + quote_and_escape(text) + " is not done, as " +
+                  std::string(arg.why),
+              "leave it out");
+}
+
+// A number that a flag says.
+void check_same(const std::string& key, const std::string& text, const std::string& flag,
+                double said) {
+  if (parse_number(key, text) == said) return;
+  throw Error(ErrorCode::kInvalidArgument, key + ": it is a flag here", "use " + flag + " " + text);
+}
+
 // One "key=value" of --optimizer_args.
-void set_optimizer_arg(optim::Options& o, const std::string& part) {
+void set_optimizer_arg(Training& c, const std::string& part) {
+  optim::Options& o = c.optimizer;
   const size_t equals = part.find('=');
   if (equals == std::string::npos)
     throw Error(ErrorCode::kInvalidArgument, quote_and_escape(part) + " is no key=value");
@@ -125,6 +154,13 @@ void set_optimizer_arg(optim::Options& o, const std::string& part) {
     *truth->second = parse_truth(key, text);
   } else if (key == "beta3") {
     o.prodigy_beta3 = parse_number(key, text);
+  } else if (const auto* const done = std::ranges::find(kDoneAnyway, key, &DoneAnyway::key);
+             done != std::end(kDoneAnyway)) {
+    check_done_anyway(*done, text);
+  } else if (key == "weight_decay") {
+    check_same(key, text, "--weight_decay", c.weight_decay);
+  } else if (key == "eps") {
+    check_same(key, text, "--adam_epsilon", o.eps);
   } else {
     throw Error(ErrorCode::kInvalidArgument, quote_and_escape(key) + " is not known",
                 "there are clip_threshold, decay_rate, eps1, eps2 and scale_parameter of "
@@ -136,7 +172,7 @@ void set_optimizer_arg(optim::Options& o, const std::string& part) {
 void fill_optimizer_args(Training& c, const ParsedFlags& flags, report::Problems& problems) {
   for (const std::string& part : flags.list("optimizer_args")) {
     try {
-      set_optimizer_arg(c.optimizer, part);
+      set_optimizer_arg(c, part);
     } catch (const Error& error) {
       problems.add(error.at(flags.place("optimizer_args")));
     }

@@ -5,6 +5,8 @@
 #include <set>
 #include <utility>
 
+#include <c10/util/StringUtil.h>
+
 #include "formats/escape.h"
 #include "formats/utf8.h"
 #include "host/data/sizes.h"
@@ -219,6 +221,23 @@ bool is_cache(const std::filesystem::path& folder) {
   return files::is_file(folder / "manifest.json");
 }
 
+namespace {
+
+// Sizes and clips of samples that were made before.
+void note_cached_sizes(const flags::ParsedFlags& flags, std::vector<std::string>& notes) {
+  std::vector<std::string> given;
+  for (const char* flag :
+       {"height", "width", "max_pixels", "enable_bucket", "num_frames", "frame_extraction",
+        "frame_stride", "frame_sample", "keep_frame_rate", "source_fps"}) {
+    if (flags.is_given(flag)) given.push_back(flags.place(flag));
+  }
+  if (!given.empty())
+    notes.push_back(c10::Join(", ", given) + ": samples that a cache has keep their sizes; say " +
+                    (given.size() == 1 ? "it" : "them") + " where the cache is filled");
+}
+
+}  // namespace
+
 std::vector<std::string> note_idle_flags(const Training& config, const flags::ParsedFlags& flags) {
   using enum TimestepSampling;
   std::vector<std::string> notes;
@@ -229,6 +248,7 @@ std::vector<std::string> note_idle_flags(const Training& config, const flags::Pa
   if (config.dataset.dataset_base_path.empty()) {
     for (const auto& [name, value] : config.dataset.texts_of_all)
       notes.push_back(flags.place(name) + " does not change samples that a cache has");
+    note_cached_sizes(flags, notes);
   }
   const TimestepSampling sampling = config.timesteps.sampling;
   idle(sampling == kLogitNormal, "logit_mean", "--timestep_sampling logit_normal");

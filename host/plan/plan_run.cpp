@@ -24,7 +24,7 @@ Outcome plan_unless_impossible(const MemoryLimits& limits, const F& make) {
     return {.planned = make()};
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kOutOfMemory || limits.is_given()) throw;
-    return {.unplanned = error.what()};
+    return {.unplanned = error};
   }
 }
 
@@ -255,8 +255,8 @@ void place_trained(train::PreparedRun& run) {
 namespace {
 
 void note_plan(const Outcome& outcome, const std::string& unchecked, progress::Progress& progress) {
-  if (!outcome.unplanned.empty()) {
-    progress.warn("warning: no plan: " + outcome.unplanned);
+  if (outcome.unplanned) {
+    progress.warn("warning: no plan: " + std::string(outcome.unplanned->what()));
   } else if (!unchecked.empty()) {
     progress.warn("warning: sizes are not checked beforehand: " + unchecked);
   }

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "atelier/error.h"
+
 #include "host/generate/session.h"
 #include "host/model/model_loader.h"
 #include "host/order/generation.h"
@@ -19,7 +21,7 @@ namespace atelier::plan {
 
 struct Outcome {
   std::optional<Planned> planned = {};
-  std::string unplanned = {};  // why there is no plan; empty: none is needed
+  std::optional<Error> unplanned = {};  // why there is no plan; nullopt: none is needed
 };
 
 // Plans where there is a limit: of a GPU, a simulated device, or what the user set. Nothing is

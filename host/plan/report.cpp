@@ -100,7 +100,7 @@ std::vector<PlanRow> plan_rows(const Planned& planned) {
 std::string batch_line(const Planned& planned) {
   const PhaseChoice* phase = planned.plan.phase(planned.sized.main_phase);
   if (phase == nullptr || phase->strategy >= planned.sized.more_bytes.size()) return {};
-  const int64_t spare = planned.target.limits.device_bytes - phase->device_bytes;
+  const int64_t spare = planned.target.limits.device_bytes - planned.plan.device_bytes;
   const int64_t more = planned.sized.more_bytes[phase->strategy];
   std::string line =
       c10::str("batch ", planned.sized.batch_size, " fits with ", bytes_text(spare), " to spare");

@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
+#include <exception>
 #include <mutex>
 #include <new>
+#include <regex>
 #include <string>
+#include <utility>
 
 #include <c10/util/Exception.h>
 
@@ -28,7 +32,7 @@ struct LastStack {
   std::mutex mutex;
   std::string text;
 };
-LastStack& last_stack() {
+LastStack& recorded_stack() {
   static auto& stack = *new LastStack;
   return stack;
 }
@@ -38,19 +42,68 @@ std::string at(std::string_view where, const std::string& what) {
 }
 
 // Whether LibTorch says that tensors of a dry run, which are on the device "meta", have no values,
-// or that others stand beside them.
+// or that others stand beside them. Behind a dry run that is what a plugin kept of it.
 bool is_of_dry_run(const std::string& line) {
-  return ops::DryRun::is_on() && (line.find("meta") != line.npos || line.find("Meta") != line.npos);
+  static const std::regex device("\\b[Mm]eta\\b");
+  return std::regex_search(line, device);
+}
+
+// Whether the device or one of its libraries failed.
+bool is_of_device(const std::string& line) {
+  return line.starts_with("CUDA error") || line.starts_with("cuDNN error");
+}
+
+// An exception that left a block, and the block's path.
+struct BlockNote {
+  std::exception_ptr exception;
+  std::string path;
+};
+BlockNote& block_note() {
+  thread_local BlockNote note;
+  return note;
+}
+
+// The path of the block that the exception that is being handled left; empty: none is known.
+std::string noted_block() {
+  const BlockNote note = std::exchange(block_note(), {});
+  return note.exception == std::current_exception() ? note.path : "";
 }
 
 }  // namespace
 
-std::string last_internal_stack() {
-  const std::lock_guard lock(last_stack().mutex);
-  return last_stack().text;
+std::string last_stack() {
+  const std::lock_guard lock(recorded_stack().mutex);
+  return recorded_stack().text;
+}
+
+bool are_stacks_wanted() {
+  const char* variable = std::getenv("TORCH_SHOW_CPP_STACKTRACES");
+  return variable != nullptr && std::string_view(variable) == "1";
+}
+
+void note_block(const std::string& path) {
+  const std::exception_ptr exception = std::current_exception();
+  if (block_note().exception != exception) block_note() = {exception, path};
 }
 
 namespace {
+
+// Throws what an exception becomes that is no Error and not of memory. `stack`: as LibTorch
+// recorded it.
+[[noreturn]] void throw_told(std::string_view where, std::string_view place,
+                             const std::string& line, const std::string& hint,
+                             const std::string& stack) {
+  const std::string block = noted_block();
+  {
+    const std::lock_guard lock(recorded_stack().mutex);
+    recorded_stack().text = stack;
+  }
+  if (place.empty() || is_of_device(line)) throw Error(ErrorCode::kInternal, at(where, line), hint);
+  throw Error(ErrorCode::kEnvironment,
+              at(std::string(where) + (block.empty() ? "" : " in " + block),
+                 std::string(place) + ": it throws " + line),
+              hint.empty() ? "ask its author" : hint, "PLUGIN_THROWS");
+}
 
 // As out_of_memory(), where allocators refused memory since it was called before, or did not.
 std::optional<Error> out_of_memory(bool was_refused) {
@@ -86,7 +139,7 @@ std::optional<Error> out_of_memory() {
   return out_of_memory(refused_before.exchange(refused) < refused);
 }
 
-void rethrow_at(std::string_view where) {
+void rethrow_at(std::string_view where, std::string_view place) {
   if (const std::optional<Error> error = out_of_memory()) throw error->at(where);
   try {
     throw;
@@ -95,17 +148,14 @@ void rethrow_at(std::string_view where) {
     throw error.at(where);
   } catch (const c10::Error& error) {
     const std::string line = first_line(error.what_without_backtrace());
-    if (is_of_dry_run(line))
-      throw Error(ErrorCode::kUnsupported, at(where, line), ops::DryRun::kHint);
-    {
-      const std::lock_guard lock(last_stack().mutex);
-      last_stack().text = error.what();
-    }
-    throw Error(ErrorCode::kInternal, at(where, line));
+    const std::string hint = is_of_dry_run(line) ? ops::DryRun::kHint : "";
+    if (!hint.empty() && ops::DryRun::is_on())
+      throw Error(ErrorCode::kUnsupported, at(where, line), hint);
+    throw_told(where, place, line, hint, error.what());
   } catch (const std::exception& error) {
-    throw Error(ErrorCode::kInternal, at(where, first_line(error.what())));
+    throw_told(where, place, first_line(error.what()), "", "");
   } catch (...) {
-    throw Error(ErrorCode::kInternal, at(where, "an exception that is not a std::exception"));
+    throw_told(where, place, "an exception that is not a std::exception", "", "");
   }
 }
 

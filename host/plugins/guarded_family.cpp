@@ -5,6 +5,9 @@
 #include <type_traits>
 #include <utility>
 
+#include "atelier/block.h"
+#include "atelier/error.h"
+
 #include "host/plugins/guard.h"
 #include "host/plugins/output_checks.h"
 #include "host/plugins/own_process.h"
@@ -14,16 +17,62 @@ namespace atelier::plugins {
 
 namespace {
 
+// The blocks of a plugin, which exceptions that leave them name.
+class NamedBlocks final : public BlockRunner {
+ public:
+  explicit NamedBlocks(BlockRunner& runner) : runner_(runner) {}
+  Tensors run(Block& block, const Tensors& inputs) override {
+    try {
+      return runner_.run(block, inputs);
+    } catch (const Error&) {
+      throw;
+    } catch (...) {
+      note_block(block.path());
+      throw;
+    }
+  }
+  std::shared_ptr<void> hold(Block& block) override { return runner_.hold(block); }
+
+ private:
+  BlockRunner& runner_;
+};
+
 // Runs `call`, which is in `function` of a plugin, and hands what it gives to `check`.
 template <typename F, typename Check>
 auto checked_call(const PluginName& plugin, const char* function, CallKind kind, F&& call,
                   Check&& check) {
   const PluginCall running(plugin, function, kind);
-  return guard(plugin.family + "." + function, [&] {
-    auto given = std::forward<F>(call)();
-    check(given);
-    return given;
-  });
+  return guard(
+      plugin.family + "." + function,
+      [&] {
+        auto given = std::forward<F>(call)();
+        check(given);
+        return given;
+      },
+      plugin.place);
+}
+
+// As checked_call(), of a function that judges what the user gave. Where it refuses that, no name
+// of a function is put in front: whoever asked knows the place.
+template <typename F, typename Check>
+auto judging_call(const PluginName& plugin, const char* function, F&& call, Check&& check) {
+  std::exception_ptr of_inputs;
+  try {
+    return checked_call(
+        plugin, function, CallKind::kAnswers,
+        [&] {
+          try {
+            return std::forward<F>(call)();
+          } catch (const Error& error) {
+            if (error.code() == ErrorCode::kInvalidArgument) of_inputs = std::current_exception();
+            throw;
+          }
+        },
+        std::forward<Check>(check));
+  } catch (...) {
+    if (of_inputs) std::rethrow_exception(of_inputs);
+    throw;
+  }
 }
 
 // Every virtual function is forwarded, those with a default too: the family may have its own.
@@ -44,7 +93,9 @@ class GuardedModel final : public Model {
   }
   LatentSpec latent_spec() const override { return checked("latent_spec", &Model::latent_spec); }
   MediaTarget target(const Inputs& inputs, const MediaTarget& asked) const override {
-    return checked("target", &Model::target, inputs, asked);
+    return judging_call(
+        plugin_, "target", [&] { return model_->target(inputs, asked); },
+        [&](const MediaTarget& target) { check_output(plugin_.place, target); });
   }
   std::vector<int64_t> latent_shape(const MediaTarget& target,
                                     const Conditioning& cond) const override {
@@ -61,8 +112,8 @@ class GuardedModel final : public Model {
         [&](const auto& finished) { check_finished(plugin_.place, finished, latents_BCTHW); });
   }
   std::vector<Piece> pieces(const Inputs& inputs, const MediaTarget& target) const override {
-    return checked_call(
-        plugin_, "pieces", CallKind::kAnswers, [&] { return model_->pieces(inputs, target); },
+    return judging_call(
+        plugin_, "pieces", [&] { return model_->pieces(inputs, target); },
         [&](const auto& pieces) { check_pieces(plugin_.place, pieces, target); });
   }
   bool runs(std::string_view control, const Inputs& inputs, int64_t step,
@@ -70,23 +121,26 @@ class GuardedModel final : public Model {
     return call("runs", &Model::runs, control, inputs, step, steps);
   }
   Conditioning encode(const EncodeInputs& in, BlockRunner& runner) override {
+    NamedBlocks blocks(runner);
     return checked_call(
-        plugin_, "encode", CallKind::kComputes, [&] { return model_->encode(in, runner); },
+        plugin_, "encode", CallKind::kComputes, [&] { return model_->encode(in, blocks); },
         [&](const Conditioning& made) { check_encoded(in, made); });
   }
   TextLength text_length(const EncodeInputs& in) const override {
     return checked("text_length", &Model::text_length, in);
   }
   at::Tensor denoise(const DenoiseInputs& in, BlockRunner& runner) override {
+    NamedBlocks blocks(runner);
     return checked_call(
-        plugin_, "denoise", CallKind::kComputes, [&] { return model_->denoise(in, runner); },
+        plugin_, "denoise", CallKind::kComputes, [&] { return model_->denoise(in, blocks); },
         [&](const at::Tensor& velocity) { check_like(plugin_.place, velocity, in.x_BCTHW); });
   }
   std::vector<at::Tensor> denoise_all(std::span<const DenoiseInputs> calls,
                                       BlockRunner& runner) override {
+    NamedBlocks blocks(runner);
     return checked_call(
         plugin_, "denoise_all", CallKind::kComputes,
-        [&] { return model_->denoise_all(calls, runner); },
+        [&] { return model_->denoise_all(calls, blocks); },
         [&](const auto& velocities) { check_velocities(plugin_.place, velocities, calls); });
   }
   std::vector<WeightPtr> level_weights(std::string_view denoiser) override {
@@ -94,26 +148,30 @@ class GuardedModel final : public Model {
   }
   void prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
                       BlockRunner& runner) override {
-    compute("prepare_levels", &Model::prepare_levels, denoiser, sigmas, runner);
+    NamedBlocks blocks(runner);
+    compute("prepare_levels", &Model::prepare_levels, denoiser, sigmas, blocks);
   }
   void forget_levels() override { call("forget_levels", &Model::forget_levels); }
   at::Tensor guide(const GuideInputs& in, BlockRunner& runner) override {
+    NamedBlocks blocks(runner);
     return checked_call(
-        plugin_, "guide", CallKind::kComputes, [&] { return model_->guide(in, runner); },
+        plugin_, "guide", CallKind::kComputes, [&] { return model_->guide(in, blocks); },
         [&](const at::Tensor& velocity) { check_like(plugin_.place, velocity, in.with_BCTHW); });
   }
   Sound decode_sound(const at::Tensor& latents_1CTHW, const Conditioning& cond,
                      BlockRunner& runner) override {
+    NamedBlocks blocks(runner);
     return checked_call(
         plugin_, "decode_sound", CallKind::kComputes,
-        [&] { return model_->decode_sound(latents_1CTHW, cond, runner); },
+        [&] { return model_->decode_sound(latents_1CTHW, cond, blocks); },
         [&](const Sound& sound) { check_sound(plugin_.place, sound); });
   }
   void decode(const at::Tensor& latents_BCTHW, BlockRunner& runner,
               const FrameSink& sink) override {
-    const LatentSpec spec =
-        guard(plugin_.family + ".decode", [&] { return model_->latent_spec(); });
+    const LatentSpec spec = guard(
+        plugin_.family + ".decode", [&] { return model_->latent_spec(); }, plugin_.place);
     FrameCheck check(plugin_.place, latents_BCTHW, spec);
+    NamedBlocks blocks(runner);
     std::exception_ptr of_sink;  // which is the host's: no plugin's name is put before it
     const FrameSink watched = [&](const at::Tensor& pixels_BCTHW) {
       check.add(pixels_BCTHW);
@@ -125,7 +183,7 @@ class GuardedModel final : public Model {
       }
     };
     try {
-      compute("decode", &Model::decode, latents_BCTHW, runner, watched);
+      compute("decode", &Model::decode, latents_BCTHW, blocks, watched);
     } catch (...) {
       if (of_sink) std::rethrow_exception(of_sink);
       throw;
@@ -138,9 +196,10 @@ class GuardedModel final : public Model {
   }
   NamedTensors probe(std::string_view component, const NamedTensors& inputs,
                      BlockRunner& runner) override {
+    NamedBlocks blocks(runner);
     return checked_call(
         plugin_, "probe", CallKind::kComputes,
-        [&] { return model_->probe(component, inputs, runner); },
+        [&] { return model_->probe(component, inputs, blocks); },
         [&](const NamedTensors& given) { check_output(plugin_.place, given); });
   }
   std::vector<int64_t> tokenize(std::string_view text) const override {
@@ -165,9 +224,12 @@ class GuardedModel final : public Model {
   std::invoke_result_t<F, Model&, Arguments...> run(const char* name, CallKind kind, F function,
                                                     Arguments&&... arguments) const {
     const PluginCall running(plugin_, name, kind);
-    return guard(plugin_.family + "." + name, [&]() -> decltype(auto) {
-      return std::invoke(function, *model_, std::forward<Arguments>(arguments)...);
-    });
+    return guard(
+        plugin_.family + "." + name,
+        [&]() -> decltype(auto) {
+          return std::invoke(function, *model_, std::forward<Arguments>(arguments)...);
+        },
+        plugin_.place);
   }
   template <typename F, typename... Arguments>
   std::invoke_result_t<F, Model&, Arguments...> call(const char* name, F function,
@@ -195,8 +257,12 @@ class GuardedModel final : public Model {
 
 class GuardedFamily final : public ModelFamily {
  public:
-  GuardedFamily(const ModelFamily& family, std::string place)
-      : family_(family), plugin_(lasting({std::string(family.name()), std::move(place)})) {}
+  GuardedFamily(const ModelFamily& family, std::string place, std::string version)
+      : family_(family),
+        plugin_(lasting({std::string(family.name()), std::move(place)})),
+        version_(std::move(version)) {}
+
+  const std::string& version() const { return version_; }
 
   // ---- What only says what there is ----
 
@@ -278,9 +344,12 @@ class GuardedFamily final : public ModelFamily {
   std::invoke_result_t<F, const ModelFamily&, Arguments...> call(const char* name, F function,
                                                                  Arguments&&... arguments) const {
     const PluginCall running(plugin_, name, CallKind::kAnswers);
-    return guard(plugin_.family + "." + name, [&]() -> decltype(auto) {
-      return std::invoke(function, family_, std::forward<Arguments>(arguments)...);
-    });
+    return guard(
+        plugin_.family + "." + name,
+        [&]() -> decltype(auto) {
+          return std::invoke(function, family_, std::forward<Arguments>(arguments)...);
+        },
+        plugin_.place);
   }
   // Nothing of the host runs in such a call: what it throws is the plugin's own.
   template <typename F, typename... Arguments>
@@ -303,12 +372,19 @@ class GuardedFamily final : public ModelFamily {
 
   const ModelFamily& family_;
   const PluginName& plugin_;
+  const std::string version_;
 };
 
 }  // namespace
 
-std::unique_ptr<const ModelFamily> guarded(const ModelFamily& family, std::string place) {
-  return std::make_unique<GuardedFamily>(family, std::move(place));
+std::unique_ptr<const ModelFamily> guarded(const ModelFamily& family, std::string place,
+                                           std::string version) {
+  return std::make_unique<GuardedFamily>(family, std::move(place), std::move(version));
+}
+
+std::string_view plugin_version(const ModelFamily& family) {
+  const auto* guarded = dynamic_cast<const GuardedFamily*>(&family);
+  return guarded == nullptr ? std::string_view() : guarded->version();
 }
 
 }  // namespace atelier::plugins

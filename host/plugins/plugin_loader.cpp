@@ -32,6 +32,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr auto kTrialTime = std::chrono::seconds(10);
+constexpr const char* kNoPlugin = "it is a library, and no plugin";
 constexpr const char* kRebuild = "rebuild the plugin against this program's SDK";
 
 std::vector<std::string> split_folders(std::string_view text) {
@@ -76,7 +77,7 @@ PluginFile describe(const std::string& path) {
   try {
     const auto note = formats::read_plugin_note(bytes.view());
     if (!note) {
-      file.problem = "it is a library, and no plugin";
+      file.problem = kNoPlugin;
       return file;
     }
     file.abi = note->abi;
@@ -138,7 +139,7 @@ Plugin open_library(const PluginFile& file, const std::string& place) {
     throw Error(ErrorCode::kEnvironment, place + ": its open() fails: " + shown(message),
                 "ask its author", "PLUGIN_OPEN");
   static auto& families = *new std::deque<std::unique_ptr<const ModelFamily>>;
-  families.push_back(guarded(*static_cast<const ModelFamily*>(family), place));
+  families.push_back(guarded(*static_cast<const ModelFamily*>(family), place, file.version));
   return Plugin{file, families.back().get()};
 }
 
@@ -152,7 +153,9 @@ Plugin open_file(const PluginFile& file) {
       throw Error(ErrorCode::kNotFound, place + ": there is no such plugin",
                   "check the path given to --plugin", "PLUGIN_NOT_FOUND");
     throw Error(ErrorCode::kEnvironment, place + ": " + file.problem,
-                "it is no plugin, or damaged: build or copy it again", "PLUGIN_DAMAGED");
+                file.problem == kNoPlugin ? kDeclareHint
+                                          : "it is no plugin, or damaged: build or copy it again",
+                "PLUGIN_DAMAGED");
   }
   // dlopen trusts the file, and a damaged one ends the process: it is tried in another one first.
   in_own_process(place, kTrialTime, [&] {
@@ -233,8 +236,10 @@ const Plugin& open_plugin(std::string_view name_or_path, const std::string& plug
       throw Error(ErrorCode::kNotFound,
                   "--plugin " + shown(name_or_path) + ": no such family in " + folders +
                       (names.empty() ? "" : ", which have " + report::list_names(names, 8)),
-                  nearest.empty() ? "pass a family's name or the path of a .so"
-                                  : "did you mean " + nearest + "?",
+                  nearest.empty()
+                      ? "pass a family's name and its folder with --plugin_path, or the "
+                        "path of a .so"
+                      : "did you mean " + nearest + "?",
                   "PLUGIN_NOT_FOUND");
     }
     wanted = *match;

@@ -20,6 +20,10 @@ struct PluginFile {
   std::string problem;  // why it cannot be opened; empty when it can
 };
 
+// What the author of a library that is no plugin is told.
+inline constexpr const char* kDeclareHint =
+    "one of a plugin's sources ends with ATELIER_PLUGIN(MyFamily, \"my_family\", \"0.1.0\")";
+
 // The folders that are searched, in order: `plugin_path` (folders separated by colons, may be
 // empty), ATELIER_PLUGIN_PATH, and lib/atelier/plugins beside the program's folder.
 std::vector<std::string> search_folders(const std::string& plugin_path);

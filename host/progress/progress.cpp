@@ -93,6 +93,7 @@ void Progress::note(std::string_view text) {
 }
 
 void Progress::warn(std::string_view text) {
+  const std::lock_guard lock(mutex_);
   clear();
   std::fprintf(options_.out, "%s\n", report::printable(text).c_str());
   std::fflush(options_.out);
@@ -100,6 +101,7 @@ void Progress::warn(std::string_view text) {
 
 void Progress::draw(const std::string& text, bool is_last) {
   if (options_.quiet) return;
+  const std::lock_guard lock(mutex_);
   const bool is_open = options_.redraws && !is_last;
   const std::string line = report::printable(text);
   if (is_open) {
@@ -128,7 +130,9 @@ Step::Step(Progress& progress, std::string label, int64_t total, Unit unit)
 }
 
 Step::~Step() {
-  if (!is_finished_) progress_.clear();
+  if (is_finished_) return;
+  const std::lock_guard lock(progress_.mutex_);
+  progress_.clear();
 }
 
 void Step::set(int64_t done, int64_t total) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <string_view>
 
@@ -31,7 +32,7 @@ enum class Unit {
 };
 
 // Writes the lines, printable whatever names stand in them. One that is drawn again is cut to the
-// width of the terminal. Not thread-safe.
+// width of the terminal. Notes and warnings may come from any thread, steps are of one.
 class Progress {
  public:
   explicit Progress(Options options);
@@ -44,9 +45,10 @@ class Progress {
   friend class Step;
   double now() const;
   void draw(const std::string& text, bool is_last);
-  void clear();
+  void clear();  // mutex_ is held
 
   Options options_;
+  std::mutex mutex_;  // of what is written
   bool has_open_line_ = false;
 };
 

@@ -1,5 +1,6 @@
 #include "host/run/stop.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <csignal>
@@ -12,6 +13,7 @@ namespace {
 constexpr int64_t kNanoseconds = 1'000'000'000;  // of a second
 constexpr int64_t kOneSignal = 2 * kNanoseconds;
 constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
+constexpr size_t kInterrupts = 3;  // of them, those of kInterrupt
 
 // NOLINTBEGIN(*-non-const-global-variables): a signal handler has no other way to know
 std::atomic<int> requested_signal = 0;
@@ -46,7 +48,8 @@ extern "C" void on_stop_signal(int signal) {
 extern "C" void on_noted_interrupt(int signal) {
   if (is_copy(signal)) return;
   if (requested_signal.exchange(signal) == 0) return;
-  sigaction(signal, previous_actions.data(), nullptr);
+  const auto* const taken = std::ranges::find(kSignals, signal);
+  sigaction(signal, &previous_actions[static_cast<size_t>(taken - kSignals.begin())], nullptr);
   raise(signal);
 }
 
@@ -62,7 +65,7 @@ StopSignals::StopSignals(Kind kind) {
   is_over = false;
   has_begun = kind != Kind::kAllFromBegin;
   for (auto& time : noted_at) time = 0;
-  num_taken = kind == Kind::kInterrupt ? 1 : kSignals.size();
+  num_taken = kind == Kind::kInterrupt ? kInterrupts : kSignals.size();
   for (size_t i = 0; i < num_taken; ++i) {
     struct sigaction action = {};
     action.sa_handler = kind == Kind::kInterrupt ? on_noted_interrupt
@@ -97,6 +100,12 @@ std::optional<int> StopSignals::requested() {
 
 int StopSignals::exit_code(int signal) {
   return signal == SIGINT ? 130 : 75;
+}
+
+void StopSignals::end_by(int number) {
+  signal(number, SIG_DFL);
+  raise(number);
+  _exit(128 + number);  // of one that is blocked
 }
 
 bool StopSignals::take_save_request() {

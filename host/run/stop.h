@@ -18,8 +18,8 @@ class StopSignals {
     // The signals of kAll, of a program that prepares its work until begin() is called, and has
     // nothing to save: the first one ends it at once with exit_code(), and SIGUSR2 does nothing.
     kAllFromBegin,
-    // The first SIGINT, which also wakes a read that waits for input; a second one does what it did
-    // before.
+    // The first of SIGINT, SIGTERM, and SIGHUP unless the program was started to ignore that, which
+    // also wakes a read that waits for input; a second one does what it did before.
     kInterrupt,
   };
   explicit StopSignals(Kind kind = Kind::kAll);
@@ -38,6 +38,8 @@ class StopSignals {
   static bool is_requested() { return requested().has_value(); }
   // 130 for SIGINT, 75 for the others.
   static int exit_code(int signal);
+  // Ends the program as the signal does where nobody notes it, so that whoever sent it sees that.
+  [[noreturn]] static void end_by(int signal);
   // True once for each SIGUSR2.
   static bool take_save_request();
 };

@@ -84,6 +84,7 @@ std::string text_of(const Manifest& manifest) {
               {"options", manifest.options},
               {"files", Json::object()},
               {"items", Json::array()}};
+  if (manifest.plugin_version != kUnsaidVersion) out["plugin_version"] = manifest.plugin_version;
   for (const auto& [stage, records] : manifest.encoders)
     out[stage + "_encoders"] = encoders_json(records);
   for (const auto& [path, file] : manifest.files)
@@ -97,6 +98,7 @@ Manifest manifest_of(const Json& json) {
   Manifest manifest;
   manifest.is_complete = json.at("complete");
   manifest.family = json.at("family");
+  manifest.plugin_version = json.value("plugin_version", kUnsaidVersion);
   for (const auto& [stage, is_cached] : json.at("cached").items()) {
     manifest.cached[stage] = is_cached;
     manifest.encoders[stage] = encoders_of(json.at(stage + "_encoders"));

@@ -16,6 +16,10 @@ namespace atelier::samples {
 inline constexpr const char* kForeignCache = "CACHE_FOREIGN";
 inline constexpr const char* kStaleCache = "CACHE_STALE";
 
+// The version of the plugins that caches are of which say none: keys and manifests name others. All
+// plugins that came with the program had this one before versions were noted.
+inline constexpr const char* kUnsaidVersion = "0.1.0";
+
 // An encoder: a component that is used before training.
 struct EncoderRecord {
   std::string fingerprint;
@@ -43,6 +47,7 @@ struct CacheItem {
 struct Manifest {
   bool is_complete = false;  // false: the encoding was interrupted
   std::string family;
+  std::string plugin_version = kUnsaidVersion;  // of the family's plugin
   CachedStages cached;
   std::map<std::string, EncoderRecords, std::less<>> encoders;  // by stage, of all of `cached`
   std::string dataset;                                          // its fingerprint

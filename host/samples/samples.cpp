@@ -13,6 +13,7 @@
 #include "host/files/file_reader.h"
 #include "host/inputs/parse.h"
 #include "host/model/components.h"
+#include "host/plugins/guarded_family.h"
 #include "host/samples/encoders.h"
 #include "host/samples/row_inputs.h"
 #include "host/samples/samples_state.h"
@@ -62,13 +63,21 @@ void add_encoders(ContentHash& hash, const EncoderRecords& encoders) {
     hash.add(component).add(record.fingerprint).add(record.dtype);
 }
 
-// Contents that are not cached have keys too, which do not depend on encoders.
-std::string make_key(const std::string& family, const EncoderRecords* encoders,
+// Contents that are not cached have keys too, which depend neither on encoders nor on the plugin's
+// version.
+std::string make_key(const Manifest& manifest, const EncoderRecords* encoders,
                      const std::string& content) {
   ContentHash hash;
-  hash.add(kEncodingVersion).add(family);
+  hash.add(kEncodingVersion).add(manifest.family);
+  if (encoders && manifest.plugin_version != kUnsaidVersion)
+    hash.add("plugin version").add(manifest.plugin_version);
   if (encoders) add_encoders(hash, *encoders);
   return hash.add(content).hex();
+}
+
+std::string version_of(const ModelFamily& family) {
+  const std::string_view version = plugins::plugin_version(family);
+  return std::string(version.empty() ? kUnsaidVersion : version);
 }
 
 // Tokens of a frame, of so many cells or pixels, where a token has `stride` of them on a side.
@@ -246,6 +255,7 @@ Samples Samples::of_dataset(std::shared_ptr<const data::Dataset> dataset, const 
   state->with_empty_caption = with_empty_caption;
   Manifest& manifest = state->manifest;
   manifest.family = family.name();
+  manifest.plugin_version = version_of(family);
   std::erase_if(state->stages.encoding,
                 [&](const EncodeStage& stage) { return !has_inputs(*dataset, stage); });
   for (const EncodeStage& stage : state->stages.encoding)
@@ -282,7 +292,7 @@ Samples Samples::of_dataset(std::shared_ptr<const data::Dataset> dataset, const 
       const auto key = [&](bool empty_caption) {
         const EncoderRecords* encoders =
             state->is_cached(stage) ? &manifest.encoders.at(name) : nullptr;
-        return make_key(manifest.family, encoders,
+        return make_key(manifest, encoders,
                         state->stages.is_target(stage)
                             ? image_content(*dataset, i, stage, manifest.files)
                             : stage_content(*dataset, i, stage, empty_caption, manifest.files));
@@ -323,9 +333,13 @@ Samples Samples::of_cache(std::string folder, const LoadedModel& model, bool wit
   }
 
   std::vector<std::string> differences;
+  const std::string version = version_of(model.family());
   if (manifest.family != model.family().name()) {
     differences.push_back("it was made for " + manifest.family);
   } else {
+    if (manifest.plugin_version != version)
+      differences.push_back("it was made by version " + manifest.plugin_version +
+                            " of the plugin of " + manifest.family + ", and this is " + version);
     for (const EncodeStage& stage : state->stages.encoding)
       compare_encoders(manifest.encoders.at(std::string(stage.name)), encoder_records(model, stage),
                        differences);

@@ -56,9 +56,10 @@ struct TrainSample {
 //   FOLDER/STAGE/HASH.safetensors   one for each different input of a stage: FOLDER/text for each
 //                                   text, FOLDER/latents for each image and size, with its mask
 //
-// HASH is of everything that decides the result: content of the files, texts, sizes, dtype, family
-// and the encoders' weights. So a cache is filled on from where it was left, and changed rows are
-// encoded anew. Immutable once filled; load() is safe to call from several threads.
+// HASH is of everything that decides the result: content of the files, texts, sizes, dtype, family,
+// the version of its plugin and the encoders' weights. So a cache is filled on from where it was
+// left, and changed rows are encoded anew. Immutable once filled; load() is safe to call from
+// several threads.
 class Samples {
  public:
   // Opens the samples of a dataset; `cached` names every stage. Hashes contents; encodes nothing.
@@ -71,10 +72,10 @@ class Samples {
 
   // Opens the samples of a cache alone (sft:train without a dataset). Throws Error{kNotFound} when
   // there is no manifest, and Error{kInvalidArgument} when the cache is stale: made by other
-  // encoders, for another family, or from files that have changed since; it names the first of them
-  // and says to run sft:data_process again. Encoders that `model` was made without are not
-  // compared, nor files that are gone. Throws Error{kDataLoss} when entries are missing or their
-  // headers are damaged.
+  // encoders, for another family, by another version of its plugin, or from files that have changed
+  // since; it names the first of them and says to run sft:data_process again. Encoders that `model`
+  // was made without are not compared, nor files that are gone. Throws Error{kDataLoss} when
+  // entries are missing or their headers are damaged.
   static Samples of_cache(std::string folder, const model::LoadedModel& model,
                           bool with_empty_caption);
 

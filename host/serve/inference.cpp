@@ -29,10 +29,9 @@ at::Tensor opaque(const at::Tensor& pixels_CHW) {
 
 }  // namespace
 
-Inference::Inference(JobTable& jobs, Errands& errands, Bell& bell, Maker& maker, Metrics& metrics,
+Inference::Inference(JobTable& jobs, Bell& bell, Maker& maker, Metrics& metrics,
                      InferenceOptions options)
     : jobs_(jobs),
-      errands_(errands),
       bell_(bell),
       maker_(maker),
       metrics_(metrics),
@@ -57,7 +56,6 @@ void Inference::run() {
 }
 
 bool Inference::turn() {
-  errands_.work();
   for (const std::string& warning : jobs_.take_warnings()) options_.warn(warning);
   jobs_.expire();
   for (const std::string& id : jobs_.take_cancelled()) {
@@ -140,7 +138,6 @@ void Inference::rest_when_idle() {
 }
 
 void Inference::end_all() {
-  errands_.close();
   jobs_.close();
   for (const auto& [id, running] : running_) maker_.cancel(running.number);
   running_.clear();

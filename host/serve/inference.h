@@ -41,14 +41,13 @@ struct InferenceOptions {
 // Used by one thread. What is given by reference outlives it.
 class Inference {
  public:
-  Inference(JobTable& jobs, Errands& errands, Bell& bell, Maker& maker, Metrics& metrics,
-            InferenceOptions options);
+  Inference(JobTable& jobs, Bell& bell, Maker& maker, Metrics& metrics, InferenceOptions options);
 
   // Makes jobs until the server is being ended; then the table is closed, and what runs has ended
   // within a step. Throws where the model is broken, with the table closed.
   void run();
 
-  // One turn: what others want, jobs that come and go, one step. False: there was nothing to do.
+  // One turn: jobs that come and go, one step. False: there was nothing to do.
   bool turn();
   // Where there has been nothing to do for long enough, the maker rests.
   void rest_when_idle();
@@ -62,7 +61,6 @@ class Inference {
   void end_all();
 
   JobTable& jobs_;
-  Errands& errands_;
   Bell& bell_;
   Maker& maker_;
   Metrics& metrics_;

@@ -31,7 +31,7 @@ struct Asked {
   // Registered LoRAs and their strengths; nullopt: those that are loaded for all requests.
   std::optional<std::vector<std::pair<std::string, double>>> loras = {};
   int64_t previews = 0;                   // pictures of it while it is made, spread over its steps
-  std::string format = "png";             // of pictures: png, jpeg; of clips: mp4, webp, gif
+  std::string format = {};                // png or jpeg, of clips mp4, webp or gif; empty: png, mp4
   int priority = 0;                       // higher ones go first; equal ones in the order they came
   std::optional<double> deadline_s = {};  // from now on; a job that waits longer is given up
   std::string api = "jobs";               // for metrics: "openai", "sdapi", "videos", "jobs"

@@ -87,7 +87,7 @@ PreparedJob Translation::prepare(const std::string& id, const Asked& asked,
   PreparedJob work = {.id = id, .settings = read(asked, files)};
   work.settings.loras = loras != nullptr ? *loras : loras_.find(asked.loras);
   hold_limits(work.settings);
-  errands_.run([&] { check(work, asked); });
+  check(work, asked);
   return work;
 }
 
@@ -107,7 +107,6 @@ void Translation::hold_limits(const Settings& s) const {
     throw HttpError(413, std::string(excess.name) + ": " + excess.text());
 }
 
-// On the thread of inference.
 void Translation::check(PreparedJob& work, const Asked& asked) const {
   model::LoadedModel& model = opened_.model();
   const ModelFamily& family = model.family();
@@ -116,7 +115,7 @@ void Translation::check(PreparedJob& work, const Asked& asked) const {
   report::Problems problems;
   problems.collect([&] {
     if (generate::check_said_target(job.settings, kRequest, problems))
-      generate::fill_target(job.settings, model);
+      generate::fill_target(job.settings, model, kRequest);
   });
   throw_if_any(problems, spool_);
   hold_limits(job.settings);
@@ -135,7 +134,7 @@ void Translation::name_output(Settings& s, const std::string& id, const std::str
       s.num_frames.value_or(1) > 1 && !model::media_defaults(opened_.model()).frames_are_pictures;
   std::string extension = format;
   if (format == "jpeg") extension = "jpg";
-  if (is_clip && format == "png") extension = "mp4";
+  if (format.empty()) extension = is_clip ? "mp4" : "png";
   const std::vector<std::string> known = is_clip ? std::vector<std::string>{"mp4", "webp", "gif"}
                                                  : std::vector<std::string>{"png", "jpg"};
   if (std::ranges::find(known, extension) == known.end())

@@ -7,7 +7,6 @@
 
 #include "host/check/generation.h"
 #include "host/order/serving.h"
-#include "host/serve/bell.h"
 #include "host/serve/job_table.h"
 #include "host/serve/lora_names.h"
 #include "host/serve/spool.h"
@@ -17,10 +16,10 @@ namespace atelier::serve {
 // Safe to use from several threads.
 class Translation {
  public:
-  // What is given outlives it. `opened` is used by errands alone.
+  // What is given outlives it.
   Translation(check::OpenedGeneration& opened, const order::Serving& order, const LoraNames& loras,
-              const Spool& spool, Errands& errands)
-      : opened_(opened), order_(order), loras_(loras), spool_(spool), errands_(errands) {}
+              const Spool& spool)
+      : opened_(opened), order_(order), loras_(loras), spool_(spool) {}
 
   // As JobTable::Prepare.
   PreparedJob prepare(const std::string& id, const Asked& asked, const SpooledFiles& files,
@@ -37,7 +36,6 @@ class Translation {
   const order::Serving& order_;
   const LoraNames& loras_;
   const Spool& spool_;
-  Errands& errands_;
 };
 
 // Settings that were checked, by the names of the tables, so that they may be asked for again:

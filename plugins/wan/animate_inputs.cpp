@@ -163,9 +163,12 @@ std::vector<atelier::Piece> AnimateInputs::pieces(const Inputs& inputs,
   if (shared != kFewestShared && shared != kMostShared)
     refuse(std::string("--") + kSharedInput + " is " + std::to_string(shared),
            "segments share 1 or 5 frames");
-  if (length <= shared || length % kFrameStride != 1)
-    refuse(std::string("--") + kLengthInput + " is " + std::to_string(length) +
-               ", one more than a multiple of 4 is made at a time",
+  const std::string told = std::string("--") + kLengthInput + " is " + std::to_string(length);
+  if (length % kFrameStride != 1)
+    refuse(told + ", one more than a multiple of 4 is made at a time", "use 77, as published");
+  if (length <= shared)
+    refuse(told + ", and a segment has more than the frames that it shares, which are " +
+               std::to_string(shared),
            "use 77, as published");
   std::vector<atelier::Piece> pieces;
   if (target.frames <= length && target.frames % kFrameStride == 1) return pieces;

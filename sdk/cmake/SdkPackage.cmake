@@ -20,6 +20,18 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/include/atelier/sdk_hash.h DESTINATION
 # What a plugin's author reads and begins with. The tree of the build has the template, too.
 install(FILES ${CMAKE_SOURCE_DIR}/README.md DESTINATION share/doc/atelier)
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/docs DESTINATION share/doc/atelier)
+# What these pages link to: other pages, pictures, small examples, and the sources that are named.
+install(FILES ${CMAKE_SOURCE_DIR}/LICENSE DESTINATION share/doc/atelier)
+foreach(_linked bench/README.md host/README.md memory/README.md sdk/README.md sdk/parts/include/atelier/parts/*.h
+    plugins/*/README.md plugins/*/config_fields.cpp plugins/*/gemma2.h)
+  file(GLOB _files RELATIVE ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/${_linked})
+  foreach(_file IN LISTS _files)
+    get_filename_component(_folder ${_file} DIRECTORY)
+    install(FILES ${CMAKE_SOURCE_DIR}/${_file} DESTINATION share/doc/atelier/${_folder})
+  endforeach()
+endforeach()
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/examples DESTINATION share/doc/atelier
+  PATTERN model EXCLUDE PATTERN build EXCLUDE PATTERN "*.safetensors" EXCLUDE PATTERN __pycache__ EXCLUDE)
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/examples/plugin_template ${CMAKE_SOURCE_DIR}/examples/z_image
   DESTINATION share/atelier PATTERN build EXCLUDE)
 file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/share/atelier)

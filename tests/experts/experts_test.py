@@ -319,6 +319,8 @@ class Experts(unittest.TestCase):
         self.assertEqual((40, 16), png_size(self.folder / "said.png"))
         self.run_program(*flags, "--height", 8, "--width", 8)
         self.assertEqual((8, 8), png_size(self.folder / "said.png"))
+        self.assertIn("give the flag once for each file",
+                      self.run_program(*flags, "--side_images", '["asked.png", "said.png"]', code=2))
 
     def test_the_solver_is_the_users_choice(self):
         plain = self.draw("by_schedule")

@@ -120,12 +120,13 @@ class FourBitsParityTest(unittest.TestCase):
         return got
 
     def test_every_step_on_nf4_has_the_loss_of_bitsandbytes_and_peft(self):
-        for scheduler in ("constant", "cosine"):
-            with self.subTest(scheduler=scheduler):
-                plain, packed = (self.check(storage, scheduler, STEPS) for storage in ("plain", "nf4"))
-                self.assertLess(packed[-20:].mean(), 0.5 * packed[0])
-                compare.record(f"loss on nf4 above that on plain weights, {scheduler} rate, last 20 of {STEPS} steps, %",
-                               100 * (packed[-20:].mean() / plain[-20:].mean() - 1))
+        plain, packed = (self.check(storage, "constant", STEPS) for storage in ("plain", "nf4"))
+        self.assertLess(packed[-20:].mean(), 0.5 * packed[0])
+        compare.record(f"loss on nf4 above that on plain weights, last 20 of {STEPS} steps, %",
+                       100 * (packed[-20:].mean() / plain[-20:].mean() - 1))
+
+    def test_every_step_at_a_falling_rate_has_the_loss_of_bitsandbytes_and_peft(self):
+        self.check("nf4", "cosine", 20)
 
     def test_every_step_on_fp4_has_the_loss_of_bitsandbytes_and_peft(self):
         self.check("fp4", "constant", 20)

@@ -178,7 +178,10 @@ TEST_CASE("Clips of Animate are made in segments, as many and as large as the po
   for (const auto& [inputs, what] :
        {std::pair(shared(3), "--prev_segment_conditioning_frames is 3"),
         std::pair(Inputs{{"segment_frame_length", int64_t{8}}}, "--segment_frame_length is 8"),
-        std::pair(Inputs{{"segment_frame_length", int64_t{1}}}, "--segment_frame_length is 1")}) {
+        std::pair(Inputs{{"segment_frame_length", int64_t{1}}}, "--segment_frame_length is 1, and"),
+        std::pair(Inputs{{"segment_frame_length", int64_t{5}},
+                         {"prev_segment_conditioning_frames", int64_t{5}}},
+                  "more than the frames that it shares, which are 5")}) {
     const Error error = test::error_of([&, &inputs = inputs] { pieces(100, inputs); });
     CHECK(test::mentions(error, what));
   }

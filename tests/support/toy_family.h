@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "atelier/error.h"
 #include "atelier/model_family.h"
@@ -40,6 +41,10 @@ struct ToyMistakes {
   bool picks_rows = false;        // as many as have a value, while it denoises
   bool stays_on_cpu = false;      // makes a tensor there, whatever the device, while it decodes
   bool bends_shapes = false;      // gives pixels without values another size
+  bool misnames_entry = false;    // of what it makes of a prompt
+  bool keeps_a_weight = false;    // that it drew in its first call
+  bool drops_gradients = false;   // runs its blocks without a graph
+  bool bends_gradients = false;   // lets what is before a block pass by it, as far as they know
 };
 
 constexpr int64_t kToyStride = 4, kToyCells = 2, kToyWidth = 32, kToyVocabulary = 48;
@@ -130,6 +135,7 @@ class ToyModel : public Model {
       ids.resize(kToyLongestText);
     }
     const at::Tensor embeds = text_encoder_->table.forward(at::tensor(ids));
+    if (mistakes_.misnames_entry) return {{"prompt_embedz", embeds}};
     if (mistakes_.sees_the_size)
       return {{"prompt_embeds", embeds + static_cast<double>(in.target.height)}};
     return {{"prompt_embeds", embeds}};
@@ -167,6 +173,10 @@ class ToyModel : public Model {
     const at::Tensor cells = in.x_BCTHW.permute({0, 2, 3, 4, 1});  // [B, T, H, W, C]
     at::Tensor rows = dit_->embed.forward(cells.flatten(1, 3)) + text.unsqueeze(1) +
                       dit_->time.forward(in.sigma_B.to(cells.scalar_type()).view({-1, 1, 1}));
+    if (mistakes_.keeps_a_weight) {
+      if (!kept_.defined()) kept_ = dit_->time.weight->draw();
+      rows = rows + kept_.flatten();
+    }
     const std::vector<int64_t> shape = rows.sizes().vec();
     Tensors state = {rows.flatten(0, 1)};
     if (mistakes_.mistakes_rows && shape[0] > 1) {
@@ -174,8 +184,13 @@ class ToyModel : public Model {
       --lengths.front(), ++lengths.back();
       const Segments wrong(lengths);
     }
-    for (size_t i = mistakes_.skips_a_block ? 1 : 0; i < dit_->layers.size(); ++i)
+    for (size_t i = mistakes_.skips_a_block ? 1 : 0; i < dit_->layers.size(); ++i) {
+      const at::AutoGradMode graph(at::GradMode::is_enabled() && !mistakes_.drops_gradients);
+      const at::Tensor before = state[0];
+      if (mistakes_.bends_gradients) state[0] = before.detach();
       state = runner.run(*dit_->layers[i], state);
+      if (mistakes_.bends_gradients) state[0] = state[0] + (before - before.detach());
+    }
     if (mistakes_.changes_input) in.x_BCTHW.mul_(0.5);
     if (mistakes_.reads_values && in.sigma_B.max().item<float>() > 1) toy_refuses("levels above 1");
     if (mistakes_.picks_rows && at::nonzero(rows.isnan()).size(0) > 0) toy_refuses("no numbers");
@@ -239,6 +254,7 @@ class ToyModel : public Model {
 
   ToyMistakes mistakes_;
   bool has_tokenizer_, cuts_texts_;
+  at::Tensor kept_;
   std::unique_ptr<ToyTextEncoder> text_encoder_;
   std::unique_ptr<ToyVae> vae_;
   std::unique_ptr<ToyDit> dit_;

@@ -103,7 +103,8 @@ PacketIndex index_packets(Demuxer& demuxer, const std::string& place, int64_t ma
                 "the video is damaged; get it again");
   number_frames(index);
   if (index.stamps.empty())
-    throw Error(ErrorCode::kDataLoss, place + ": the video holds no frames", "leave it out");
+    throw Error(ErrorCode::kDataLoss, place + ": no frame of the video can be read",
+                "get it again where it is damaged, or leave it out");
   return index;
 }
 

@@ -162,6 +162,7 @@ class ATELIER_API ComponentModel : public Model {
 
   // Drops the last of `ids` when the text is longer than the encoder takes and texts are cut;
   // otherwise throws Error{kInvalidArgument}. `note` follows the number of tokens in the message.
+  // An end token that was appended before is dropped with them: put it back as the last one.
   void cut_to_limit(std::vector<int64_t>& ids, const TextLength& length,
                     std::string_view note = {}) const;
 

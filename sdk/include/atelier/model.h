@@ -119,8 +119,9 @@ struct TextLength {
 };
 
 // Not thread-safe: one thread at a time calls a model. Tensors that it returns own their storage
-// and may outlive it. Grad mode is the caller's. Every block is run through `runner`. text_length()
-// alone may be called from several threads at once.
+// and may outlive it. Grad mode is the caller's. Every block is run through `runner`. What only
+// answers, latent_spec(), target(), latent_shape(), pieces() and text_length(), may be called from
+// several threads at once, also while another call runs.
 class ATELIER_API Model {
  public:
   virtual ~Model();

@@ -66,6 +66,9 @@ using AtelierPluginEntry = const AtelierPlugin* (*)() noexcept;
 // opens anything:
 //
 //   ATELIER_PLUGIN(MyFamily, "my_family", "0.3.1")
+//
+// The version says which encodings the family makes: caches of training hold it, and those of
+// another version are not used. Raise it when encode() gives something else for equal inputs.
 #define ATELIER_PLUGIN(FamilyType, family_name, plugin_version)                                  \
   namespace {                                                                                    \
   struct AtelierNote {                                                                           \

@@ -554,6 +554,39 @@ num_repeats = 2
             "--model_paths": ['["./Wan2.2-T2V-A14B"]']})
         self.assertIn("launch \\\n  --nproc_per_node 8", self.result.stdout)
 
+    def test_prodigys_published_arguments_are_taken(self):
+        flags = self.paste("accelerate launch lumina_train_network.py --pretrained_model_name_or_path l.st --train_data_dir d "
+                           "--network_module n --optimizer_type prodigy --learning_rate 1 --timestep_sampling nextdit_shift --optimizer_args "
+                           "decouple=True weight_decay=0.05 d_coef=2 use_bias_correction=True safeguard_warmup=True betas=0.9,0.99")
+        self.assertLessEqual({
+            "--optimizer_type": "Prodigy", "--weight_decay": "0.05", "--adam_beta2": "0.99",
+            "--optimizer_args": "decouple=True,d_coef=2,use_bias_correction=True,safeguard_warmup=True"}.items(), flags.items())
+
+    def test_clips_of_a_sound_or_a_pose_become_generate(self):
+        command, flags = self.answer(
+            "python generate.py --audio a.wav --task s2v-14B --size 1024*704 --ckpt_dir ./Wan2.2-S2V-14B/ "
+            "--offload_model True --convert_model_dtype --prompt p --image a.png --pose_video p.mp4 --num_clip 2 "
+            "--infer_frames 80 --start_from_ref")
+        self.assertEqual(flags, {
+            "--plugin": ["wan"], "--model_paths": ['["./Wan2.2-S2V-14B/"]'], "--prompt": ["p"], "--input_image": ["a.png"],
+            "--input_audio": ["a.wav"], "--s2v_pose_video": ["p.mp4"], "--num_frames": ["157"], "--init_first_frame": []})
+        self.told("--size 1024*704 is left out", "--infer_frames 80 is left out")
+        self.answer("python generate.py --task s2v-14B --ckpt_dir Wan2.2-S2V-14B/weights --prompt p --image a.png --enable_tts "
+                    "--tts_text t --infer_frames 48 --num_clip 0 --src_root_path r", code=2)
+        self.told("without --size", "--enable_tts is left out: no speech", "--tts_text t is left out", "--infer_frames 48 is left out",
+                  "--num_clip 0: no number of clips", "the family has no inputs of such a folder", "5 mistakes")
+        # The files of a folder that its preparation writes.
+        line = "python generate.py --task animate-14B --ckpt_dir ./Wan2.2-Animate-14B/ --src_root_path ./r/ --refert_num 1 "
+        pose = {"--plugin": ["wan"], "--model_paths": ['["./Wan2.2-Animate-14B/"]'], "--input_image": ["./r/src_ref.png"],
+                "--animate_pose_video": ["./r/src_pose.mp4"], "--animate_face_video": ["./r/src_face.mp4"],
+                "--prev_segment_conditioning_frames": ["1"], "--prompt": ["视频中的人在做动作"], "--solver": ["unipc"]}
+        self.assertEqual(pose, self.answer(line)[1])
+        self.told("presets of generate.py that are others here: --prompt 视频中的人在做动作, --solver unipc")
+        command, flags = self.answer(line + "--replace_flag --use_relighting_lora --frame_num 77 --sample_solver dpm++")
+        self.assertEqual(flags, pose | {
+            "--animate_inpaint_video": ["./r/src_bg.mp4"], "--animate_mask_video": ["./r/src_mask.mp4"],
+            "--lora": ["./Wan2.2-Animate-14B/relighting_lora.ckpt"], "--segment_frame_length": ["77"], "--solver": ["dpm++"]})
+
     def test_scripts_that_make_images_become_generate(self):
         command, flags = self.answer(
             "python src/musubi_tuner/qwen_image_generate_image.py --dit d --vae v --text_encoder t "

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -45,8 +46,10 @@ WRONG = {
     "decode:undefined": ("toy.decode", "it gives frames undefined"),
     "decode:small": ("toy.decode", "it gives frames Float[1, 3, 1, 7, 7], Float[1, 3, 1, 32, 32] expected"),
     "decode:double": ("toy.decode", "it gives frames Double[1, 3, 1, 32, 32], Float[1, 3, 1, 32, 32] expected"),
-    "decode:twice": ("toy.decode", "it gives frames"),
+    "decode:twice": ("toy.decode", "it gives 2 frames, 1 expected"),
 }
+THROWS = {function + ":throw": ("toy." + function, "it throws shape '[3]' is invalid for input of size 2; ask its author")
+          for function in ("encode", "denoise", "decode")}
 # Of code that needs values, where it is run without them.
 NEEDS_VALUES = {
     "denoise:item": "Tensor::item() needs values, and tensors of a dry run have none",
@@ -137,6 +140,10 @@ class EvilPluginsTest(EvilTest):
     def test_wrong_results_name_the_function(self):
         self.check_all(WRONG, "[PLUGIN_WRONG]")
 
+    def test_exceptions_name_the_function_and_the_file(self):
+        self.check_all(THROWS, "[PLUGIN_THROWS]")
+        self.assertIn("frame #", self.generate("denoise:throw", TORCH_SHOW_CPP_STACKTRACES="1").stderr)
+
     def plan(self, evil):
         return program.run_line(program.command("plan", "generate", vram="1GiB", **self.draw), EVIL=evil,
                                 OMP_NUM_THREADS="1")
@@ -160,6 +167,13 @@ class EvilPluginsTest(EvilTest):
                 self.assertIn("docs/plugins.md", planned.stderr)
                 self.assertIn("[UNSUPPORTED]", planned.stderr)
                 self.assertNotIn("frame #", planned.stderr)
+        # Without a limit of the user there is just no plan; no flag would change that.
+        line = program.command("plan", "generate", device="simulated:1GiB:4GB/s", **self.draw)
+        planned = program.run_line(line, EVIL="denoise:item", OMP_NUM_THREADS="1")
+        self.assertEqual(2, planned.returncode, planned.stderr)
+        self.assertRegex(planned.stderr, r"^error: no plan: .*toy\.denoise: ")
+        self.assertEqual(1, planned.stderr.count("[UNSUPPORTED]"), planned.stderr)
+        self.assertNotIn("--vram", planned.stderr)
 
     def test_operators_that_libtorch_has_no_meta_kernels_of_are_planned(self):
         program.run("check-plugin", PLUGIN, code=0, EVIL="denoise:where", OMP_NUM_THREADS="1")
@@ -173,6 +187,16 @@ class EvilPluginsTest(EvilTest):
                 result = program.run_line(line, EVIL=evil, OMP_NUM_THREADS="1")
                 self.check_told(result, "", "toy.encode", "[PLUGIN_WRONG]")
                 self.assertIn(says, result.stderr)
+
+    def test_a_run_whose_plugin_the_variable_led_to_is_resumed_without_it(self):
+        found, output = self.root / "found", self.root / "found run"
+        found.mkdir()
+        shutil.copy(PLUGIN, found / "toy.so")
+        line = program.command("train", output_path=output, **{**self.learn, "plugin": "toy"})
+        first = program.run_line(line, OMP_NUM_THREADS="1", ATELIER_PLUGIN_PATH=f"{self.root}:{found}")
+        self.assertEqual(0, first.returncode, first.stderr)
+        self.assertIn(f'plugin_path = "{found.resolve()}"', (output / "config.toml").read_text())
+        program.run("train", "--resume", output, "--max_train_steps", "2", code=0, OMP_NUM_THREADS="1")
 
     def test_the_suite_fails_one_that_decodes_to_nothing(self):
         result = program.run("check-plugin", PLUGIN, code=3, EVIL="decode:nothing", OMP_NUM_THREADS="1")

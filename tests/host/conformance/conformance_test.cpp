@@ -137,6 +137,10 @@ TEST_CASE("Each mistake is found by its check", "[conformance]") {
   only({.picks_rows = true}, "dry run: a training step", "aten::nonzero gives a size that");
   only({.stays_on_cpu = true}, "dry run: decoding", "two devices, meta and cpu");
   only({.bends_shapes = true}, "dry run: decoding", "without values, and Float[1, 3, 1, 16, 16]");
+  only({.keeps_a_weight = true}, "denoise: weights that are set anew", "differs by");
+  only({.keeps_a_weight = true}, "dry run: denoising", "with values, after a run without them");
+  only({.drops_gradients = true}, "gradients: they tell", "no gradient reaches the latents, embed");
+  only({.bends_gradients = true}, "gradients: they tell", "drops or bends gradients");
 }
 
 TEST_CASE("Tokens that are counted are those that are encoded", "[conformance]") {
@@ -152,6 +156,15 @@ TEST_CASE("A stage that depends on the size says so", "[conformance]") {
       failed(conformance::check_family(ToyWithoutTokenizer({.sees_the_size = true})));
   REQUIRE(names.size() == 1);
   CHECK_THAT(names.front(), Catch::StartsWith("stages: ") && Catch::Contains("sees_target"));
+}
+
+TEST_CASE("The denoiser is given what the stages make", "[conformance]") {
+  const std::vector<std::string> names =
+      failed(conformance::check_family(ToyWithoutTokenizer({.misnames_entry = true})));
+  REQUIRE(names.size() == 1);
+  CHECK_THAT(names.front(), Catch::StartsWith("stages: the denoiser takes what they give") &&
+                                Catch::Contains("they give prompt_embedz [1, 32]; ") &&
+                                Catch::Contains("'prompt_embeds': missing"));
 }
 
 TEST_CASE("What detection says of a config that it refuses is told", "[conformance]") {
@@ -211,6 +224,9 @@ TEST_CASE("Inputs that contradict themselves are found", "[conformance]") {
       {{.name = "more", .kind = InputKind::kText, .when_absent = WhenAbsent::kFirstFrame},
        "has a replacement"},
       {{.name = "more", .kind = kImage, .per_instance_of = "dit"}, "component 'dit' is no control"},
+      {{.name = "height", .kind = InputKind::kInteger}, "has the name of --height"},
+      {{.name = "port", .kind = InputKind::kInteger}, "has the name of --port"},
+      {{.name = "help", .kind = InputKind::kText}, "has the name of --help"},
   };
   for (const auto& [input, said] : cases) {
     const std::vector<std::string> names = failed(conformance::check_family(ToyWithInput(input)));
@@ -220,6 +236,8 @@ TEST_CASE("Inputs that contradict themselves are found", "[conformance]") {
   const InputSpec start = {
       .name = "more", .kind = kImage, .use = InputUse::kGenerate, .role = InputRole::kStart};
   CHECK(failed(conformance::check_family(ToyWithInput(start))).empty());
+  const InputSpec column = {.name = "height", .kind = InputKind::kInteger, .use = InputUse::kTrain};
+  CHECK(failed(conformance::check_family(ToyWithInput(column))).empty());
 }
 
 TEST_CASE("Fields of an input that do not belong together are found", "[conformance]") {

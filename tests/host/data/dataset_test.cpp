@@ -539,6 +539,17 @@ TEST_CASE("A folder with captions is a dataset", "[data]") {
   CHECK_THAT(set.problems().front(), Contains("c.jpg [image]: not a PNG, JPEG, WebP, GIF"));
 }
 
+TEST_CASE("What has no caption is checked beside the others", "[data]") {
+  TestSet set;
+  write_bytes(set.folder() / "a.txt", "one");
+  write_bytes(set.folder() / "b.txt", "two");
+  write_bytes(set.folder() / "c.jpg", "no image");
+  const std::vector<std::string> problems = set.problems();
+  REQUIRE(problems.size() == 2);
+  CHECK_THAT(problems[0], Contains("c.jpg [prompt]: no caption in"));
+  CHECK_THAT(problems[1], Contains("c.jpg [image]: not a PNG, JPEG, WebP, GIF"));
+}
+
 TEST_CASE("A key of files that names a text or a number is refused", "[data]") {
   TestSet set;
   set.write("a.csv", "image,prompt\na.png,x\n");

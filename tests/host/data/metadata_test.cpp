@@ -176,7 +176,9 @@ TEST_CASE("Captions that are missing or of another encoding are problems", "[dat
   write_bytes(folder / "c.caption", "x");
   write_bytes(folder / "metadata.csv", "image,prompt\n");
   Findings findings(100);
-  CHECK(read_caption_folder(folder.path(), ".txt", /*with_clips=*/false, findings).records.empty());
+  const Metadata metadata =
+      read_caption_folder(folder.path(), ".txt", /*with_clips=*/false, findings);
+  CHECK(metadata.records.size() == 3);  // whose images are checked all the same
   const std::vector<Error> problems = findings.list("x");
   REQUIRE(problems.size() == 3);
   CHECK_THAT(problems[0].what(), Catch::Contains("a.png [prompt]: no caption in") &&
@@ -184,9 +186,10 @@ TEST_CASE("Captions that are missing or of another encoding are problems", "[dat
   CHECK_THAT(problems[1].what(),
              Catch::Contains("b.txt:1: is not UTF-8") && Catch::Contains("LATIN1"));
   Findings others(100);
-  CHECK(
-      read_caption_folder(folder.path(), ".caption", /*with_clips=*/false, others).records.size() ==
-      1);
+  const Metadata captioned =
+      read_caption_folder(folder.path(), ".caption", /*with_clips=*/false, others);
+  CHECK(others.count() == 2);
+  CHECK(captioned.records.back().values.at("prompt") == "x");
   const Folder empty;
   Findings none(100);
   read_caption_folder(empty.path(), ".txt", /*with_clips=*/false, none);

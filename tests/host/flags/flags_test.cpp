@@ -91,6 +91,21 @@ TEST_CASE("The flags that are typed most have one letter", "[flags]") {
   expect_error(Code::kInvalidArgument, {"--seed: given twice"}, [] {
     parse({"-p", "x", "-S", "1", "--seed", "2"});
   });
+  // Values of a list that is given twice are one list, of which nothing is missing.
+  const CommandSpec drawing = {
+      "draw",
+      "Draws.",
+      {{.name = "model_paths", .help = ""}, {.name = "ids", .kind = FlagKind::kList, .help = ""}}};
+  report::Problems problems;
+  const std::vector<std::string> words = {"--model_paths", "a", "--ids", "1",
+                                          "--model_paths", "b", "--ids", "2"};
+  const ParsedFlags parsed = parse_flags(drawing, words, {}, problems);
+  CHECK(parsed.text("model_paths") == "a,b");
+  CHECK(parsed.list("ids") == std::vector<std::string>{"1", "2"});
+  expect_error(
+      Code::kInvalidArgument,
+      {"--model_paths: given twice; give it once, with commas between: a,b", "--ids: given"},
+      [&] { problems.throw_if_any(); });
   // A command without the flag has no such name.
   expect_error(Code::kInvalidArgument, {"\"-o\" is no flag of paint"}, [] { parse({"-o", "x"}); });
 }

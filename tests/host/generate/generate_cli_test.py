@@ -254,17 +254,20 @@ class GenerateTest(TinyRuns):
                 if stream:
                     stream.close()
 
-    def test_control_c_keeps_finished_images(self):
-        with self.started(prompt="a cat", num_images=1000, num_inference_steps=4) as process:
-            deadline = time.monotonic() + 60
-            while not (self.dir / "out_1.png").exists() and time.monotonic() < deadline:
-                time.sleep(0.02)
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
-            self.assertEqual(process.returncode, 130, errors)
-        self.assertIn("[CANCELLED]", errors)
-        self.assertTrue((self.dir / "out_0.png").exists())
-        self.assertEqual(list(self.dir.glob(".atelier-tmp-*")), [])
+    def test_a_signal_keeps_finished_images_and_nothing_else(self):
+        for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)):
+            name = signal.Signals(number).name
+            with self.subTest(name), self.started(prompt="a cat", num_images=1000, num_inference_steps=4,
+                                                  output=f"{name}_%d.png") as process:
+                deadline = time.monotonic() + 60
+                while not (self.dir / f"{name}_1.png").exists() and time.monotonic() < deadline:
+                    time.sleep(0.02)
+                process.send_signal(number)
+                _, errors = process.communicate(timeout=60)
+                self.assertEqual(process.returncode, code, errors)
+                self.assertEqual(number == signal.SIGINT, "[CANCELLED]" in errors)
+                self.assertTrue((self.dir / f"{name}_0.png").exists())
+            self.assertEqual(list(self.dir.glob(".atelier-tmp-*")), [])
         for path in self.dir.glob("*.png"):
             self.assertEqual(png_chunks(path)[-1][0], b"IEND")
 

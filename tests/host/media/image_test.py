@@ -240,6 +240,8 @@ class PictureTest(unittest.TestCase):
         self.assertEqual(self.ask("probe", path).split()[6], "1")
         path = self.save("c.png", frames[0], save_all=True, append_images=frames[1:])
         self.check(path, frames[0])
+        self.assertEqual(self.ask("probe", path).split()[6], "1")
+        self.assertEqual(self.ask("probe", self.save("still.png", frames[0])).split()[6], "0")
 
     def test_gifs_equal_pillow(self):
         picture = Image.fromarray(noise(37, 21))

@@ -736,6 +736,16 @@ TEST_CASE("Flags that need or exclude one another are told with both names", "[c
                {"\"edit_image\" is no input of toy; they are \"prompt\", \"count\""});
   expect_wrong({"--optimizer_args", "betas=0.9"}, {"\"betas\" is not known", "--adam_beta1"});
   expect_wrong({"--optimizer_args", "d_coef=x"}, {"d_coef: \"x\" is no number"});
+  expect_wrong({"--optimizer_args", "decouple=False"},
+               {"decouple: \"False\" is not done, as weight decay is decoupled", "leave it out"});
+  expect_wrong({"--optimizer_args", "weight_decay=0.2"},
+               {"weight_decay: it is a flag here", "use --weight_decay 0.2"});
+  // What published lines of Prodigy and Adafactor say, and is done anyway.
+  CHECK(parse(kLora + Arguments{"--optimizer_type", "Prodigy", "--weight_decay", "0.2",
+                                "--optimizer_args",
+                                "decouple=True,weight_decay=0.2,eps=1e-8,slice_p=1,growth_rate=inf,"
+                                "relative_step=False,d_coef=2"})
+            .optimizer.prodigy_d_coef == 2);
   CHECK(parse(kLora + Arguments{"--task", "direct_distill", "--extra_inputs",
                                 "seed,rand_device,num_inference_steps,cfg_scale"})
             .dataset.extra_inputs.empty());
@@ -775,6 +785,13 @@ TEST_CASE("The second stage finds a cache where the first one was told to write"
   CHECK(c.cache_path == folder / "cache");
   CHECK(c.dataset.dataset_base_path.empty());
   CHECK(parse(train + Arguments{folder / "first"}).cache_path == folder / "first/cache");
+
+  CHECK(count_notes(c, "keep their sizes") == 0);
+  const Arguments sizes = {"--height",           "64",   "--width", "64", "--num_frames", "5",
+                           "--frame_extraction", "chunk"};
+  CHECK(count_notes(parse(train + Arguments{folder / "cache"} + sizes),
+                    "--height, --width, --num_frames, --frame_extraction: samples that a cache has "
+                    "keep their sizes; say them where the cache is filled") == 1);
 
   c = parse(train + Arguments{folder / "images", "--cache_path", folder / "cache"});
   CHECK(c.cache_path == folder / "cache");

@@ -50,6 +50,9 @@ class GenerationPlanTest(PlanTest):
         for limit in (12, 24, 40, 80):
             plan, table = self.published(vram=f"{limit}GiB")
             self.assertLessEqual(plan["device_bytes"], limit * GIB)
+            spare, unit = re.search(r"with ([0-9.]+) (\w+) to spare", plan["batch"]).groups()
+            self.assertAlmostEqual(float(spare) * SIZES[unit], limit * GIB - plan["device_bytes"],
+                                   delta=0.051 * SIZES[unit])
             self.assertIn("why", table.splitlines()[2])
             if before is not None:
                 self.assertLessEqual(plan["seconds"], before)

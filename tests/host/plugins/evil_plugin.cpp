@@ -58,6 +58,7 @@ void act(const std::string& function) {
   if (what == "thread aborts") in_thread([] { std::abort(); });
   if (what == "thread throws") in_thread([] { throw std::runtime_error("lost"); });
   if (what == "thread terminates") in_thread([] { std::terminate(); });
+  if (what == "throw") at::ones({2}).view({3});
   if (what == "deadlock") std::promise<void>().get_future().wait();
   if (what == "atexit") std::atexit([] { std::promise<void>().get_future().wait(); });
   if (what == "spin") {

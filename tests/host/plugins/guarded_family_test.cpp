@@ -15,6 +15,17 @@ namespace {
 // What every function of the family and of its model throws; nothing: they give what is nothing.
 std::function<void()> act;  // NOLINT(cert-err58-cpp)
 
+// A block that throws, below a root.
+struct BrokenNet final : nn::Module {
+  struct Broken final : Block {
+    using Block::Block;
+    Tensors forward(const Tensors&) override { throw std::runtime_error("broken"); }
+    std::string_view kind() const override { return "broken"; }
+  };
+  BrokenNet() : Module(nullptr, "") {}
+  Broken block{this, "block"};
+};
+
 struct ThrowingModel final : Model {
   nn::Module& component(std::string_view) override {
     act();
@@ -33,7 +44,11 @@ struct ThrowingModel final : Model {
   }
   Conditioning encode(const EncodeInputs&, BlockRunner&) override { return act(), Conditioning(); }
   TextLength text_length(const EncodeInputs&) const override { return act(), TextLength(); }
-  at::Tensor denoise(const DenoiseInputs&, BlockRunner&) override { return act(), at::Tensor(); }
+  at::Tensor denoise(const DenoiseInputs&, BlockRunner& runner) override {
+    act();
+    BrokenNet net;
+    return runner.run(net.block, {}).front();
+  }
   std::vector<WeightPtr> level_weights(std::string_view) override {
     return act(), std::vector<WeightPtr>(2, std::make_shared<Weight>("w", std::vector<int64_t>{1}));
   }
@@ -111,7 +126,7 @@ using Calls = std::vector<std::pair<std::string, std::function<void()>>>;
 
 struct Liar {
   ThrowingFamily wrapped;
-  std::unique_ptr<const ModelFamily> family = plugins::guarded(wrapped, "\"/liar.so\"");
+  std::unique_ptr<const ModelFamily> family = plugins::guarded(wrapped, "\"/liar.so\"", "1.2");
   std::unique_ptr<Model> model;
   DirectRunner runner;
   Detection part;
@@ -186,26 +201,46 @@ TEST_CASE("Whatever a function of a plugin throws is an error that names it", "[
   for (const auto& [name, call] : all) expect_error(ErrorCode::kCancelled, {"stopped"}, call);
 }
 
-TEST_CASE("What is no error of the SDK is told by what could have thrown it", "[plugins]") {
+TEST_CASE("What a family refuses of the user's inputs is told without its function", "[plugins]") {
+  Liar liar;
+  act = [] { throw Error(ErrorCode::kInvalidArgument, "motion_video: too short", "give more"); };
+  for (const auto& [name, call] : liar.work()) {
+    const bool judges = name == "target" || name == "pieces";
+    CHECK(test::error_of(call).message() ==
+          (judges ? "" : "liar." + name + ": ") + "motion_video: too short");
+  }
+}
+
+TEST_CASE("What is no error of the SDK names the plugin's file", "[plugins]") {
   Liar liar;
   act = [] { throw std::runtime_error("a bad\nday"); };
   for (const auto& [name, call] : liar.questions())
     expect_error(ErrorCode::kEnvironment,
                  {"liar." + name + ": \"/liar.so\": it throws \"a bad\"", "[PLUGIN_THROWS]"}, call);
-  // Below these the host may run, too.
   for (const auto& [name, call] : liar.work())
-    expect_error(ErrorCode::kInternal, {"liar." + name + ": a bad [INTERNAL]"}, call);
+    expect_error(ErrorCode::kEnvironment,
+                 {"liar." + name + ": \"/liar.so\": it throws a bad;", "[PLUGIN_THROWS]"}, call);
   act = [] { throw 5; };
   for (const auto& [name, call] : liar.work())
-    expect_error(ErrorCode::kInternal, {"liar." + name + ": an exception that is not"}, call);
+    expect_error(ErrorCode::kEnvironment,
+                 {"liar." + name + ": \"/liar.so\": it throws an exception that is not"}, call);
   act = [] { throw std::bad_alloc(); };
   for (const auto& [name, call] : liar.work())
     expect_error(ErrorCode::kOutOfMemory, {"liar." + name}, call);
 }
 
+TEST_CASE("What leaves a block names it", "[plugins]") {
+  Liar liar;
+  expect_error(ErrorCode::kEnvironment,
+               {"liar.denoise in block: \"/liar.so\": it throws broken;", "[PLUGIN_THROWS]"},
+               [&] { liar.model->denoise({}, liar.runner); });
+}
+
 TEST_CASE("A guarded family answers as the family does, defaults of the SDK aside", "[plugins]") {
   Liar liar;
   CHECK(liar.family->name() == "liar");
+  CHECK(plugins::plugin_version(*liar.family) == "1.2");
+  CHECK(plugins::plugin_version(liar.wrapped).empty());
   CHECK(liar.family->training_schedule(liar.part).num_inference_steps == 7);
   CHECK(liar.family->media_defaults(liar.part).fps == 7);
   CHECK(liar.family->sigma_range(liar.part).low == 0.25);

@@ -189,8 +189,24 @@ TEST_CASE("What signals did before is put back", "[stop]") {
         }) == 1000 + SIGTERM);
 }
 
-TEST_CASE("An interrupt is noted alone where that is asked", "[stop]") {
-  for (const int other : {SIGTERM, SIGHUP, SIGUSR1, SIGUSR2}) {
+TEST_CASE("What ends a program is noted alone where that is asked", "[stop]") {
+  for (const int number : {SIGTERM, SIGHUP}) {
+    CHECK(exit_code_of([&] {
+            signal(number, SIG_DFL);  // the test framework has handlers
+            const StopSignals guard(StopSignals::Kind::kInterrupt);
+            raise(number);
+            if (StopSignals::requested() != number) return 1;
+            StopSignals::end_by(number);
+          }) == 1000 + number);
+    CHECK(exit_code_of([&] {
+            signal(number, SIG_DFL);
+            const StopSignals guard(StopSignals::Kind::kInterrupt);
+            raise(SIGINT);
+            raise(number);  // a second one
+            return 1;
+          }) == 1000 + number);
+  }
+  for (const int other : {SIGUSR1, SIGUSR2}) {
     CHECK(exit_code_of([&] {
             signal(other, SIG_DFL);  // the test framework has handlers
             const StopSignals guard(StopSignals::Kind::kInterrupt);

@@ -5,6 +5,7 @@
 
 #include "host/data/parallel.h"
 #include "host/model/fingerprint.h"
+#include "host/plugins/guarded_family.h"
 #include "host/samples/encoding_store.h"
 #include "host/samples/source_files.h"
 #include "support/models.h"
@@ -27,6 +28,7 @@ bool never() {
 struct SamplesWorkshop {
   Folder folder;
   data::DatasetOptions options;
+  std::unique_ptr<const ModelFamily> plugin;
   std::unique_ptr<LoadedModel> model;
   progress::Progress progress{progress::Options{.quiet = true}};
 
@@ -39,6 +41,12 @@ struct SamplesWorkshop {
     options.dataset_base_path = folder / "data";
     options.dataset_metadata_path = folder / "data/metadata.csv";
     write_rows("image,prompt\na.png,red\nb.png,green\nc.png,blue\n");
+  }
+  // From here on the toy is that of a plugin of this version.
+  void upgrade(const std::string& version) {
+    model.reset();
+    plugin = plugins::guarded(test::image_toy(), "toy.so", version);
+    model = LoadedModel::open(*plugin, {.model_paths = folder / "model", .device = "cpu"});
   }
   void write_rows(const std::string& csv) { test::write_bytes(folder / "data/metadata.csv", csv); }
   std::string cache() const { return folder / "cache"; }
@@ -341,6 +349,16 @@ TEST_CASE("A changed row is encoded anew, and nothing else is", "[samples]") {
     CHECK(count_of(shop.open(), "images").missing == 3);
     CHECK(count_of(shop.open(), "texts").missing == 0);
   }
+  SECTION("the version of the plugin, but for the one that says nothing") {
+    shop.upgrade("0.1.0");
+    CHECK(shop.open().missing() == 0);
+    CHECK(shop.open().fingerprint() == fingerprint);
+    shop.upgrade("0.2.0");
+    CHECK(shop.open().missing() == 6);
+    CHECK(shop.filled().fingerprint() != fingerprint);
+    CHECK(shop.open().missing() == 0);
+    CHECK(shop.from_cache().fingerprint() == shop.open().fingerprint());
+  }
   SECTION("the dtype") {
     shop.model = test::open_toy_model(shop.folder / "model", {}, "bfloat16");
     CHECK(shop.open().missing() == 6);
@@ -414,6 +432,13 @@ TEST_CASE("A stale cache is refused with what differs", "[samples]") {
     REQUIRE(at != std::string::npos);
     test::write_bytes(shop.cache() + "/manifest.json", text.replace(at, 15, "\"family\": \"toi\""));
     expect_error(ErrorCode::kInvalidArgument, {"it was made for toi"}, [&] { shop.from_cache(); });
+  }
+  SECTION("another version of the plugin") {
+    shop.upgrade("0.2.0");
+    expect_error(ErrorCode::kInvalidArgument,
+                 {"it was made by version 0.1.0 of the plugin of toy, and this is 0.2.0",
+                  "sft:data_process"},
+                 [&] { shop.from_cache(); });
   }
   SECTION("captions that may be left out, and no encoding for that") {
     expect_error(ErrorCode::kInvalidArgument, {"empty prompt", "--caption_dropout_rate"},

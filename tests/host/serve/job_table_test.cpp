@@ -86,7 +86,7 @@ struct Parts {
               return prepare(id, asked, files, loras);
             },
             bell, metrics),
-        inference(jobs, errands, bell, maker, metrics,
+        inference(jobs, bell, maker, metrics,
                   {.max_batch = max_batch,
                    .idle_after_s = 10,
                    .is_stopped = [this] { return is_stopped; },
@@ -136,7 +136,6 @@ struct Parts {
   std::vector<lora::LoraRef> registered;                 // LoRAs that all jobs have
   Spool spool;
   Bell bell;
-  Errands errands{bell};
   Metrics metrics{"tiny"};
   FakeMaker maker;
   JobTable jobs;

@@ -1,10 +1,15 @@
 // From what clients ask for to the work of a job, for a model of files.
 #include "host/serve/translation.h"
 
+#include <latch>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <thread>
+
+#include <c10/util/ScopeExit.h>
 
 #include "host/http/server.h"
+#include "host/serve/inference.h"
 #include "tests/host/train/image_toy.h"
 #include "tests/support/http_errors.h"
 
@@ -23,8 +28,6 @@ struct Desk {
   order::Serving order;
   std::optional<check::OpenedGeneration> opened;
   Spool spool{""};
-  Bell bell;
-  Errands errands{bell};
   std::optional<LoraNames> loras;
   std::optional<Translation> translation;
 
@@ -45,10 +48,10 @@ struct Desk {
     problems.throw_if_any();
     loras.emplace("", std::vector<lora::LoraRef>{{"style", folder / "loras/style.safetensors"}},
                   [](const lora::LoraRef&) {});
-    translation.emplace(*opened, order, *loras, spool, errands);
+    translation.emplace(*opened, order, *loras, spool);
   }
 
-  PreparedJob prepare(json fields, const SpooledFiles& files = {}, std::string format = "png",
+  PreparedJob prepare(json fields, const SpooledFiles& files = {}, std::string format = "",
                       int64_t previews = 0) {
     Asked asked = {.fields = {{"prompt", "a cat"}},
                    .loras = std::vector<std::pair<std::string, double>>()};
@@ -58,7 +61,7 @@ struct Desk {
     return translation->prepare("job_a", asked, files, /*loras=*/nullptr);
   }
   std::pair<int, std::string> refused(const json& fields, const SpooledFiles& files = {},
-                                      const std::string& format = "png") {
+                                      const std::string& format = "") {
     const auto refusal = refusal_of([&] { prepare(fields, files, format); });
     return {refusal.status, refusal.message};
   }
@@ -76,6 +79,7 @@ TEST_CASE("A job has the server's settings where it says nothing, and is named b
   CHECK(job.shown.at("negative_prompt") == "grey");
   CHECK(job.shown.at("num_inference_steps") == 9);
   CHECK_FALSE(job.shown.contains("loras"));
+  CHECK(desk.prepare({}).settings.output == desk.spool.output_of("job_a", "png"));
 }
 
 TEST_CASE("What is asked for beyond the limits is too large", "[serve]") {
@@ -115,6 +119,8 @@ TEST_CASE("What clients may not say, and files of the machine, are refused by na
   const auto [status, message] = desk.refused({}, {}, "gif");
   CHECK(status == 400);
   CHECK(message == "format: \"gif\" is none of a picture; use png or jpeg");
+  CHECK(desk.refused({{"num_frames", 5}}, {}, "png").second ==
+        "format: \"png\" is none of a clip; use mp4, webp or gif");
   CHECK(desk.refused({{"promt", "a"}}).second.find("\"prompt\"") != std::string::npos);
 }
 
@@ -133,6 +139,55 @@ TEST_CASE("A LoRA that cannot be read is told without its folder", "[serve]") {
   const auto missing = refusal_of([&] { desk.translation->prepare("job_a", asked, {}, &own); });
   CHECK(missing.message.find("look.safetensors") != std::string::npos);
   CHECK(missing.message.find(desk.folder / "own") == std::string::npos);
+}
+
+// Makes no images: a step goes on until the test lets it end.
+class HeldMaker : public Maker {
+ public:
+  uint64_t add(const order::Settings&, generate::JobHooks) override { return 1; }
+  bool advance() override {
+    begun.count_down();
+    may_end.wait();
+    return true;
+  }
+  void cancel(uint64_t) override {}
+  void rest() override {}
+  void check_device() override {}
+
+  std::latch begun{1}, may_end{1};
+};
+
+TEST_CASE("Requests are answered while a step of another job runs", "[serve]") {
+  Desk desk;
+  Bell bell;
+  Metrics metrics("toy");
+  JobTable jobs(
+      {}, desk.spool,
+      [&](const std::string& id, const Asked& asked, const SpooledFiles& files,
+          const std::vector<lora::LoraRef>* loras) {
+        return desk.translation->prepare(id, asked, files, loras);
+      },
+      bell, metrics);
+  jobs.open();
+  HeldMaker maker;
+  Inference inference(jobs, bell, maker, metrics, {});
+  const auto asked = [](json fields) {
+    fields["prompt"] = "a cat";
+    return Asked{.fields = std::move(fields),
+                 .loras = std::vector<std::pair<std::string, double>>()};
+  };
+  const std::string runs = jobs.submit(asked({}));
+  const std::jthread worker([&] { inference.turn(); });
+  const auto ends = c10::make_scope_exit([&] { maker.may_end.count_down(); });
+  maker.begun.wait();
+  const std::string waits = jobs.submit(asked({}));
+  CHECK(jobs.find(runs)->state == JobState::kRunning);
+  CHECK(jobs.find(waits)->place == 1);
+  CHECK(refusal_of([&] { jobs.submit(asked({{"height", 12}})); }).message.starts_with("height: "));
+  // One that names no LoRAs has the one that is loaded, whose file is not there.
+  Asked styled = asked({});
+  styled.loras.reset();
+  CHECK(refusal_of([&] { jobs.submit(styled); }).message.starts_with("loras: "));
 }
 
 }  // namespace

@@ -48,7 +48,7 @@ class HookedToy final : public ImageToy {
 // As the host sees the family of a plugin.
 inline const ModelFamily& hooked_toy() {
   static const HookedToy toy;
-  static const auto family = plugins::guarded(toy, "toy.so");
+  static const auto family = plugins::guarded(toy, "toy.so", "0.1.0");
   return *family;
 }
 

@@ -41,8 +41,9 @@ class ATELIER_API Tokenizer {
   // Token ids of UTF-8 text: added tokens are cut out first, the rest is normalised, split and
   // cut into tokens. Of a SentencePiece model, user-defined symbols are cut out; a text that spells
   // a control symbol is plain text, whose tokenizer.json would cut it out. Nothing is put before or
-  // after. Invalid UTF-8 is replaced by U+FFFD: each longest beginning of a character, and each
-  // byte for a SentencePiece model.
+  // after, whatever the post-processor of tokenizer.json says (T5's "</s>", "<bos>"): a family adds
+  // what its encoder was trained with, by id(). Invalid UTF-8 is replaced by U+FFFD: each longest
+  // beginning of a character, and each byte for a SentencePiece model.
   std::vector<int64_t> encode(std::string_view text) const;
 
   // The id of one token, added tokens included.

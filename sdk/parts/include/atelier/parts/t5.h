@@ -1,5 +1,5 @@
 // Encoders that read prompts: T5, as published first and as version 1.1, and umT5. Their decoders
-// are not used.
+// are not used. Their texts end with "</s>", which text::Tokenizer does not append.
 #pragma once
 
 #include <array>
