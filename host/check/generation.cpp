@@ -28,6 +28,8 @@ OpenedGeneration::OpenedGeneration(order::Generation order, progress::Progress& 
 void OpenedGeneration::open_model(report::Problems& problems) {
   problems.collect([&] { model_ = LoadedModel::open(*order_.family(), *order_.load); });
   if (!model_) return;
+  const std::string order = model::told_by_order(*order_.family(), model_->parts());
+  if (!order.empty()) progress_.note("note: " + order);
   sizes_.emplace(*model_, order_.limits);
   lengths_.emplace(model_->model(), order_.load->cuts_texts);
   loras_.emplace(*model_, order_.lora_mode, progress_);

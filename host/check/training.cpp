@@ -146,9 +146,15 @@ class Preparation {
   void open_model() {
     run_.layout = parameters::unplanned_layout(config_);
     problems_.collect([&] { run_.model = LoadedModel::open(family_, config_.model); });
+    if (run_.model) note_order();
     if (run_.model) check_sequence();
     if (!run_.model) without_files_ = LoadedModel::open_empty(family_);
     if (run_.model) lengths_.emplace(run_.model->model(), config_.model.cuts_texts);
+  }
+
+  void note_order() {
+    const std::string order = model::told_by_order(family_, run_.model->parts());
+    if (!order.empty()) progress_.note("note: " + order);
   }
 
   void check_sequence() {

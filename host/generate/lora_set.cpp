@@ -4,22 +4,27 @@
 
 #include "atelier/error.h"
 
+#include "formats/escape.h"
 #include "host/lora/targets.h"
 #include "host/model/stages.h"
 
 namespace atelier::generate {
 namespace {
 
-// What a client does about a LoRA that does not say which of several denoisers it is for, in place
-// of the hint for command lines.
-Error for_client(const Error& error, const lora::LoraRef& use, const model::Stages& stages) {
-  if (error.tag() != "LORA_COMPONENT" || !use.component.empty()) return error;
+// What is done about a LoRA that does not say which of several denoisers it is for, by a client or
+// in a prompts file, in place of the hint for command lines.
+Error for_place(const Error& error, const lora::LoraRef& use, const model::Stages& stages,
+                const order::Origin& place) {
+  if (place.is_command_line() || error.tag() != "LORA_COMPONENT" || !use.component.empty())
+    return error;
   std::vector<std::string> names;
   for (const model::RangedDenoiser& denoiser : stages.denoisers) names.push_back(denoiser.name());
   names.emplace_back(lora::kEveryDenoiser);
-  return {error.code(), error.message(),
-          R"(give it a name by POST /v1/loras with "component", which is one of )" +
-              report::list_names(names),
+  const std::string way = place.is_request ? R"(give it a name by POST /v1/loras with "component")"
+                                           : R"(say it in the line, {"name": )" +
+                                                 formats::quote_and_escape(use.name) +
+                                                 R"(, "component": COMPONENT})";
+  return {error.code(), error.message(), way + ", which is one of " + report::list_names(names),
           error.tag()};
 }
 
@@ -31,7 +36,7 @@ void LoraSet::check(const order::Settings& settings, const order::Origin& place,
     try {
       registry().check(use);
     } catch (const Error& error) {
-      const Error told = place.is_request ? for_client(error, use, model_.stages()) : error;
+      const Error told = for_place(error, use, model_.stages(), place);
       problems.add(told.at(place.of(place.is_command_line() ? "lora" : "loras")));
     }
   }

@@ -200,6 +200,11 @@ std::string saved_component(const ModelFamily& family, const LoadedPart& part) {
   return has_role(family, said->second, detected.role) ? said->second : "";
 }
 
+std::string absolute_path(const LoadedPart& part) {
+  const std::filesystem::path path = part.checkpoint.files().front();
+  return std::filesystem::absolute(path).lexically_normal().string();
+}
+
 // How a saved file of one of several components is known.
 enum class Said {
   kNothing,  // by what the family finds
@@ -239,9 +244,7 @@ void assign(const ModelFamily& family, std::span<LoadedPart* const> parts,
   std::vector<Said> says;
   for (const LoadedPart* part : parts) says.push_back(what_is_said(family, parts, *part, beside));
   for (const LoadedPart* part : parts) {
-    const std::filesystem::path path = part->checkpoint.files().front();
-    FoundPart one = {part->detection, std::filesystem::absolute(path).lexically_normal().string(),
-                     part->hint};
+    FoundPart one = {part->detection, absolute_path(*part), part->hint};
     one.part.component = spec_name(one.part.component);
     one.hint.component = spec_name(one.hint.component);
     for (const FolderFile& file : folder_files(part->model_folder())) {
@@ -391,6 +394,36 @@ std::vector<RecognisedCheckpoint> recognise(const ModelFamily& family,
   }
   if (problems.size() > before) recognised.clear();
   return recognised;
+}
+
+std::string told_by_order(const ModelFamily& family, std::span<const LoadedPart> parts) {
+  const auto specs = family.components();
+  const auto first = std::ranges::find(specs, Role::kDenoiser, &ComponentSpec::role);
+  std::vector<const LoadedPart*> denoisers;
+  for (const LoadedPart& part : parts) {
+    if (has_role(family, part.detection.component, Role::kDenoiser)) denoisers.push_back(&part);
+  }
+  if (denoisers.size() < 2) return {};
+  std::ranges::reverse(denoisers);
+  std::vector<FoundPart> found;
+  for (const LoadedPart* part : denoisers) {
+    const std::string said = saved_component(family, *part);
+    DetectHint hint = part->hint;
+    if (hint.component.empty()) hint.component = said;
+    Detection detection = part->detection;
+    detection.component = hint.component.empty() ? std::string(first->name) : hint.component;
+    found.push_back({detection, absolute_path(*part), hint});
+  }
+  family.assign(found);
+  std::string text;
+  for (size_t i = found.size(); i-- > 0;) {
+    const LoadedPart& part = *denoisers[i];
+    if (found[i].part.component == part.detection.component) continue;
+    text += (text.empty() ? "" : ", ") + part.detection.component + " is " +
+            files::display_path(part.checkpoint.name());
+  }
+  if (text.empty()) return {};
+  return text + ": nothing but their order says it; --model_hints says it otherwise";
 }
 
 std::vector<std::string> differing_numbers(const Detection& one, const Detection& other) {

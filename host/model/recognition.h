@@ -67,6 +67,10 @@ std::vector<RecognisedCheckpoint> recognise(const ModelFamily& family,
                                             std::vector<LoadedPart> lenders,
                                             report::Problems& problems);
 
+// Says which of a model's denoisers is which where nothing but their order told it, for the user:
+// "dit is a.safetensors, dit2 is b.safetensors: …". Empty where files, names or hints tell it.
+std::string told_by_order(const ModelFamily& family, std::span<const LoadedPart> parts);
+
 // The numbers in which two checkpoints of one component differ, for messages: "axes".
 std::vector<std::string> differing_numbers(const Detection& one, const Detection& other);
 

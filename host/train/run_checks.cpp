@@ -166,7 +166,7 @@ class ResumeChecks {
       refuse("plugin");
       return;
     }
-    check_model();
+    if (trains_same_components()) check_model();
     check_trained();
     if (!selection_.layers.empty()) check_lora_factor();
     check_preset();
@@ -208,6 +208,16 @@ class ResumeChecks {
     if (text_of(ours_, flag) == text_of(theirs_, flag)) return false;
     refuse(flag);
     return true;
+  }
+
+  // Another choice of components is told by check_trained(), and has other files beside it.
+  bool trains_same_components() const {
+    std::set<std::string> ours, theirs;
+    for (const auto& [name, count] : trained_counts(selection_, config_))
+      ours.insert(model::component_of(name));
+    for (const auto& [name, saved] : parameters::values_of_part(saved_state_, "trained"))
+      theirs.insert(model::component_of(name));
+    return ours == theirs;
   }
 
   void check_model() {

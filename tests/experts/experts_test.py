@@ -392,6 +392,11 @@ class Experts(unittest.TestCase):
         said = self.run_program("train", *self.model("dit_low"), *flags, *resume, code=2)
         self.assertIn("is of a run on other weights than those of", said)
         self.assertIn("other_dit_low", said)
+        # What else runs beside another choice is not what is wrong.
+        other = ["dit" if flag == "dit_low" else flag for flag in flags]
+        said = self.run_program("train", *self.model(), *other, *resume, code=2)
+        self.assertIn('--lora_base_model: "dit", and the run that is resumed has "dit_low"', said)
+        self.assertNotIn("on other weights", said)
         # The other expert took no part in the run, so it may be another one, or absent.
         self.run_program("train", *self.model("dit"), *flags, *resume)
         alone = self.flags(*(self.folder / "model" / name for name in COMPONENTS if name != "dit"))

@@ -202,6 +202,10 @@ TEST_CASE("A client is told how to say which denoiser a LoRA is for", "[lora]") 
                 R"(; give it a name by POST /v1/loras with "component", which is one of "dit", )"
                 R"("dit_low", "all")"},
                [&] { check({.is_request = true}); });
+  expect_error(ErrorCode::kInvalidArgument,
+               {"jobs.jsonl:3: loras: ", R"(; say it in the line, {"name": "plain", "component": )",
+                R"(which is one of "dit", "dit_low", "all")"},
+               [&] { check({.file = "jobs.jsonl", .line = 3}); });
   expect_error(ErrorCode::kInvalidArgument, {"--lora: ", "plain.safetensors@COMPONENT"},
                [&] { check({}); });
   settings.loras.front().component = "dit_low";

@@ -155,6 +155,41 @@ TEST_CASE("One of two denoisers that is saved stands for both where it is alone"
   CHECK(detect_parts(family, file, {}, model)[0].detection.component == "dit_low");
 }
 
+TEST_CASE("Denoisers that nothing but their order tells apart are named", "[recognition]") {
+  const Folder folder;
+  Twins family;
+  family.assigns = [](std::span<FoundPart> parts) {
+    const bool is_told = std::ranges::any_of(parts, [](const FoundPart& found) {
+      return found.path.find("low") != std::string::npos || !found.hint.component.empty();
+    });
+    if (!is_told) parts[1].part.component = "dit_low";
+    for (FoundPart& found : parts) {
+      if (found.path.find("low") != std::string::npos) found.part.component = "dit_low";
+    }
+  };
+  const auto note = [&](const std::vector<files::FoundCheckpoint>& found,
+                        const DetectHints& hints = {}) {
+    report::Problems problems;
+    std::vector<LoadedPart> parts;
+    for (RecognisedCheckpoint& item : recognise(family, found, hints, {}, problems))
+      for (LoadedPart& part : item.parts) parts.push_back(std::move(part));
+    problems.throw_if_any();
+    return told_by_order(family, parts);
+  };
+  const auto one = write(folder / "one.safetensors", {"embed.weight"}),
+             two = write(folder / "two.safetensors", {"embed.weight"}),
+             low = write(folder / "low.safetensors", {"embed.weight"}),
+             saved = write(folder / "saved.safetensors", {"embed.weight"},
+                           {{"atelier.component", "dit_low"}});
+  CHECK_THAT(note({one, two}), Catch::StartsWith("dit is ") &&
+                                   Catch::Contains("one.safetensors, dit_low is ") &&
+                                   Catch::Contains("two.safetensors: nothing but their order"));
+  CHECK_THAT(note({two, one}), Catch::Contains("two.safetensors, dit_low is "));
+  CHECK(note({low, one}).empty());
+  CHECK(note({saved, one}).empty());
+  CHECK(note({one, two}, {{"*one*", {"dit", ""}}}).empty());
+}
+
 TEST_CASE("What the user said of a part stays", "[recognition]") {
   const Folder folder;
   Twins family;

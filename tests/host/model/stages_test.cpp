@@ -133,7 +133,7 @@ class ControlledToy final : public test::ToyFamily {
     return kStages;
   }
   LoraTargets lora_targets(const Detection& denoiser) const override {
-    return {.component = denoiser.variant};
+    return {denoiser.variant, {}, {}, {}};
   }
 };
 
