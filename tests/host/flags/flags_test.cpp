@@ -91,7 +91,7 @@ TEST_CASE("The flags that are typed most have one letter", "[flags]") {
   expect_error(Code::kInvalidArgument, {"--seed: given twice"}, [] {
     parse({"-p", "x", "-S", "1", "--seed", "2"});
   });
-  // Those of a list are one list, of which nothing is missing.
+  // Values of a list are one list, of which nothing is missing.
   const CommandSpec drawing = {
       "draw", "Draws.", {{.name = "model_paths"}, {.name = "ids", .kind = FlagKind::kList}}};
   report::Problems problems;
