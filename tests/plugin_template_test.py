@@ -85,6 +85,18 @@ class PluginTemplate(unittest.TestCase):
         cache = (self.folder / "my_toy/build/CMakeCache.txt").read_text()
         self.assertIn("CMAKE_BUILD_TYPE:STRING=Release", cache)
 
+    def test_what_a_renamed_target_left_is_no_plugin_of_the_folder(self):
+        build = self.folder / "my_toy/build"
+        (build / "CMakeFiles/old_toy.dir").mkdir()
+        (build / "old_toy.so").write_bytes((build / "my_toy.so").read_bytes())
+        try:
+            built = self.run_in(self.folder, self.prefix / "bin/atelier", "plugin", "build", "my_toy").splitlines()
+        finally:
+            (build / "old_toy.so").unlink()
+            (build / "CMakeFiles/old_toy.dir").rmdir()
+        self.assertIn("my_toy/build/my_toy.so", built)
+        self.assertNotIn("my_toy/build/old_toy.so", built)
+
     def test_what_cannot_be_begun_or_built_is_one_error(self):
         for words, code, said in (
             (("new", "my_toy"), 2, "the folder is there already"),
@@ -92,6 +104,7 @@ class PluginTemplate(unittest.TestCase):
             (("new", "My-Toy"), 2, "small letters, digits and _"),
             (("new", "9toy"), 2, "begins with a letter"),
             (("new", "test"), 2, "CMake has a target test"),
+            (("new", "rebuild_cache"), 2, "CMake has a target rebuild_cache"),
             (("build", "nowhere"), 2, "there is no CMakeLists.txt"),
             (("biuld", "my_toy"), 2, "did you mean build?"),
         ):

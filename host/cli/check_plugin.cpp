@@ -203,10 +203,17 @@ struct Tally {
   int passed = 0, failed = 0;
   bool is_done = false;
   bool as_json = false;
+  std::string last = {};  // check that came to its end
 
   void add(const conformance::Finding& finding) {
     ++(finding.passed ? passed : failed);
+    last = finding.check;
     print(finding, as_json);
+  }
+
+  // Where the process was when it ended.
+  std::string behind_last() const {
+    return last.empty() ? ", before the first check" : ", in the check behind '" + last + "'";
   }
 
   void read(const std::string& line) {
@@ -228,10 +235,12 @@ struct Tally {
   // waitpid(); nullopt: it was stopped after `timeout` seconds.
   void judge(const std::optional<int>& status, const std::string& timeout) {
     if (!status) {
-      add({"process: ends in time", false, "stopped after " + timeout + " seconds"});
+      add({"process: ends in time", false,
+           "stopped after " + timeout + " seconds" + behind_last()});
     } else if (WIFSIGNALED(*status)) {
       add({"process: does not crash", false,
-           std::string("the suite ended by signal: ") + strsignal(WTERMSIG(*status))});
+           std::string("the suite ended by signal: ") + strsignal(WTERMSIG(*status)) +
+               behind_last()});
     } else if (WEXITSTATUS(*status) != 0 && (WEXITSTATUS(*status) != 3 || failed == 0)) {
       add({"process: ends by itself", false, "exit code " + std::to_string(WEXITSTATUS(*status))});
     } else if (!is_done) {
@@ -248,6 +257,10 @@ int run_check_plugin(std::span<const std::string> arguments) {
   if (flags::wants_help(arguments)) return print_help(command);
   const flags::ParsedFlags flags = flags::parse_flags(command, arguments);
   const std::string& name = flags.positional().front();
+  if (!(flags.real("timeout") > 0))
+    throw Error(ErrorCode::kInvalidArgument,
+                "--timeout " + flags.text("timeout") + ": seconds above 0 are expected",
+                "leave it out for a quarter of an hour");
   if (flags.flag("in_process")) return run_in_process(name, flags);
 
   read_references(flags);  // mistakes are told before a process is started

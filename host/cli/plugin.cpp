@@ -64,7 +64,9 @@ void check_name(const std::string& name) {
                 "plugin new " + formats::quote_and_escape(name) +
                     ": a family's name has small letters, digits and _, and begins with a letter",
                 "atelier plugin new my_family");
-  constexpr std::string_view kTargets[] = {"all", "clean", "help", "install", "package", "test"};
+  constexpr std::string_view kTargets[] = {
+      "all",     "clean",          "edit_cache", "help",          "install",
+      "package", "package_source", "preinstall", "rebuild_cache", "test"};
   if (std::ranges::find(kTargets, name) != std::end(kTargets))
     throw Error(ErrorCode::kInvalidArgument, "plugin new " + name + ": CMake has a target " + name,
                 "choose another one");
@@ -160,6 +162,15 @@ void run_tool(std::vector<std::string> words) {
                 "PLUGIN_BUILD");
 }
 
+// Whether a file is what a target left that CMakeLists.txt has no more.
+bool is_left_over(const fs::path& built, const std::string& name) {
+  const std::string target = fs::path(name).stem().string() + ".dir";
+  const fs::path all = built / "CMakeFiles" / "TargetDirectories.txt";
+  if (!files::is_folder(built / "CMakeFiles" / target) || !files::is_file(all)) return false;
+  return (files::read_text_file(all, 10'000'000) + "\n").find("/" + target + "\n") ==
+         std::string::npos;
+}
+
 // Builds a folder's plugins. Returns their files.
 std::vector<std::string> build(const std::string& folder) {
   const std::string shown = files::display_path(folder);
@@ -180,7 +191,7 @@ std::vector<std::string> build(const std::string& folder) {
   std::string undeclared;  // a library that is no plugin
   for (const std::string& name : files::names_in(built)) {
     const std::string path = (fs::path(built) / name).string();
-    if (!name.ends_with(".so")) continue;
+    if (!name.ends_with(".so") || is_left_over(built, name)) continue;
     if (plugins::describe_plugin(path).family.empty()) {
       undeclared = path;
     } else {

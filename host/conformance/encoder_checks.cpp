@@ -129,8 +129,9 @@ class EncoderChecks : Checks {
     DirectRunner runner;
     Conditioning cond;
     for (const EncodeStage& stage : model::encode_stages(family(), denoiser.variant)) {
-      if (!model::is_prompted(stage) || stage.per_piece) continue;
-      if (stage.inputs.size() > 1) return {};  // which may need another one, too
+      if (stage.per_piece) return {};  // the denoiser may need what only a piece has
+      if (!model::is_prompted(stage)) continue;
+      if (stage.inputs.size() > 1) return {};  // it may need another one, too
       Conditioning made = model::encode(
           model, {.stage = stage.name, .values = {{"prompt", std::string("a")}}, .target = target},
           runner, device());

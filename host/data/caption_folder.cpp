@@ -33,7 +33,7 @@ Metadata read_caption_folder(const std::string& folder, const std::string& capti
       other_way = ", or pass --dataset_metadata_path " +
                   files::display_path((fs::path(folder) / name).string());
   }
-  Metadata metadata = {.folder = folder, .columns = {"image", "prompt"}, .rows = {}, .records = {}};
+  Metadata metadata = {folder, {"image", "prompt"}, {}, {}};
   for (const std::string& file : files) {
     const bool is_learnt = is_image_name(file) || (with_clips && is_clip_name(file));
     const bool is_left_out = !left_out.empty() && file.starts_with(left_out + "/");

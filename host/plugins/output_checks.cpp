@@ -237,11 +237,11 @@ void FrameCheck::add(const at::Tensor& pixels_BCTHW) {
   done_ += is_clip ? pixels_BCTHW.size(2) : 0;
   const std::vector<int64_t> wanted = {batch_, channels_, is_clip ? pixels_BCTHW.size(2) : frames_,
                                        height_, width_};
-  expect_output(pixels_BCTHW.scalar_type() == at::kFloat && pixels_BCTHW.sizes() == wanted &&
-                    done_ <= frames_,
-                place_,
+  expect_output(pixels_BCTHW.scalar_type() == at::kFloat && pixels_BCTHW.sizes() == wanted, place_,
                 "frames " + described(pixels_BCTHW) + ", Float" +
                     shape_of({batch_, channels_, frames_, height_, width_}) + " expected");
+  expect_output(done_ <= frames_, place_,
+                std::to_string(done_) + " frames, " + std::to_string(frames_) + " expected");
 }
 
 void FrameCheck::end() const {

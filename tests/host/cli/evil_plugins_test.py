@@ -46,7 +46,7 @@ WRONG = {
     "decode:undefined": ("toy.decode", "it gives frames undefined"),
     "decode:small": ("toy.decode", "it gives frames Float[1, 3, 1, 7, 7], Float[1, 3, 1, 32, 32] expected"),
     "decode:double": ("toy.decode", "it gives frames Double[1, 3, 1, 32, 32], Float[1, 3, 1, 32, 32] expected"),
-    "decode:twice": ("toy.decode", "it gives frames"),
+    "decode:twice": ("toy.decode", "it gives 2 frames, 1 expected"),
 }
 THROWS = {function + ":throw": ("toy." + function, "it throws shape '[3]' is invalid for input of size 2; ask its author")
           for function in ("encode", "denoise", "decode")}

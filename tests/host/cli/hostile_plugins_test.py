@@ -87,6 +87,8 @@ class HostilePluginsTest(unittest.TestCase):
     def test_the_suite_here_ends_in_time(self):
         result = program.run(*COMMANDS["in process"], "--timeout", 1, code=3, HOSTILE="asked loop")
         self.assertIn("error: the suite did not end within --timeout", result.stderr)
+        refused = program.run(*COMMANDS["in process"], "--timeout", 0, code=2)
+        self.assertIn("error: --timeout 0: seconds above 0 are expected", refused.stderr)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,8 @@ TEST_CASE("A value of another program is answered with what to do here", "[compa
         "noise levels are drawn so by --timestep_sampling mode, with --weighting_scheme none");
   CHECK(use_of_value("weighting_scheme", "sigma").empty());
   CHECK(use_of_value("lr_scheduler", "mode").empty());
-  const CommandSpec command{"train", "", {{.name = "lr_warmup_steps", .kind = FlagKind::kInteger}}};
+  const CommandSpec command{
+      "train", "", {{.name = "lr_warmup_steps", .kind = FlagKind::kInteger, .help = ""}}};
   test::expect_error(
       ErrorCode::kInvalidArgument,
       {"--lr_warmup_steps: \"0.05\" is no whole number; steps are meant, not a part of "

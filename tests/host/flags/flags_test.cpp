@@ -91,9 +91,11 @@ TEST_CASE("The flags that are typed most have one letter", "[flags]") {
   expect_error(Code::kInvalidArgument, {"--seed: given twice"}, [] {
     parse({"-p", "x", "-S", "1", "--seed", "2"});
   });
-  // Values of a list are one list, of which nothing is missing.
+  // Values of a list that is given twice are one list, of which nothing is missing.
   const CommandSpec drawing = {
-      "draw", "Draws.", {{.name = "model_paths"}, {.name = "ids", .kind = FlagKind::kList}}};
+      "draw",
+      "Draws.",
+      {{.name = "model_paths", .help = ""}, {.name = "ids", .kind = FlagKind::kList, .help = ""}}};
   report::Problems problems;
   const std::vector<std::string> words = {"--model_paths", "a", "--ids", "1",
                                           "--model_paths", "b", "--ids", "2"};

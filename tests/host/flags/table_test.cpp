@@ -148,7 +148,7 @@ TEST_CASE("Kernels are chosen by a word, or by the names that atelier tune has",
   CHECK(chosen("none").named == Names{});
   CHECK(chosen("swiglu,norm_rope").named == Names{"swiglu", "norm_rope"});
   CHECK(chosen("cudnn_attention_128").named == Names{"cudnn_attention_128"});
-  for (const std::string& text : {"auto", "fused", "composed", "none", "swiglu,norm_rope"}) {
+  for (const std::string text : {"auto", "fused", "composed", "none", "swiglu,norm_rope"}) {
     CHECK(kernels_text(chosen(text)) == text);
     CHECK((text == "fused" || text == "composed" || chosen(text).form == ops::Kernels::kAuto));
   }

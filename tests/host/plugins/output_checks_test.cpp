@@ -74,6 +74,7 @@ TEST_CASE("Frames have the channels that were said", "[plugins]") {
   CHECK(said({1, 1, 1}, 4).empty());  // each latent frame alone
   CHECK_THAT(said({9}, 3), Catch::Contains("expected"));
   CHECK_THAT(said({1, 4}, 4), Catch::Contains("5 frames, 9 expected"));
+  CHECK_THAT(said({9, 9}, 4), Catch::Contains("18 frames, 9 expected"));
 }
 
 }  // namespace
