@@ -7,6 +7,8 @@
 namespace atelier {
 
 struct LoraTargets {
+  // The component that files of what is trained say they are for. A family that opens either of two
+  // denoisers alone under one name says here which one it is beside the other; empty: nobody knows.
   std::string component = "dit";
   std::vector<std::string>
       include;  // globs over paths of nn::Linear layers: "transformer_blocks.*.attn.to_*"

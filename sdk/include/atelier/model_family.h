@@ -100,9 +100,10 @@ class ATELIER_API ModelFamily {
                                           const DetectHint& hint) const = 0;
 
   // Says which part is which where tensors cannot tell and paths can: two denoisers of one
-  // architecture in folders called high_noise_model and low_noise_model. Is called once with all
-  // parts that the user named, in any order, before one is chosen for each component; or with the
-  // parts of one file, where nothing else is looked at. May change component, variant and
+  // architecture in folders called high_noise_model and low_noise_model. Is called with all
+  // parts that the user named, in any order, before one is chosen for each component, and again
+  // with the denoisers the other way round, to see whether the order decided; or with the parts of
+  // one file, where nothing else is looked at. May change component, variant and
   // config of each; what its hint says stays all the same. By default nothing is changed.
   virtual void assign(std::span<FoundPart> parts) const;
 
