@@ -242,11 +242,11 @@ class VaceClipsTest(Vace):
         a, b = (torch.randn(shape, generator=torch.Generator().manual_seed(9)) for shape in ((2, 32), (32, 2)))
         layer = "vace_blocks.1.attn1.to_v"
         save_file({f"transformer.{layer}.lora_A.weight": a, f"transformer.{layer}.lora_B.weight": b},
-                  self.dir / "low.safetensors")
+                  self.dir / "learnt.safetensors")
         low.get_parameter(layer + ".weight").data += b @ a
-        self.check("clips of two experts with a LoRA", ours(lora=f"{self.dir}/low.safetensors@dit2"), expected())
+        self.check("clips of two experts with a LoRA", ours(lora=f"{self.dir}/learnt.safetensors@dit2"), expected())
         with self.assertRaisesRegex(atelier.ProgramFailed, "is a layer of .vace., .vace2."):
-            ours(lora=self.dir / "low.safetensors")
+            ours(lora=self.dir / "learnt.safetensors")
 
     def test_loras_reach_its_layers(self):
         changed = copy.deepcopy(self.vace)

@@ -303,14 +303,14 @@ class GenerateTest(TinyRuns):
         self.assertEqual(len(errors.splitlines()), 1)
 
     def test_single_mistakes_are_one_line(self):
-        write_latents(self.dir / "noise.safetensors", [1, 16, 8, 12])
+        write_latents(self.dir / "noise.safetensors", [1, 16, 8, 11])
         (self.dir / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
         (self.dir / "mask.png").write_bytes((program.REPOSITORY / "examples/shapes/hatched/000000.png").read_bytes())
         locked = self.dir / "locked"
         locked.mkdir(mode=0o500)
         cases = [
             (2, "did you mean --num_inference_steps?", dict(num_inference_step=3)),
-            (2, "[1, 16, 8, 12], [1, 16, 1, 8, 12] expected", dict(latents="noise.safetensors")),
+            (2, "[1, 16, 8, 11], [1, 16, 1, 8, 12] expected", dict(latents="noise.safetensors")),
             (2, "broken.png", dict(input_image="broken.png")),
             (2, "does not end in .png", dict(output="out.tga")),
             (2, "denoising_strength", dict(denoising_strength=0.5)),
