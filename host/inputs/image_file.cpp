@@ -129,10 +129,6 @@ ImageFile check(const std::string& path, Medium medium, bool decode_all) {
 
 }  // namespace
 
-ImageFile check_image(const std::string& path, bool decode_all) {
-  return check(path, Medium::kStill, decode_all);
-}
-
 bool has_shape_of(const media::ImageInfo& mask, const media::ImageInfo& image) {
   const double ratio = (static_cast<double>(mask.width) * image.height) /
                        (static_cast<double>(mask.height) * image.width);

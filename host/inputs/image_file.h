@@ -26,16 +26,13 @@ struct ImageFile {
   std::optional<Error> error;  // what is wrong with the file; the rest is then not filled in
 };
 
-// Says whether a file can be read: it exists, is a regular file, has a good header and ends as its
-// format does. A file that ends otherwise, and with `decode_all` every one, is decoded.
-ImageFile check_image(const std::string& path, bool decode_all);
-
 // Whether a mask has the shape of its image; sizes may differ.
 bool has_shape_of(const media::ImageInfo& mask, const media::ImageInfo& image);
 
-// Checks the file of an input of that kind. Of inputs of clips it may be one: a video, an
-// animation, a folder of frames; of inputs of sounds it is the sound of any file. With `decode_all`
-// all frames and samples are decoded.
+// Says whether the file of an input of that kind can be read: it exists, is a regular file, has a
+// good header and ends as its format does. An image that ends otherwise is decoded, and with
+// `decode_all` every one, and all frames and samples. Of inputs of clips it may be one: a video, an
+// animation, a folder of frames; of inputs of sounds it is the sound of any file.
 ImageFile check_file(InputKind kind, const std::string& path, bool decode_all);
 
 // What a clip's file says; of a still, that it has one frame and no rate.
